@@ -16,10 +16,9 @@ from numflow.server.explore import routes as explore
 from numflow.server.http import pages
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages import schemas
-from numflow.server.messages.adapter_schemas import LoadAdapterRequest, UnloadAdapterRequest
+from numflow.server.messages import text_schemas as bodies
 from numflow.server.messages.messages_schemas import CountRequest, MessagesRequest
 from numflow.server.messages.ollama_schemas import OllamaChat, OllamaEmbed, OllamaEmbedding, OllamaGenerate, OllamaModel
-from numflow.server.messages.rank_schemas import ClassifyRequest, RerankRequest, ScoreRequest
 from numflow.server.messages.responses_schemas import ResponsesInput, ResponsesRequest
 from numflow.server.messages.wire import Json
 from numflow.server.openapi import openapi
@@ -78,18 +77,19 @@ ENDPOINTS = (
     Endpoint("POST", ("/v1/embeddings", "/embeddings"), texts.embeddings, "OpenAI: embeddings of texts, or of token "
              "ids, which run as they are; `float` and `base64`; also `pooling`, `normalize`, `truncate`, `prompt`, "
              "`instruction`",
-             schemas.EmbeddingRequest),
+             bodies.EmbeddingRequest),
     Endpoint("POST", ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"), rerank.rerank, "documents "
-             "by their relevance to a query: of a reranker, or the cosine of embeddings", RerankRequest),
+             "by their relevance to a query: of a reranker, or the cosine of embeddings", bodies.RerankRequest),
     Endpoint("POST", ("/v1/score", "/score"), rerank.score, "the same for pairs of texts: `text_1`, `text_2`",
-             ScoreRequest),
+             bodies.ScoreRequest),
     Endpoint("POST", ("/v1/classify", "/classify"), rerank.classify, "labels of texts, by a classifier",
-             ClassifyRequest),
+             bodies.ClassifyRequest),
     Endpoint("GET", ("/v1/models", "/models"), status.models, "the configured models"),
     Endpoint("GET", ("/v1/models/{id:path}", "/models/{id:path}"), status.model, "one of them"),
     Endpoint("POST", ("/v1/load_lora_adapter",), adapters.load, "an adapter for requests to choose: `lora_name`, "
-             "`lora_path`, `scale`, `load_inplace`; where `load_adapters` allows it", LoadAdapterRequest),
-    Endpoint("POST", ("/v1/unload_lora_adapter",), adapters.unload, "no longer: `lora_name`", UnloadAdapterRequest),
+             "`lora_path`, `scale`, `load_inplace`; where `load_adapters` allows it", bodies.LoadAdapterRequest),
+    Endpoint("POST", ("/v1/unload_lora_adapter",), adapters.unload, "no longer: `lora_name`",
+             bodies.UnloadAdapterRequest),
     Endpoint("POST", ("/",), native, "Inferflow's interface", schemas.NativeRequest),
     Endpoint("GET", ("/",), page, "the chat page, one file that asks nothing of others; conversations stay in the "
              "browser", shown=True),
@@ -118,18 +118,18 @@ ENDPOINTS = (
     Endpoint("DELETE", ("/api/delete",), ollama_models.delete, "Ollama: delete the files of a fetched model "
              "(`deletable`)", OllamaModel),
     Endpoint("POST", ("/infill",), infill, "what stands between `input_prefix` and `input_suffix`; models with tokens "
-             "for it", schemas.InfillRequest),
+             "for it", bodies.InfillRequest),
     Endpoint("POST", ("/translate",), texts.translate, "`text` (or a list), `source`, `target`, `num_beams`, "
-             "`max_tokens`; encoder-decoders", schemas.TranslateRequest),
+             "`max_tokens`; encoder-decoders", bodies.TranslateRequest),
     Endpoint("POST", ("/fill-mask",), texts.fill_mask, "`text`, `top_k`; masked language models",
-             schemas.FillMaskRequest),
+             bodies.FillMaskRequest),
     Endpoint("POST", ("/tokenize",), texts.tokenize, "`text` or `prompt`, `content` or `messages` to ids",
-             schemas.TokenizeRequest),
-    Endpoint("POST", ("/detokenize",), texts.detokenize, "ids to text", schemas.DetokenizeRequest),
+             bodies.TokenizeRequest),
+    Endpoint("POST", ("/detokenize",), texts.detokenize, "ids to text", bodies.DetokenizeRequest),
     Endpoint("GET", ("/tokenizer_info",), status.tokenizer_info, "the first model (or `?model=`): special tokens, chat "
              "template"),
     Endpoint("POST", ("/apply-template",), texts.apply_template, "messages to the prompt that they become",
-             schemas.TemplateRequest),
+             bodies.TemplateRequest),
     Endpoint("GET", ("/health/live",), status.live, "200 as long as the process answers; never asks for a key"),
     Endpoint("GET", ("/health", "/health/ready"), status.health, "200 when ready; 503 while models load, while the "
              "service ends, and from a device's death until its model is loaded again, with the reason; never asks for "
@@ -138,7 +138,7 @@ ENDPOINTS = (
     Endpoint("GET", ("/props",), status.props, "the first model (or `?model=`): context, template, settings, slots"),
     Endpoint("GET", ("/slots",), slots.slots, "places for sequences that run side by side"),
     Endpoint("POST", ("/slots/{id}",), slots.slot, "`?action=save`, `restore` or `erase` the text that a slot had "
-             "last: `filename` of `slot_folder`", schemas.SlotRequest),
+             "last: `filename` of `slot_folder`", bodies.SlotRequest),
     Endpoint("GET", ("/metrics",), status.metrics, "counters and histograms for Prometheus"),
     Endpoint("GET", ("/openapi.json",), schema, "the fields of every route"),
 )

@@ -12,6 +12,7 @@ BODIES = {
             {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "ls"}],
         "tools": [{"type": "function", "name": "f", "parameters": WEATHER, "strict": True},
                   {"type": "custom", "name": "g", "format": {"type": "text"}},
+                  {"type": "custom", "name": "h", "format": {"type": "grammar", "syntax": "regex", "definition": "a"}},
                   {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}],
         "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
         "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"},
@@ -60,9 +61,16 @@ BODIES |= {
             {"type": "text", "text": "é\U0001f642"}]},
             {"role": "assistant", "content": None, "tool_calls": [
                 {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"city": "Rome"}'}}]},
-            {"role": "tool", "tool_call_id": "c", "content": "sunny"}, {"role": "user", "content": "and?"}],
+            {"role": "tool", "tool_call_id": "c", "content": "sunny"}, {"role": "user", "content": "and?"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "d", "type": "custom", "custom": {"name": "g", "input": "ls"}}]},
+            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "sunny"}],
         "tools": [{"type": "function", "function": {"name": "f", "description": "x", "parameters": WEATHER,
-                                                    "strict": True}}],
+                                                    "strict": True}},
+                  {"type": "custom", "custom": {"name": "g", "description": "x", "format": {
+                      "type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-z]{1,3}"}}}}],
+        "functions": None, "function_call": None,
         "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"}, "logprobs": True,
         "top_logprobs": 1, "stream": False, "stream_options": None, "presence_penalty": 0.1, "logit_bias": {"20": 1},
         "reasoning_effort": None, "chat_template_kwargs": {"enable_thinking": False}, "user": "me"},

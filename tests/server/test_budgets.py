@@ -14,7 +14,7 @@ from numflow.server.app import ENDPOINTS, Endpoint, make_app
 from numflow.server.config.config import make_config
 from numflow.server.http.errors import ApiError, of_error
 from numflow.server.http.ignored import MOST_TOLD, Ignored
-from numflow.server.messages import schemas
+from numflow.server.messages import schemas, text_schemas
 from numflow.server.messages.wire import Json, dump, dump_long, parse
 from numflow.server.models.served import Served
 from numflow.server.service import service as service_module
@@ -41,10 +41,10 @@ def names(value: str) -> str:
     (schemas.ChatRequest, f'{{"messages": [{{"role": "user", "content": {items("{}")}}}]}}', "messages[0].content"),
     (schemas.ChatRequest, f'{{{TALK}, "tools": {items("{}")}}}', "tools[0]"),
     (schemas.ChatRequest, f'{{{TALK}, "stream_options": {{{names("1")}}}}}', "stream_options.f0"),
-    (schemas.EmbeddingRequest, f'{{"input": "a", {names("1")}}}', "f0"),
-    (schemas.TranslateRequest, f'{{"text": {items("{}")}}}', "text[0]"),
-    (schemas.DetokenizeRequest, f'{{"tokens": {items("{}")}}}', "tokens[0]"),
-    (schemas.TokenizeRequest, f'{{"messages": {items("7")}}}', "messages[0]"),
+    (text_schemas.EmbeddingRequest, f'{{"input": "a", {names("1")}}}', "f0"),
+    (text_schemas.TranslateRequest, f'{{"text": {items("{}")}}}', "text[0]"),
+    (text_schemas.DetokenizeRequest, f'{{"tokens": {items("{}")}}}', "tokens[0]"),
+    (text_schemas.TokenizeRequest, f'{{"messages": {items("7")}}}', "messages[0]"),
     (schemas.NativeRequest, f'{{"text": "a", "header": {{{names("1")}}}}}', "header.f0")])
 def test_a_wrong_body_is_told_its_first_error(kind, body, field):
     with pytest.raises(ValidationError) as found:
@@ -187,7 +187,7 @@ def test_memory_of_any_kind_is_503():
 
 def test_a_body_of_many_unknown_names_is_told_in_part():
     ignored = Ignored()
-    body = parse(schemas.EmbeddingRequest, f'{{"input": "a", {names("1")}}}'.encode(), ignored)
+    body = parse(text_schemas.EmbeddingRequest, f'{{"input": "a", {names("1")}}}'.encode(), ignored)
     assert body.model_extra == {} and list(ignored.why) == [f"f{i}" for i in range(MOST_TOLD)]
 
 

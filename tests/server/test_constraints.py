@@ -116,7 +116,7 @@ def test_the_text_follows_them(http, path, given, pattern):
 
 @pytest.mark.parametrize("extra", [
     {"extra_body": {"guided_json": {"type": "object"}}}, {"guided_regex": "("}, {"structured_outputs": {"tag": "x"}},
-    {"response_format": {"type": "structural_tag"}}, {"functions": [{"name": "f"}]},
+    {"response_format": {"type": "structural_tag"}}, {"function_call": {"name": "f"}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}])
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_over_http_none_is_left_out(http, path, extra):

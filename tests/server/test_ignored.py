@@ -32,7 +32,7 @@ FUNCTION = {"type": "function", "function": {"name": "f", "cache": 1}, "strict":
     (CHAT, HI | {"top_logprobs": 2}, "top_logprobs"), (CHAT, HI | {"temperature": 0, "n": 2}, None),
     (CHAT, HI | {"stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, HI | {"stream": True, "stream_options": {"include_usage": True, "x": 1}}, "stream_options.x"),
-    (CHAT, HI | {"stream": True, "verbosity": "low"}, "verbosity"), (CHAT, HI | {"functions": []}, "functions"),
+    (CHAT, HI | {"stream": True, "verbosity": "low"}, "verbosity"), (CHAT, HI | {"functions": []}, None),
     (CHAT, HI | {"tools": [FUNCTION]}, "tools[0].strict, tools[0].function.cache"),
     (CHAT, HI | {"mirostat_tau": 3, "repeat_last_n": 64, "top_k": -1, "seed": -1, "temperature": 1},
      "mirostat_tau, repeat_last_n"),

@@ -9,9 +9,9 @@ from numflow.decoding.structured import Grammars
 from numflow.server.http.errors import ApiError
 from numflow.server.http.ignored import Ignored
 from numflow.server.messages import schemas
-from numflow.server.messages.reply import Splitter
+from numflow.server.messages.reply import Splitter, special_marks
 from numflow.server.messages.tool_formats import FORMATS, GENERIC
-from numflow.server.messages.tool_grammar import calls_or_text
+from numflow.server.messages.tool_grammar import calls_or_text, marked_calls
 from numflow.server.models.served import Served
 from numflow.server.protocols.conversation import prepare
 from numflow.server.protocols.tools import call_schema
@@ -25,12 +25,12 @@ CALL = '{"name": "weather", "arguments": {"city":"Rome","day":"Mon"}}'
 
 
 @pytest.fixture(scope="module")
-def accepts(model):
-    """accepts(text, several) -> whether the grammar takes a text, and lets it end there."""
+def takes(model):
+    """takes(grammar, text) -> whether a grammar takes a text, and lets it end there."""
     grammars = Grammars(model.tokenizer, model.vocabulary)
 
-    def ask(text: str, several: bool = True) -> bool:
-        matcher = grammars.compile("grammar", calls_or_text(FUNCTIONS, several), model.tokenizer.eos_ids)
+    def ask(grammar: str, text: str) -> bool:
+        matcher = grammars.compile("grammar", grammar, model.tokenizer.eos_ids)
         for id in model.tokenizer.encode(text, add_special=False):
             if not np.isfinite(matcher.apply(np.zeros(model.vocabulary, np.float32))[id]):
                 return False
@@ -39,6 +39,12 @@ def accepts(model):
         return bool(np.isfinite(ends).any())
 
     return ask
+
+
+@pytest.fixture(scope="module")
+def accepts(takes):
+    """accepts(text, several) -> whether the grammar of calls that are the whole text does."""
+    return lambda text, several=True: takes(calls_or_text(FUNCTIONS, several), text)
 
 
 @pytest.mark.parametrize("text", [
@@ -55,6 +61,50 @@ def test_texts_and_calls(accepts, text):
     f"[{CALL}", '{"name": "weather", "arguments": {}}', '{"name": "a.b-c", "arguments": []}'])
 def test_what_begins_as_a_call_is_one(accepts, text):
     assert not accepts(text)
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.head and form.begin])
+def test_calls_between_marks_fit_their_schemas(takes, model, name, several):
+    form, think = FORMATS[name], ("<think>", "</think>")
+    special = {text: id for id, text in special_marks(model.tokenizer, (*think, *form.marks)).items()}
+    grammar = marked_calls(form, FUNCTIONS, several, special)
+
+    def call(function, **arguments):
+        return form.text(function, arguments).replace(": ", ":")
+
+    good, other = call("weather", city="R"), call("a.b-c", n=[1])
+    for text in ("", "Hello", "1 < 2 [x] {}", good, f"Well.\n{good}", f"<think>hm</think>\n{other}", f"<{other}"):
+        assert takes(grammar, text), text
+    for text in (form.begin, call("weather", town="R"), call("weather", city=1), call("c"), good[:-len(form.end) - 1]):
+        assert not takes(grammar, text), text
+    if form.end:
+        assert takes(grammar, f"{good} ok")
+        assert takes(grammar, f"{good}\nand {other}!") is takes(grammar, good + other) is several
+    elif not form.wrapped:
+        assert takes(grammar, good + other) is several and not takes(grammar, f"{good} ok")
+    else:
+        two = f"{form.begin}[{good.removeprefix(form.begin)}, {other.removeprefix(form.begin)}]"
+        assert takes(grammar, two) is several and not takes(grammar, f"{good} ok")
+
+
+def test_strict_functions_are_met_or_told(served):  # noqa: F811
+    strict = [{"type": "function", "function": {**FUNCTIONS[0], "strict": True}}]
+    ignored = Ignored()
+    body = schemas.ChatRequest.model_validate_json(json.dumps({"messages": HI, "tools": strict}))
+    one = served()
+    grammar = prepare(one, body, True, ignored).wished["grammar"]
+    assert "city" in grammar and not ignored.why
+    for seed in range(4):
+        begun = grammar.replace("start: free (", "start: (", 1)  # no text before a call
+        found = one.model.generate("x", max_tokens=100, temperature=1, seed=seed, grammar=begun)
+        splitter = Splitter(one.tool_format)
+        splitter.feed("".join(one.marks.get(id, one.tokenizer.decode([id])) for id in found.ids), end=True)
+        assert all("city" in json.loads(call.call.arguments) for call in splitter.reply.calls)
+    assert not prepare(served(PLAIN, tool_format="pythonic"), body, True, ignored).wished
+    assert "strict has no effect" in ignored.why["tools[0].function.strict"]
+    with pytest.raises(ApiError, match="strict has no effect"):
+        prepare(served(PLAIN, tool_format="pythonic"), body, True, Ignored(strict=True))
 
 
 def test_one_call_where_one_is_wanted(accepts):

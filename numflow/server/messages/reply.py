@@ -79,7 +79,7 @@ class Splitter:
     with `pieces`, until their arguments begin.
 
     tools:    format of the calls to look for, None: none. names: functions that exist.
-    forced:   the whole text is one call, a JSON object.
+    forced:   the whole text is one call, a JSON object unless `tools` reads it.
     thinking: look for <think> ... </think>. inside: the prompt ended with <think>.
     single:   only the first call counts; others are left out.
     pieces:   arguments of calls are told as they come, where the format's are an object of JSON. What has been told
@@ -92,7 +92,7 @@ class Splitter:
         self.reply = Reply()
         self._begin, self._end = (tools.begin, tools.end) if tools is not None else ("", "")
         self._whole_text = tools is not None and not tools.begin  # which may be calls and nothing else
-        form = FORMATS["tag_json"] if forced or tools is None else tools
+        form = FORMATS["tag_json"] if tools is None else tools
         self._calls_of, self._head, self._wrapped = form.read, form.head if pieces else None, form.wrapped
         self._json, self._made = JsonPieces(), ReplyCall(0, "", ToolCall("", ""))  # of the call that is being told
         self._shown = self._begin  # of a body that turns out to be no call

@@ -7,8 +7,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
+    Tag,
     ValidationInfo,
     model_validator,
 )
@@ -16,6 +18,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Count], Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")]  # of a tool
 Stop = str | Annotated[list[str], Field(max_length=16)]
 
 
@@ -120,42 +123,100 @@ class FunctionCall(Strict):
     arguments: str
 
 
+class CustomInput(Strict):
+    """A call of a custom tool: the text that it takes."""
+
+    name: str
+    input: str
+
+
 class MessageCall(Strict):
-    """A call in a message."""
+    """A call of a function in a message."""
 
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
+class CustomMessageCall(Strict):
+    """A call of a custom tool in a message."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomInput
+
+
+def _kind(value: Any) -> str:
+    """The kind of a tool, of a call or of a choice. Faults are then told of that kind alone."""
+    given = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return "Custom" if given == "custom" else "Function"
+
+
+AnyCall = Annotated[Annotated[MessageCall, Tag("Function")] | Annotated[CustomMessageCall, Tag("Custom")],
+                    Discriminator(_kind)]
+
+
 class Message(Open):
     """One message of a conversation; templates may know further fields."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool"]
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[MessageCall] | None = None
+    tool_calls: list[AnyCall] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
 
 
 class Function(Strict):
     """A function that the model may call. parameters: a JSON schema."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")]
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
 class Tool(Strict):
-    """A tool; functions are the only kind."""
+    """A tool that is a function."""
 
     type: Literal["function"]
     function: Function
 
 
-class ChosenFunction(Strict):
-    """The name of a function."""
+class GrammarText(Strict):
+    """A grammar, and what it is written in."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomFormat(Strict):
+    """Form of the text that a custom tool takes."""
+
+    type: Literal["text", "grammar"]
+    grammar: GrammarText | None = None
+
+
+class Custom(Strict):
+    """The name, the description and the form of a custom tool."""
+
+    name: Name
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class CustomTool(Strict):
+    """A tool that takes a text."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+
+AnyTool = Annotated[Annotated[Tool, Tag("Function")] | Annotated[CustomTool, Tag("Custom")], Discriminator(_kind)]
+
+
+class Named(Strict):
+    """The name of a tool."""
 
     name: str
 
@@ -164,14 +225,25 @@ class ToolChoice(Strict):
     """The function that the model has to call."""
 
     type: Literal["function"]
-    function: ChosenFunction
+    function: Named
+
+
+class CustomChoice(Strict):
+    """The custom tool that the model has to call."""
+
+    type: Literal["custom"]
+    custom: Named
+
+
+AnyChoice = Annotated[Annotated[ToolChoice, Tag("Function")] | Annotated[CustomChoice, Tag("Custom")],
+                      Discriminator(_kind)]
 
 
 class AllowedTools(Strict):
     """Some of the tools, of which the model may call any, or has to call one (required)."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolChoice], Field(min_length=1)]
+    tools: Annotated[list[AnyChoice], Field(min_length=1)]
 
 
 class AllowedChoice(Strict):
@@ -224,9 +296,11 @@ class ChatRequest(GeneratingBody):
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedChoice | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | CustomChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = None
+    function_call: Literal["none", "auto"] | Named | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -242,102 +316,6 @@ class CompletionRequest(GeneratingBody):
     echo: bool | None = None
     logprobs: Annotated[Whole, Field(ge=0)] | None = None
     best_of: Annotated[Whole, Field(ge=1)] | None = None
-
-
-class InfillFile(Open):
-    """Another file, which the model sees first."""
-
-    filename: str | None = None
-    text: str
-
-
-class InfillRequest(Settled):
-    """POST /infill. Names of settings are those of the program that this route is from."""
-
-    model: str | None = None
-    input_prefix: str
-    input_suffix: str
-    input_extra: list[InfillFile] | None = None
-    prompt: str | None = None
-    n_predict: Limit | None = None
-    repeat_penalty: float | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    stop: Stop | None = None
-    stream: bool | None = None
-
-
-class EmbeddingRequest(Without):
-    """POST /v1/embeddings."""
-
-    input: str | Annotated[list[str], Field(min_length=1, max_length=2048)] | Ids | Annotated[
-        list[Ids], Field(min_length=1, max_length=2048)]
-    model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
-    pooling: str | None = None
-    normalize: bool | None = None
-    truncate: bool | None = None
-    prompt: str | None = None
-    instruction: str | None = None
-
-
-class SlotRequest(Strict):
-    """POST /slots/{id}."""
-
-    model: str | None = None
-    filename: str | None = None
-
-
-class TokenizeRequest(Strict):
-    """POST /tokenize: a text, or a conversation. prompt: another name of text. content: as text, but without the
-    model's own tokens around it unless add_special says so. add_special_tokens: another name of add_special."""
-
-    model: str | None = None
-    text: str | None = None
-    prompt: str | None = None
-    content: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
-    add_special: bool | None = None
-    add_special_tokens: bool | None = None
-    parse_special: bool | None = None
-    with_pieces: bool | None = None
-
-
-class DetokenizeRequest(Strict):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: list[Count]
-    skip_special: bool | None = None
-
-
-class TemplateRequest(Strict):
-    """POST /apply-template."""
-
-    model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class TranslateRequest(Strict):
-    """POST /translate."""
-
-    model: str | None = None
-    text: str | Annotated[list[str], Field(min_length=1, max_length=256)]
-    source: str | None = None
-    target: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    num_beams: Annotated[int, Field(ge=1)] | None = None
-
-
-class FillMaskRequest(Strict):
-    """POST /fill-mask."""
-
-    model: str | None = None
-    text: str
-    top_k: Annotated[int, Field(ge=1, le=1000)] | None = None
 
 
 class NativeHeader(Strict):

@@ -9,11 +9,12 @@ from numflow.engine.request.prompt import ConversationIds
 from numflow.errors import quoted
 from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
+from numflow.server.messages.custom_tools import INPUT, newer
 from numflow.server.messages.overflow import fitting
 from numflow.server.messages.reply import END_THINK, Splitter, opens_thinking
-from numflow.server.messages.schemas import ChatRequest, Message, Tool
+from numflow.server.messages.schemas import ChatRequest, CustomMessageCall, Message, MessageCall, Tool
 from numflow.server.models.served import Served
-from numflow.server.protocols.tools import call_grammar, call_schema, render, wanted
+from numflow.server.protocols.tools import call_grammar, render, wanted
 
 TEMPLATE_NAMES = ("messages", "tools", "template", "add_generation_prompt")  # not for chat_template_kwargs
 MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # beside a message's content, elsewhere
@@ -47,23 +48,22 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored,
     variables = template_variables(served, body.chat_template_kwargs, ignored)
     if body.reasoning_effort is not None and served.knows("reasoning_effort", "reasoning_effort", ignored):
         variables["reasoning_effort"] = body.reasoning_effort
-    settings: dict[str, Any] = {}
-    tools, forced = wanted(body)
-    ids = _rendered(served, body, tools, variables, ignored, min(most or served.model.context, served.model.context))
+    asked = wanted(body)
+    forced = bool(asked.forced)
+    ids = _rendered(served, body, asked.shown, variables, ignored, min(most or served.model.context,
+                                                                       served.model.context))
     if forced and begun:
         raise bad_request("an answer that is begun already cannot be a call that has to be made: leave out the last "
                           "message or tool_choice", "tool_choice")
     if begun and opens_thinking(served.tokenizer, ids):
         begun = f"\n{END_THINK}\n\n{begun}"  # what is begun is the answer
-    if opening := served.tool_format.opening if forced else begun:
+    opening = begun if not forced else "" if asked.grammar else served.tool_format.opening
+    if opening:
         ids = ConversationIds([*ids, *served.tokenizer.encode(opening, add_special=False)])
-    if forced:
-        settings["json_schema"] = call_schema(forced)
-    return ChatPrompt(ids, settings, {
-        "tools": served.tool_format if tools and not forced else None, "forced": bool(forced),
-        "names": frozenset(tool.function.name for tool in tools), "thinking": thinking and not forced,
-        "inside": opens_thinking(served.tokenizer, ids), "single": body.parallel_tool_calls is False},
-        {} if forced else call_grammar(served, tools, body.parallel_tool_calls is not False))
+    return ChatPrompt(ids, asked.constraint(), {
+        "tools": asked.form(served), "forced": forced, "names": asked.names, "thinking": thinking and not forced,
+        "inside": opens_thinking(served.tokenizer, ids), "single": not asked.several},
+        call_grammar(served, asked, ignored))
 
 
 def _rendered(served: Served, body: ChatRequest, tools: Sequence[Tool], variables: Mapping[str, Any],
@@ -99,7 +99,7 @@ def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     Raises:
         ApiError: a message without content, or with content that is no text.
     """
-    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    return [_message(message, f"messages[{at}]") for at, message in enumerate(newer(messages))]
 
 
 def _message(message: Message, place: str) -> dict[str, Any]:
@@ -122,11 +122,19 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     return plain
 
 
-def _call(call, place: str) -> dict[str, Any]:
+def _call(call: MessageCall | CustomMessageCall, place: str) -> dict[str, Any]:
+    if isinstance(call, CustomMessageCall):
+        name, arguments = call.custom.name, {INPUT: call.custom.input}
+    else:
+        name, arguments = call.function.name, _arguments(call.function.arguments, place)
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(text: str, place: str) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
         raise bad_request(f"{place}.tool_calls: arguments are no JSON", f"{place}.tool_calls") from None
     if not isinstance(arguments, dict):
         raise bad_request(f"{place}.tool_calls: arguments are no object", f"{place}.tool_calls")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return arguments

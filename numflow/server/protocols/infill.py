@@ -9,8 +9,8 @@ from starlette.responses import Response
 from numflow.engine.engine import Engine
 from numflow.engine.request.request import Request as Checked
 from numflow.engine.run.generation import Piece
-from numflow.server.messages.schemas import InfillRequest
 from numflow.server.messages.settings import own_settings, stops, with_defaults
+from numflow.server.messages.text_schemas import InfillRequest
 from numflow.server.messages.wire import event
 from numflow.server.protocols.inferflow import timings
 from numflow.server.service.service import Answer, Generating, Service

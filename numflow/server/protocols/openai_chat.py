@@ -11,6 +11,7 @@ from starlette.responses import Response
 from numflow.decoding.logprobs import TokenLogprob
 from numflow.engine.run.generation import Generation
 from numflow.server.http.errors import bad_request
+from numflow.server.messages.custom_tools import ToldCalls
 from numflow.server.messages.logprobs import chat_entries
 from numflow.server.messages.reply import Reply, ReplyPart
 from numflow.server.messages.schemas import ChatRequest
@@ -33,6 +34,7 @@ class _Answer(Answer):
         if body.continue_final_message:
             body, begun = _begun(body)
         self._talk = Talk(service, running, body, begun, pieces=bool(body.stream))
+        self._calls = ToldCalls(body)
         self._envelope = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion",
                           "created": int(time.time()), "model": self._served.name,
                           "system_fingerprint": self._served.fingerprint}
@@ -46,9 +48,9 @@ class _Answer(Answer):
     def whole(self) -> dict[str, Any]:
         """The reply in one piece: the stream's parts, put together."""
         return {**self._envelope, "usage": self._running.usage(), "choices": [{
-            "index": choice.index, "message": _message(choice.splitter.reply),
-            "logprobs": self._logprobs(choice.entries),
-            "finish_reason": finish_reason(choice.result, choice.splitter.reply)} for choice in self._talk.ended()]}
+            "index": choice.index, "message": self._message(choice.splitter.reply),
+            "logprobs": self._logprobs(choice.entries), "finish_reason": self._reason(choice)}
+            for choice in self._talk.ended()]}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The reply in server-sent events."""
@@ -60,8 +62,7 @@ class _Answer(Answer):
                 yield b"".join(chunks)
         for choice in self._talk.ended():
             chunks = self._deltas(choice, choice.last)
-            reason = finish_reason(choice.result, choice.splitter.reply)
-            chunks.append(self._chunk(choice.index, {}, self._take(choice), reason))
+            chunks.append(self._chunk(choice.index, {}, self._take(choice), self._reason(choice)))
             yield b"".join(chunks)
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
             yield event({**self._envelope, "choices": [], "usage": self._running.usage()})
@@ -69,7 +70,26 @@ class _Answer(Answer):
 
     def _deltas(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> list[bytes]:
         """Chunks for parts of the reply; log-probabilities go with the first text that comes after them."""
-        return [self._chunk(choice.index, delta, self._take(choice)) for part in parts for delta in _delta(part)]
+        deltas = (self._delta(choice, part) for part in parts)
+        return [self._chunk(choice.index, delta, self._take(choice)) for delta in deltas if delta]
+
+    def _delta(self, choice: ReplyChoice, part: ReplyPart) -> dict[str, Any]:
+        if part.call is not None or part.kind == "arguments":
+            return self._calls.delta(choice.index, part)
+        if part.kind == "reasoning":
+            return {"reasoning_content": part.text, "reasoning": part.text}
+        return {"content": part.text}
+
+    def _message(self, reply: Reply) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+        if reply.reasoning:
+            message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
+        if reply.calls:
+            message |= {"content": reply.content or None, **self._calls.message(reply.calls)}
+        return message
+
+    def _reason(self, choice: ReplyChoice) -> str:
+        return self._calls.reason(finish_reason(choice.result, choice.splitter.reply))
 
     def _take(self, choice: ReplyChoice) -> dict[str, Any] | None:
         """Log-probabilities of the tokens that came since the last time."""
@@ -98,28 +118,6 @@ def _begun(body: ChatRequest) -> tuple[ChatRequest, str]:
         raise bad_request("continue_final_message goes on from a last message of the assistant that is text, after "
                           "others", "continue_final_message", "invalid_value")
     return body.model_copy(update={"messages": others}), last.content
-
-
-def _message(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-    if reply.reasoning:
-        message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
-    if reply.calls:
-        message |= {"content": reply.content or None, "tool_calls": [call.message() for call in reply.calls]}
-    return message
-
-
-def _delta(part: ReplyPart) -> list[dict[str, Any]]:
-    if part.kind == "called":
-        return []
-    if part.call is not None:
-        function: dict[str, Any] = {"name": part.call.call.name, "arguments": ""}
-        return [{"tool_calls": [{"index": part.index, "id": part.call.id, "type": "function", "function": function}]}]
-    if part.kind == "arguments":
-        return [{"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}]
-    if part.kind == "reasoning":
-        return [{"reasoning_content": part.text, "reasoning": part.text}]
-    return [{"content": part.text}]
 
 
 def finish_reason(result: Generation, reply: Reply | None = None) -> str:

@@ -8,7 +8,8 @@ from starlette.requests import Request
 
 from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
-from numflow.server.messages.schemas import (
+from numflow.server.messages.custom_tools import as_functions
+from numflow.server.messages.text_schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
     FillMaskRequest,
@@ -69,7 +70,7 @@ async def tokenize(service: Service, request: Request) -> Json:
 
     def work(served: Served):
         if body.messages is not None:
-            ids = list(render(served, messages_of(body.messages), body.tools, {}))
+            ids = list(render(served, messages_of(body.messages), as_functions(body.tools), {}))
         else:
             text = next(given for given in (body.text, body.prompt, body.content) if given is not None)
             add = body.content is None if special is None else special
@@ -103,7 +104,7 @@ async def apply_template(service: Service, request: Request) -> Json:
 
     def work(served: Served):
         variables = template_variables(served, body.chat_template_kwargs, ignored)
-        ids = render(served, messages_of(body.messages), body.tools, variables)
+        ids = render(served, messages_of(body.messages), as_functions(body.tools), variables)
         return {"model": served.name, "prompt": served.tokenizer.decode(ids, skip_special=False)}
 
     return Json(await service.in_thread(request, body.model, work))

@@ -8,7 +8,7 @@ import numpy as np
 from starlette.requests import Request
 
 from numflow.server.http.errors import bad_request
-from numflow.server.messages.rank_schemas import ClassifyRequest, RankedText, RerankRequest, ScoreRequest
+from numflow.server.messages.text_schemas import ClassifyRequest, RankedText, RerankRequest, ScoreRequest
 from numflow.server.messages.wire import Json, dump_long
 from numflow.server.models.served import Served
 from numflow.server.service.service import Service

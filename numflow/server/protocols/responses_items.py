@@ -1,22 +1,20 @@
 """Items of OpenAI's Responses: input items to messages, tools to functions, parts of a reply to items and events."""
 
-import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from numflow.errors import quoted
 from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
+from numflow.server.messages.custom_tools import custom_input, with_input
 from numflow.server.messages.reply import ReplyCall, ReplyPart
 from numflow.server.messages.responses_schemas import Content, ResponsesInput, ResponsesItem, ResponsesTool
 from numflow.server.messages.schemas import ContentPart
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
-         "additionalProperties": False}  # of a custom tool, which takes a text
 Event = tuple[str, dict[str, Any]]  # its type, and its fields beside type and sequence number
 
 
@@ -66,7 +64,7 @@ class _Turns:
         self._thoughts = ""
 
     def _call(self, item: ResponsesItem, kind: str, place: str) -> None:
-        arguments = item.arguments or "{}" if kind == "function_call" else json.dumps({"input": item.input or ""})
+        arguments = item.arguments or "{}" if kind == "function_call" else with_input(item.input or "")
         call = {"id": _needed(item.call_id, f"{place}.call_id"), "type": "function",
                 "function": {"name": shown_name(_needed(item.name, f"{place}.name"), item.namespace),
                              "arguments": arguments}}
@@ -127,16 +125,15 @@ def tools_of(body: ResponsesInput, ignored: Ignored) -> Tools:
     Raises:
         ApiError: a tool without a name, two of one name, or a choice that cannot be met.
     """
-    found = Tools()
+    found, choice = Tools(), body.tool_choice
     for at, tool in enumerate(body.tools or []):
-        _add(found, tool, f"tools[{at}]", None, ignored)
-    choice = body.tool_choice
+        _add(found, tool, f"tools[{at}]", None, ignored, lambda name: getattr(choice, "name", None) == name)
     if choice is None or isinstance(choice, str):
         found.choice = choice if found.functions or choice == "required" else None
         return found
     if choice.type == "allowed_tools":
         names = {_choice_name(found, one.type, one.name, "tool_choice.tools") for one in choice.tools or []}
-        found.functions = [one for one in found.functions if one["function"]["name"] in names]
+        found.functions = [one for one in found.functions if one[one["type"]]["name"] in names]
         found.choice = choice.mode or "auto"
     else:
         name = _choice_name(found, choice.type, choice.name, "tool_choice")
@@ -144,25 +141,41 @@ def tools_of(body: ResponsesInput, ignored: Ignored) -> Tools:
     return found
 
 
-def _add(found: Tools, tool: ResponsesTool, place: str, namespace: str | None, ignored: Ignored) -> None:
+def _add(found: Tools, tool: ResponsesTool, place: str, namespace: str | None, ignored: Ignored,
+         chosen: Callable[[str], bool]) -> None:
     if tool.type == "namespace" and namespace is None:
         for at, one in enumerate(tool.tools or []):
-            _add(found, one, f"{place}.tools[{at}]", _needed(tool.name, f"{place}.name"), ignored)
+            _add(found, one, f"{place}.tools[{at}]", _needed(tool.name, f"{place}.name"), ignored, chosen)
         return
-    form = (tool.format or {}).get("type", "text")
-    if tool.type not in ("function", "custom") or form != "text":
-        what = f"of type {quoted(tool.type)}" if form == "text" else f"with a format of type {quoted(form)}"
-        ignored.add(place, f"{place} is a tool {what}, which this service does not have", "unsupported")
+    if tool.type not in ("function", "custom"):
+        ignored.add(place, f"{place} is a tool of type {quoted(tool.type)}, which this service does not have",
+                    "unsupported")
         return
     name, custom = _needed(tool.name, f"{place}.name"), tool.type == "custom"
+    form = _form(tool.format, f"{place}.format") if custom else None
+    if form is not None and form.get("grammar", {}).get("syntax") == "lark" and not chosen(name):
+        ignored.add(place, f"{place} takes text of a Lark grammar, which is met only where tool_choice names the tool",
+                    "unsupported")
+        return
     shown = shown_name(name, namespace)
     if shown in found.known:
         raise bad_request(f"{place}: two tools go by the name {shown!r}", f"{place}.name", "invalid_value")
     found.known[shown] = KnownTool(name, namespace, custom)
-    function = {"name": shown, "description": tool.description, "strict": tool.strict,
-                "parameters": INPUT if custom else tool.parameters}
-    found.functions.append({"type": "function", "function": {
-        key: value for key, value in function.items() if value is not None}})
+    told = {"name": shown, "description": tool.description, **(
+        {"format": form} if custom else {"strict": tool.strict, "parameters": tool.parameters})}
+    found.functions.append({"type": tool.type, tool.type: {
+        key: value for key, value in told.items() if value is not None}})
+
+
+def _form(given: Mapping[str, Any] | None, place: str) -> dict[str, Any] | None:
+    """Form of a custom tool's text, as chats have it."""
+    if given is None or given.get("type") == "text":
+        return None
+    syntax, definition = given.get("syntax"), given.get("definition")
+    if given.get("type") != "grammar" or syntax not in ("lark", "regex") or not isinstance(definition, str):
+        raise bad_request(f"{place} should be of type text, or of type grammar with a syntax (lark or regex) and a "
+                          "definition", place, "unsupported")
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
 
 
 def _choice_name(found: Tools, kind: str, name: str | None, place: str) -> str:
@@ -270,9 +283,3 @@ class ResponseOutput:
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-
-
-def custom_input(arguments: str) -> str:
-    """The text that a custom tool is called with; arguments without one are the text themselves."""
-    value = json.loads(arguments)
-    return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments

@@ -1,47 +1,105 @@
 """Tools in a conversation: for the chat template where it knows them, else told in text, in the format that is looked
-for in the answer. Which of them have to be called."""
+for in the answer. Which of them have to be called, and what calls have to look like."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numflow.decoding.structured import check_grammar
 from numflow.engine.request.prompt import ConversationIds
 from numflow.errors import RequestError, TokenizerError
 from numflow.server.http.errors import bad_request
-from numflow.server.messages.schemas import AllowedChoice, ChatRequest, Tool, ToolChoice
-from numflow.server.messages.tool_formats import GENERIC, ToolFormat
-from numflow.server.messages.tool_grammar import calls_or_text, moved
+from numflow.server.http.ignored import Ignored
+from numflow.server.messages.custom_tools import as_functions, given_tools, grammar_of, with_input
+from numflow.server.messages.schemas import AllowedChoice, ChatRequest, CustomChoice, CustomTool, Tool, ToolChoice
+from numflow.server.messages.tool_formats import GENERIC, ToolCall, ToolFormat
+from numflow.server.messages.tool_grammar import calls_or_text, marked_calls, moved
 from numflow.server.models.served import Served
 
 
-def wanted(body: ChatRequest) -> tuple[list[Tool], list[Tool]]:
-    """Tools to show the model, and those of which it has to call one.
+@dataclass(frozen=True)
+class Wanted:
+    """Tools of a request.
+
+    shown:   to the model. forced: of which it has to call one. several: whether it may make more calls than one.
+    ruled:   names of custom tools whose text has to follow an expression.
+    grammar: in Lark, of the text that the one forced tool takes: the answer is this text, and no JSON.
+    """
+
+    shown: Sequence[Tool] = ()
+    forced: Sequence[Tool] = ()
+    several: bool = True
+    ruled: frozenset[str] = frozenset()
+    grammar: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tools that the model is shown."""
+        return frozenset(tool.function.name for tool in self.shown)
+
+    @property
+    def strict(self) -> bool:
+        """Whether calls of the model's own will have to fit too."""
+        return bool(self.ruled) or any(tool.function.strict for tool in self.shown)
+
+    def constraint(self) -> dict[str, Any]:
+        """The setting that makes the answer a call of one of the forced tools; {} where none is."""
+        if self.grammar:
+            return {"grammar": self.grammar}
+        return {"json_schema": call_schema(self.forced)} if self.forced else {}
+
+    def form(self, served: Served) -> ToolFormat | None:
+        """The format of calls to look for in the answer; None for a forced call, which is JSON."""
+        if self.grammar:
+            name = self.forced[0].function.name
+            return ToolFormat("", "", lambda text: [ToolCall(name, with_input(text))], ())
+        return served.tool_format if self.shown and not self.forced else None
+
+
+def wanted(body: ChatRequest) -> Wanted:
+    """The tools of a request, and which of them have to be called.
 
     Raises:
-        ApiError: tool_choice names none of them.
+        ApiError: the choice names none of them, or a custom tool has a grammar that cannot be met.
     """
-    tools, choice = body.tools or [], body.tool_choice
+    given, choice, field = given_tools(body)
+    shown, forced = _chosen(as_functions(given), choice, field)
+    names = {tool.function.name for tool in shown}
+    custom = [one for one in given if isinstance(one, CustomTool) and one.custom.name in names]
+    grammars = {one.custom.name: found for one in custom if (found := grammar_of(one, "lark"))}
+    only = forced[0].function.name if len(forced) == 1 else ""
+    if grammars and only not in grammars:
+        raise bad_request(f"the custom tool {next(iter(grammars))} takes text of a Lark grammar, which is met only "
+                          f"where {field} names the tool; an expression (regex) is met elsewhere too", "tools",
+                          "unsupported")
+    return Wanted(shown, forced, body.parallel_tool_calls is not False and not body.functions,
+                  frozenset(one.custom.name for one in custom if grammar_of(one, "regex")), grammars.get(only, ""))
+
+
+def _chosen(tools: list[Tool], choice: Any, field: str) -> tuple[list[Tool], list[Tool]]:
+    """Tools to show the model, and those of which it has to call one."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise bad_request("tool_choice needs tools", "tool_choice")
+            raise bad_request(f"{field} needs {'tools' if field == 'tool_choice' else 'functions'}", field)
         return [], []
     if choice == "none":
         return [], []
     if choice == "required":
         return tools, tools
-    if isinstance(choice, ToolChoice):
-        return tools, _named(tools, choice)
+    if isinstance(choice, (ToolChoice, CustomChoice)):
+        return tools, _named(tools, choice, field)
     if isinstance(choice, AllowedChoice):
-        some = [tool for one in choice.allowed_tools.tools for tool in _named(tools, one)]
+        some = [tool for one in choice.allowed_tools.tools for tool in _named(tools, one, field)]
         return some, some if choice.allowed_tools.mode == "required" else []
     return tools, []
 
 
-def _named(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
-    found = [tool for tool in tools if tool.function.name == choice.function.name]
+def _named(tools: Sequence[Tool], choice: ToolChoice | CustomChoice, field: str) -> list[Tool]:
+    name = (choice.custom if isinstance(choice, CustomChoice) else choice.function).name
+    found = [tool for tool in tools if tool.function.name == name]
     if not found:
-        raise bad_request(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+        raise bad_request(f"{field} names {name!r}, which is none of the tools", field)
     return found[:1]
 
 
@@ -59,24 +117,42 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     return {"anyOf": [one(tool, f"/anyOf/{at}") for at, tool in enumerate(tools)]}
 
 
-def call_grammar(served: Served, tools: Sequence[Tool], several: bool) -> dict[str, Any]:
-    """Settings by which a model that is told its tools in text, and calls one, gives arguments of its schema; {} where
-    that cannot be had.
+def call_grammar(served: Served, asked: Wanted, ignored: Ignored) -> dict[str, Any]:
+    """Settings by which calls of the model's own will have arguments of their schemas: of a model that is told its
+    tools in text, and where a tool is strict; {} without. ignored: takes what is strict and cannot be had.
 
     Raises:
-        ApiError: a tool is strict, and its schema cannot be enforced.
+        ApiError: a tool is strict and its schema cannot be enforced, or the text of a custom tool cannot.
     """
-    if served.template_tools or served.tool_format is not GENERIC or served.thinks or not tools:
+    told = not served.template_tools and served.tool_format is GENERIC and not served.thinks
+    if asked.forced or not asked.shown or not (told or asked.strict):
         return {}
-    grammar = calls_or_text([tool.function.model_dump(exclude_none=True) for tool in tools], several)
+    functions = [tool.function.model_dump(exclude_none=True) for tool in asked.shown]
+    grammar = calls_or_text(functions, asked.several) if served.tool_format is GENERIC and not served.thinks else \
+        marked_calls(served.tool_format, functions, asked.several, {text: id for id, text in served.marks.items()})
+    if not grammar:
+        return _not_held(asked, ignored, f"calls of {served.name} are written in a format whose arguments a grammar "
+                         "cannot hold to a schema, unless one has to be made (tool_choice)")
     try:
         check_grammar("grammar", grammar)
-        fits = len(grammar.encode("utf-8", "replace")) <= served.config.budget.max_grammar
     except RequestError as error:
-        if any(tool.function.strict for tool in tools):
+        if asked.strict:
             raise bad_request(f"tools: {error}", "tools", "unsupported") from None
-        fits = False
-    return {"grammar": grammar} if fits else {}
+        return {}
+    if len(grammar.encode("utf-8", "replace")) <= served.config.budget.max_grammar:
+        return {"grammar": grammar}
+    return _not_held(asked, ignored, "the schemas of all tools together are longer than max_grammar")
+
+
+def _not_held(asked: Wanted, ignored: Ignored, why: str) -> dict[str, Any]:
+    """No grammar: strict functions are told, custom tools with an expression refused."""
+    if asked.ruled:
+        raise bad_request(f"the text of the custom tool {min(asked.ruled)} cannot be held to its expression: {why}",
+                          "tools", "unsupported")
+    for at, tool in enumerate(asked.shown):
+        if tool.function.strict:
+            ignored.add(f"tools[{at}].function.strict", f"strict has no effect: {why}")
+    return {}
 
 
 def render(served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None,

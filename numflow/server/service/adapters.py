@@ -6,7 +6,7 @@ from starlette.responses import PlainTextResponse
 from numflow.engine.adapters.loaded import Adapters
 from numflow.errors import FormatError, ModelNotFoundError
 from numflow.server.http.errors import ApiError, bad_request, one_line
-from numflow.server.messages.adapter_schemas import LoadAdapterRequest, UnloadAdapterRequest
+from numflow.server.messages.text_schemas import LoadAdapterRequest, UnloadAdapterRequest
 from numflow.server.models.served import Served
 from numflow.server.service.service import Service
 

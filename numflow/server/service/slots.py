@@ -11,7 +11,7 @@ from numflow import places
 from numflow.engine.options import EngineOptions
 from numflow.errors import NumflowError, RequestError
 from numflow.server.http.errors import ApiError, bad_request, one_line
-from numflow.server.messages.schemas import SlotRequest
+from numflow.server.messages.text_schemas import SlotRequest
 from numflow.server.messages.wire import Json
 from numflow.server.models.served import Served
 from numflow.server.service.service import Service
