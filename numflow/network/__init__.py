@@ -59,7 +59,7 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[
     """
     if spec.type == "draft":
         raise SpecError(f"{checkpoint.path}: {spec.title} drafts for another model and runs beside that one: "
-                        f"load the model with {option('draft', checkpoint.path)}")
+                        f"load the model with {option('draft', str(checkpoint.path))}")
     resolved, names = resolve(spec, checkpoint)
     builder = Builder(resolved, names, checkpoint)
     builder.taps = taps

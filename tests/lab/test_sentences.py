@@ -52,12 +52,23 @@ def test_where_hybrid_wins(lab):
 
 
 def test_guesses_that_pass_are_counted(lab):
-    run = _load(REPO / "experiments" / "speculative" / "run.py")
+    show = module("speculative", "show")
     rows = [{"draft": "a", "prompt": "p", "temperature": t, "accepted": right, "drafts": 10, "speedup": speed,
              "cost": 0.5} for t, right, speed in ((0.0, 5, 0.9), (0.8, 4, 1.1))]
-    run.drafts_said(lab, rows)
+    show.drafts_said(lab, rows)
     text = " ".join(lab._body)
     assert "in 0 of 1 pairs" in text and "1 of 2 runs" in text and "right with 40% to 40%" in text
+
+
+def test_trained_drafts_that_pay_are_counted(lab):
+    show = module("speculative", "show_trained")
+    rows = [{"draft": "a", "temperature": t, "guesses": count, "accepted": 6, "drafts": 10, "tokens_per_step": 1.8,
+             "read": 0.2, "speedup": speed, "low": speed - 0.1}
+            for t, count, speed in ((0.0, 1, 0.9), (0.0, 3, 1.05), (0.8, 1, 1.3))]
+    show.said(lab, rows)
+    assert lab._body[0] == "Of single greedy drafts 60% of a's are right."
+    assert "1 of 3 settings are faster than without drafts in every round, at best 1.30 times." in lab._body
+    assert show.computed(rows[0], "read") == pytest.approx(1.5) and show.computed(rows[1], "read") == 1.125
 
 
 @pytest.mark.parametrize(("change", "doubt", "said"), [
