@@ -19,6 +19,7 @@ from numflow.cpu.runtime.cores import default_threads
 from numflow.formats import gguf_writer
 from numflow.formats.types import TYPES
 from numflow.formats.writer import TensorEntry
+from numflow.lab.random_rows import random_rows
 
 from .speed import _random, _read_seconds
 
@@ -26,9 +27,6 @@ TYPES_OF_FILES = ("Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4
                   "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ2_0", "TQ1_0", "Q1_0", "Q2_0")
 WIDTH, FFN, HEADS, VOCABULARY = 2048, 8192, 16, 258
 BYTES, TOKENS, ROUNDS = 1 << 30, 16, 3
-# Where blocks have float16 scales; the first two bytes where nothing is said. MXFP4, NVFP4 and IQ1_M have others.
-_HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,),
-           "TQ2_0": (64,), "MXFP4": (), "NVFP4": (), "IQ1_M": ()}
 
 
 def files_part(lab, places):
@@ -112,22 +110,6 @@ def write_model(path: Path, kind: str, nbytes: int, quick: bool = False) -> Path
 
 def _same(rows: np.ndarray) -> np.ndarray:
     return rows
-
-
-def random_rows(kind: str, rows: int, columns: int) -> np.ndarray:
-    """Rows of a type: random codes, and headers that make small numbers of them; uint8 [rows, row_bytes]."""
-    block, size = TYPES[kind].block, TYPES[kind].size
-    raw = np.random.default_rng(rows + columns).integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
-    for at in _HALVES.get(kind, (0,)):
-        raw[..., at:at + 2] = np.array([0.0005], np.float16).view(np.uint8)
-    if kind == "IQ1_M":  # four bits of the scale in each of the last four pairs of bytes: 2^-11
-        raw[..., 49::2] = raw[..., 49::2] & 15
-        raw[..., 55] |= 0x10
-    if kind == "MXFP4":
-        raw[..., 0] = 118
-    if kind == "NVFP4":
-        raw[..., :4] = 8
-    return raw.reshape(rows, -1)
 
 
 def report(lab, rows: list[dict], threads: int) -> None:

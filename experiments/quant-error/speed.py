@@ -25,8 +25,9 @@ from numflow.cpu.runtime.threads import shared_threads
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed
 from numflow.ops import Buffer, Network, Step, View, Weight
+from numflow.quant.hub_types import SIZES
 from numflow.quant.layout import ROW_SCHEMES
-from numflow.quant.stored import STORED, SUPER
+from numflow.quant.stored import FACTORED, SCALED, STORED, SUPER
 
 QUICK = ("q3h", "q4", "Q4_0")  # compiling takes its time
 PEERS = ("Q4_0", "Q4_K", "Q6_K", "Q8_0")  # file types that are kept as they are, for comparison
@@ -99,9 +100,25 @@ def _headers(scheme, columns: int) -> np.ndarray:
         rows = np.full((tiles, ROWS), 360 << 7 | 8 << 2, np.uint16)
         headers[:, :2 * ROWS] = rows.view(np.uint8)
         return headers.reshape(-1)
+    if scheme.header in (SCALED, FACTORED):
+        return np.tile(_of_hub(scheme, size), tiles)
     headers = np.full(tiles * size, 1, np.uint8).reshape(-1, 2)
     headers[:, 1] = 0x20 if scheme.header < SUPER else 1  # float16 of some 2^-7
     return headers.reshape(-1)
+
+
+def _of_hub(scheme, size: int) -> np.ndarray:
+    """The same of a tile of a hub's type: scales of 2^-7, zeros in the middle of the codes, floats of 16 columns of 1.
+
+    Scales that were too small for float32 would make kernels slow.
+    """
+    middle = {"U8": 1 << int(scheme.bits) - 1, "F16": 0x4800, "BF16": 0x4100, "": 0}[scheme.zeros]
+    bits = {"F16": 0x2000, "BF16": 0x3C00}.get(scheme.scale, 0x3C000000)
+    scales = np.full(ROWS, bits, f"<u{SIZES[scheme.scale or 'F32']}")
+    if scheme.header == FACTORED:
+        return np.concatenate([scales.view("u1"), np.full(size - scales.nbytes, 0x38, np.uint8)])
+    zeros = np.full(ROWS, middle, f"<u{SIZES[scheme.zeros]}").view("u1") if scheme.zeros else np.zeros(0, np.uint8)
+    return np.tile(np.concatenate([scales.view("u1"), zeros]), size // scheme.header_bytes)
 
 
 class _Walk:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow.errors import RequestError, did_you_mean
+from numflow.errors import FormatError, RequestError, did_you_mean
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES, tensor_type
+from numflow.lab.random_rows import random_rows
 
+# Types that the package gguf encodes quickly.
+_OF_GGUF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
 _DRAWN = 32  # rows that are drawn; the others repeat them
 
 
@@ -117,7 +120,13 @@ def _drawn(size: tuple[int, int], weights: str, seed: int) -> Callable[[], np.nd
 
 
 def encoded(values: np.ndarray, weights: str) -> np.ndarray:
-    """float32 [N, K] as rows of a type, uint8 [N, row_bytes]."""
+    """float32 [N, K] as rows of a type, uint8 [N, row_bytes]; random ones of types that are not encoded here.
+
+    Raises:
+        FormatError: the type's blocks do not make whole rows.
+    """
+    if values.shape[1] % tensor_type(weights).block:
+        raise FormatError(f"rows of {values.shape[1]} weights: {weights} has blocks of {tensor_type(weights).block}")
     from numflow.quant import SCHEMES, encode, find
 
     if weights in SCHEMES or weights.endswith("%"):
@@ -126,6 +135,8 @@ def encoded(values: np.ndarray, weights: str) -> np.ndarray:
         bits = values.view(np.uint32)
         nearest = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
         return {"F32": values, "F16": values.astype(np.float16), "BF16": nearest}[weights].view(np.uint8)
+    if weights not in _OF_GGUF:
+        return random_rows(weights, *values.shape)
     from gguf import GGMLQuantizationType, quants
 
     return quants.quantize(values, GGMLQuantizationType[weights]).view(np.uint8).reshape(len(values), -1)

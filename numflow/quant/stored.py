@@ -23,7 +23,7 @@ Values of headers, in their order, floats of 16 bits as those bits; z is the kin
 
 Bits are those of a code in memory: 3.5 are two codes of 11 levels in 7 bits, 1 is one that stands for 0 or 2. With a
 code-book, code - z is the book's entry: kernels look up entries + 128. A table has floats instead, which meet float32
-activations only.
+activations; on the CPU those of 16 numbers meet int8 too.
 """
 
 import math

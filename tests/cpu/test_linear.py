@@ -4,12 +4,23 @@ that row alone."""
 import numpy as np
 import pytest
 
+from numflow.cpu.weights.layout import SCHEMES
+from numflow.cpu.weights.pack import pack
 from numflow.formats.types import to_f32
 from numflow.quant.grids import GRIDS
-from numflow.quant.hub_types import HUB_TYPES
+from numflow.quant.hub_types import HUB_TYPES, TABLES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.stored import STORED
-from tests.cpu.matrices import activations, as_bfloat16, columns_of, pack_stored, quantized, quantized_twice, run_linear
+from tests.cpu.matrices import (
+    activations,
+    as_bfloat16,
+    columns_of,
+    pack_stored,
+    quantized,
+    quantized_twice,
+    run_linear,
+    stored,
+)
 from tests.quant.hub import TYPES_TESTED
 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
@@ -24,9 +35,11 @@ _SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0", "Q2_0_128") for mode in ("
 _SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
 # Types of quantised checkpoints differ in the types of scales and zeros, and in tables.
 _SLOW |= {(kind, mode) for kind in HUB_TYPES for mode in ("int8", "f32")} - {
-    ("U2_BF16_16", "int8"), ("U3_F16_32", "int8"), ("Z8_F16_ROW", "f32"), ("NF4_64", "f32"), ("E2M1_ROW", "f32")}
+    ("U2_BF16_16", "int8"), ("U3_F16_32", "int8"), ("Z8_F16_ROW", "f32"), ("NF4_64", "f32"), ("NF4_64", "int8"),
+    ("E4M3_128", "f32"), ("E2M1_ROW", "f32")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
-         for kind in TYPES_TESTED for mode in ("int8", "f32") if mode == "f32" or not STORED[kind].kind.floats_only]
+         for kind in TYPES_TESTED for mode in ("int8", "f32")
+         if mode == "f32" or not SCHEMES[STORED[kind].kind.name].floats_only]
 CASES += [(kind, "int16") for kind in ("Q4_0", "Q6_K", "q3h", "q2", "IQ2_XS", "F16")]  # the kernels of int8
 CASES += [(kind, "bf16") for kind in ("F16", "BF16", "F32", "Q8_0")]
 _OPERANDS = {"int8": quantized, "int16": quantized_twice, "bf16": quantized_twice}
@@ -37,12 +50,23 @@ def _columns(kind, mode):
     return 2 * columns_of(kind) if mode == "bf16" else columns_of(kind)
 
 
+def to_whole(rows, kind):
+    """Weights as int8 meets them: numbers of a table of 16 are k / 8191, k a whole number."""
+    if not HUB_TYPES[kind].table:
+        return to_f32(rows, kind)
+    type_, columns = STORED[kind], HUB_TYPES[kind].columns * (rows.shape[1] // HUB_TYPES[kind].size)
+    codes, (scales,) = type_.fields(rows, columns if HUB_TYPES[kind].block else 2 * (rows.shape[1] - 4))
+    numbers = np.round(TABLES[type_.kind.table].astype(np.float64) * 8191) / 8191
+    return scales.repeat(codes.shape[1] // scales.shape[1], axis=1) * numbers[codes]
+
+
 @pytest.mark.parametrize(("kind", "mode"), CASES)
 def test_against_double_precision(kind, mode):
     raw, packed = pack_stored(kind, 45, _columns(kind, mode))
     x, bias = activations(33, raw.shape[1]), np.linspace(-3, 3, 45, dtype=np.float32)
     y = run_linear(packed, x, mode, bias, before=5)
-    weight, floats = to_f32(raw.rows, kind).astype(np.float64), mode == "f32" or packed.floats_only
+    floats = mode == "f32" or packed.floats_only
+    weight = (to_f32 if floats or kind not in HUB_TYPES else to_whole)(raw.rows, kind).astype(np.float64)
     if floats and mode == "bf16":
         x, weight = as_bfloat16(x), as_bfloat16(weight)
     x = x.astype(np.float64) if floats else _OPERANDS[mode](x)
@@ -57,6 +81,17 @@ def test_rows_do_not_depend_on_their_neighbours(kind, mode):
     together = run_linear(packed, x, mode)
     for begin, end, threads in ((0, 1, 1), (4, 6, 3), (7, 10, 2), (3, 10, 1), (8, 16, 2), (24, 33, 5), (0, 33, 4)):
         np.testing.assert_array_equal(run_linear(packed, x[begin:end], mode, threads=threads), together[begin:end])
+
+
+@pytest.mark.parametrize(("kind", "codes", "wrong"), [
+    ("E4M3_ROW", (0x7F, 0xFF), (1, 2)), ("E5M2_ROW", (0x7C, 0x7E), (1, 2)), ("E4M3_128", (0x7F, 0x7E), (1,)),
+    ("E5M2_16", (0x7B, 0xFD), (2,))])
+def test_floats_that_are_no_numbers_spoil_their_rows(kind, codes, wrong):
+    raw = stored(kind, 20, 256)
+    for row, code in zip((1, 2), codes):
+        raw.rows[row, -3] = code
+    y = run_linear(pack(raw, 1), activations(9, 256), "f32")
+    assert np.isfinite(y).all(axis=0).nonzero()[0].tolist() == [row for row in range(20) if row not in wrong]
 
 
 def test_pairs_are_closer_than_16_bits_of_a_unit():

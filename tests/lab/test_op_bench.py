@@ -2,11 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from numflow.cpu.measure import roofline
 from numflow.errors import FormatError, RequestError
+from numflow.formats.types import TYPES, to_f32
 from numflow.lab.op_bench import bench_op
+from numflow.lab.random_rows import random_rows
+from numflow.quant.inferflow import INFERFLOW_SCHEMES
+from numflow.quant.layout import ROW_SCHEMES
+from numflow.quant.stored import STORED
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +59,21 @@ def test_what_cannot_be_is_one_line(op, kind, shape, tokens, line):
 def test_a_type_that_is_not_known():
     with pytest.raises(FormatError, match="q4x"):
         bench_op("linear", "q4x", "64x64", 1)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "IQ2_XS", "NVFP4", "I4_BF16_32", "E2M1_ROW"])
+def test_types_that_are_drawn_as_they_are_stored(kind):
+    assert bench_op("linear", kind, "16x256", 1, repeat=2, threads=1)["type"] == kind
+
+
+def test_rows_that_are_no_whole_blocks():
+    with pytest.raises(FormatError, match="rows of 64 weights: Q4_K has blocks of 256"):
+        bench_op("linear", "Q4_K", "16x64", 1)
+
+
+@pytest.mark.parametrize("kind", [
+    kind for kind in STORED if TYPES[kind].block > 1 and kind not in {*ROW_SCHEMES, *INFERFLOW_SCHEMES}])
+def test_random_rows_are_small_numbers(kind):
+    columns = 512
+    found = to_f32(random_rows(kind, 4, columns), kind)
+    assert found.shape == (4, columns) and np.isfinite(found).all() and 1e-6 < np.abs(found).max() < 10

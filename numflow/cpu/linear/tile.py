@@ -20,7 +20,8 @@ from numflow.cpu.simd.bfloat16 import add_pair_products, pairs_of_rows
 from numflow.cpu.simd.bits import moved
 from numflow.cpu.simd.dot import Dot, dot4, dot4_signed
 from numflow.cpu.simd.isa import isa
-from numflow.cpu.simd.llvm_barriers import FEW_TOKENS, Hold, as_it_is
+from numflow.cpu.simd.llvm_barriers import FEW_TOKENS, Hold, as_it_is, broadcast, in_order
+from numflow.cpu.simd.lookup import lookup16
 from numflow.cpu.simd.tile import add_products, each_f32, each_i32, each_word, repeat, unpack
 from numflow.cpu.simd.value import Value, constant, exact_fma, fma, load, prefetch
 from numflow.cpu.weights.decode import (
@@ -35,6 +36,7 @@ from numflow.cpu.weights.decode import (
 )
 from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
 from numflow.cpu.weights.layout import AUX_BYTES, PIECES, SCHEMES, UNIT, Scheme
+from numflow.cpu.weights.tables import FLOATS8, Floats8, Planes
 from numflow.quant.stored import GRID
 
 # How far ahead of their use codes are fetched, in bytes, into which cache, and from line to line. Decoding leaves the
@@ -48,6 +50,7 @@ AHEAD = {3: (12288, 2, 64), 3.5: (12288, 2, 64), 8: (8192, 2, 256)}
 WITH_AVX2 = (2048, 1, 64)
 # Of q2's strips, whose headers are 48 bytes for 256 of codes: these too, with a distance of their own, 5 % faster.
 STRIP_AHEAD, HEADERS_AHEAD = (12288, 2, 64), 6144
+_LARGER = 2.0**100  # of activations that meet 8-bit floats, which are too small by about as much
 
 
 class SchemeType(types.Type):
@@ -159,6 +162,8 @@ def _unit_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     m = len(total)
     if kind.scheme.is_own:
         return _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold)
+    if kind.scheme.table:
+        return _table_int8(kind, total, x, aux, codes, first, heads, unit)
     if kind.scheme.by_16:
         return _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold)
     acc = _dot(kind.scheme, hold, x, codes, first, range(8), each_i32(aux + 8 * m, m))
@@ -180,6 +185,26 @@ def _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold):
             minus_base = -base(heads, unit, half, kind.scheme)
             parts = [fma(s, minus_base, p) for p, s in zip(parts, each_f32(aux + (16 + 4 * half) * m, m))]
     return [fma(p, s, t) for t, p, s in zip(total, parts, each_f32(aux, m))]
+
+
+def _table_int8(kind, total, x, aux, codes, first, heads, unit):
+    """Numbers of a table of 16: total + x_scale * scale * (dot of their numbers of 14 bits - 8192 * sum) / 8191."""
+    m, planes = len(total), Planes.of(kind.scheme.table)
+    minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
+    parts = ((minus_low, range(4)), ([a - b for a, b in zip(minus_all, minus_low)], range(4, 8)))
+    for half, (minus, groups) in enumerate(parts if kind.scheme.by_16 else ((minus_all, range(8)),)):
+        dots = Dot(_zeros(total, "i32")), Dot([s << 13 for s in minus])
+        both = list(zip(dots, (planes.high, planes.low)))
+        for together in ([each] for each in both) if _apart(m) else [both]:
+            for group in groups:
+                code, words = column_group(codes, kind.scheme, first + group), each_word(x + 4 * m * group, m)
+                for dot, plane in together:
+                    dot.add(lookup16(code, plane), words, 127)
+                    codes = dot.before(codes)
+        scales = scale(heads, unit, half, kind.scheme) * (1 / 8191)
+        sums = [((a << 7) + b).to_f32() for a, b in zip(*(dot.sums() for dot in dots))]
+        total = [fma(a, scales * s, t) for a, s, t in zip(sums, each_f32(aux, m), total)]
+    return total
 
 
 def _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold):
@@ -216,6 +241,7 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
         for group in groups:
             vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
             acc = [dot4_signed(a, vector - scheme.zero, word) for a, word in zip(acc, words)]
+            codes, acc = in_order(codes, acc)
         return acc
     dot = Dot(zeros if with_base else offsets)
     for group in groups:
@@ -276,6 +302,8 @@ def _strip_int8(total, x, aux, codes, heads, strip, hold):
 # float32 activations.
 
 def _unit_f32(kind, total, x, aux, codes, first, heads, unit, hold, halves=2):
+    if kind.scheme.table in FLOATS8:
+        return _unit_floats8(kind, total, x, codes, first, heads, unit, halves)
     acc = _zeros(total, "f32")
     for half in range(halves):
         scales, offsets = scale_and_offset(heads, unit, half, kind.scheme)
@@ -288,10 +316,40 @@ def _unit_f32(kind, total, x, aux, codes, first, heads, unit, hold, halves=2):
     return [t + a for t, a in zip(total, acc)]
 
 
+def _unit_floats8(kind, total, x, codes, first, heads, unit, halves):
+    """8-bit floats: sums of even and of odd columns, as of plain numbers, before they are scaled.
+
+    Of few tokens activations are made larger, of more of them weights: what is more work. Powers of two change no bit.
+    """
+    m, few, floats = len(total), len(total) <= FEW_TOKENS, Floats8(kind.scheme.table)
+    for half in range(halves):
+        accs = [_zeros(total, "f32"), _zeros(total, "f32")]
+        for parity in (0, 1) if _apart(m) else (None,):
+            if parity:
+                codes, accs[0] = in_order(codes, accs[0])
+            for group in range(4 * half, 4 * half + 4):
+                columns = floats.columns(column_group(codes, kind.scheme, first + group))
+                for column in range(4) if parity is None else range(parity, 4, 2):
+                    row, at = columns[column], x + (4 * group + column) * 4 * m
+                    words = [broadcast(load(at + 4 * t, "f32")) * _LARGER for t in range(m)] if few else each_f32(at, m)
+                    row = row if few else row * floats.unit
+                    accs[column % 2] = [fma(row, word, acc) for word, acc in zip(words, accs[column % 2])]
+        scales, sums = scale(heads, unit, half, kind.scheme), [even + odd for even, odd in zip(*accs)]
+        total = [fma(s * (floats.unit / _LARGER) if few else s, scales, t) for t, s in zip(total, sums)]
+    return total
+
+
+def _apart(tokens: int) -> bool:
+    """Whether sums of even and of odd columns come one after the other: 16 registers do not hold both of many."""
+    return tokens > FEW_TOKENS and isa() in ("avx2", "avxvnni")
+
+
 def _unit_floats(kind, total, x, aux, codes, first, heads, unit, hold):
     # Two sums, of even and of odd columns, so that with few tokens their chains of additions overlap.
     accs, bytes_ = [_zeros(total, "f32"), _zeros(total, "f32")], kind.scheme.unit_bytes // UNIT
-    for k in range(UNIT):
+    for k in [*range(0, UNIT, 2), *range(1, UNIT, 2)] if _apart(len(total)) else range(UNIT):
+        if k == 1 and _apart(len(total)):
+            codes, accs[0] = in_order(codes, accs[0])
         row = numbers(codes + k * bytes_, kind.scheme.header)
         accs[k % 2] = add_products(accs[k % 2], row, x + k * 4 * len(total))
     return [t + (even + odd) for t, even, odd in zip(total, *accs)]

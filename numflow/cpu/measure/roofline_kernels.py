@@ -9,45 +9,49 @@ from numflow.cpu.measure.roofline import CHAINS, LINE, SINK
 from numflow.cpu.runtime.access import i64, share
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.dot import dot4
-from numflow.cpu.simd.tile import repeat
-from numflow.cpu.simd.value import Value, constant, fma, load, prefetch, save
+from numflow.cpu.simd.tile import add_products, each_word, repeat
+from numflow.cpu.simd.value import Value, constant, load, prefetch, save
 
 # Arguments: address of what is read and how many lines or steps; address of SINK bytes for each thread.
 SOURCE, COUNT, RESULT = range(3)
 
 
 def _sums(kind: str, count: int, step: Callable) -> object:
-    """A function of compiled code (source, steps, result): `count` sums, each changed by `step` once in a round."""
+    """A function of compiled code (source, steps, result): `count` sums, which `step` changes in each round."""
     @intrinsic
     def sums(typingctx, source, steps, result):
         def codegen(context, builder, signature, args):
             source, steps, result = (Value(builder, a) for a in args)
             zeros = [constant(source, kind, 0) for _ in range(count)]
-            totals = repeat(steps, zeros, lambda i, vectors: [step(v, source, i, n) for n, v in enumerate(vectors)])
-            for n, total in enumerate(totals):
+            for n, total in enumerate(repeat(steps, zeros, lambda i, totals: step(totals, source, i))):
                 save(result + LINE * n, total)
             return context.get_dummy_value()
         return types.void(types.int64, types.int64, types.int64), codegen
     return sums
 
 
-def _add_line(total: Value, source: Value, i: Value, n: int) -> Value:
-    at = source + (i * (8 * LINE) + n * LINE)
-    prefetch(at + 4096, 1)
-    return total + load(at, "i32", 16)
+def _add_lines(totals: list[Value], source: Value, i: Value) -> list[Value]:
+    lines = [source + (i * (8 * LINE) + n * LINE) for n in range(8)]
+    for at in lines:
+        prefetch(at + 4096, 1)
+    return [total + load(at, "i32", 16) for total, at in zip(totals, lines)]
 
 
-def _add_byte_products(total: Value, source: Value, i: Value, n: int) -> Value:
-    # Both sides change, so that no instruction set can have the products once and for all.
-    return dot4(total, load(source + LINE * (n + 1), "u8", 64), load(source + ((i & 15) << 2), "i32"), 15)
+# As a tile of a matrix meets several tokens: 16 rows are read once in a round, and a word for each sum. All come from
+# places that change, else the compiler would keep them in registers that the sums need.
+
+def _add_byte_products(totals: list[Value], source: Value, i: Value) -> list[Value]:
+    codes = load(source + ((i & 3) << 6), "u8", 64)
+    words = each_word(source + ((i & 15) << 2), len(totals))
+    return [dot4(total, codes, word, 15) for total, word in zip(totals, words)]
 
 
-def _add_product(total: Value, source: Value, i: Value, n: int) -> Value:
-    return fma(load(source + LINE * (n + 1), "f32", 16), load(source + ((i & 15) << 2), "f32").splat(16), total)
+def _add_products(totals: list[Value], source: Value, i: Value) -> list[Value]:
+    return add_products(totals, load(source + ((i & 3) << 6), "f32", 16), source + ((i & 15) << 2))
 
 
-_read_sums = _sums("i32", 8, _add_line)
-_byte_sums, _f32_sums = _sums("i32", CHAINS, _add_byte_products), _sums("f32", CHAINS, _add_product)
+_read_sums = _sums("i32", 8, _add_lines)
+_byte_sums, _f32_sums = _sums("i32", CHAINS, _add_byte_products), _sums("f32", CHAINS, _add_products)
 
 
 @kernel

@@ -47,6 +47,14 @@ def in_order(address: Value, vectors: list[Value]) -> tuple[Value, list[Value]]:
     return address, [low.join(high) for low, high in zip(parts[::2], parts[1::2])]
 
 
+def broadcast(number: Value) -> Value:
+    """A scalar in all of 16 lanes, which LLVM does not take for one: what is done to it is done after the broadcast."""
+    if isa() in ("avx2", "avxvnni"):
+        part, = _opaque([number.splat(8)])
+        return part.join(part)
+    return number.splat(16)
+
+
 def as_it_is(constant: Value) -> Value:
     """For code that is no loop."""
     return constant

@@ -126,6 +126,11 @@ class Scheme(Kind):
         return self.header in (SCALED, FACTORED)
 
     @property
+    def floats_only(self) -> bool:
+        """Whether its numbers are floats that meet float32 activations; tables of 16 of them meet int8 too."""
+        return self.is_float or (bool(self.table) and self.bits == 8)
+
+    @property
     def in_fours(self) -> bool:
         """Whether four codes, of 3 levels each, share 7 bits."""
         return self.levels == 3

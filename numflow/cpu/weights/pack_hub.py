@@ -1,10 +1,14 @@
 """Taking apart rows of numflow.quant.hub_types, as functions for the packing kernels (pack_blocks.py says what each
-takes): a block, and what a row has before its blocks."""
+takes): a block, and what a row has before its blocks.
+
+A scale is no number where one of its 8-bit floats is none, or infinite: so kernels need not look for these.
+"""
 
 from collections.abc import Callable
 
-from numflow.cpu.simd.value import Value, load, save
+from numflow.cpu.simd.value import Value, constant, load, save
 from numflow.cpu.weights.pack_planes import codes_of_planes, put_words
+from numflow.cpu.weights.tables import FLOATS8, any_not_finite
 from numflow.quant.hub_types import HUB_TYPES, SIZES, UNIT, HubType
 
 _WORDS = {1: "u8", 2: "u16", 4: "i32"}
@@ -28,7 +32,12 @@ def _of_hub(hub: HubType) -> Callable[[Value, Value, Value, Value], None]:
             if hub.by_16:
                 save(head + lane, load(raw, "u8"), 1)
                 at += 1
-            put_words(out + 16 * column, codes_of_planes(raw + at, hub.planes, UNIT, False))
+            codes = codes_of_planes(raw + at, hub.planes, UNIT, False)
+            put_words(out + 16 * column, codes)
+            if hub.table in FLOATS8:
+                scale = head - 16 * hub.row_header + (lane << 2)
+                with raw.builder.if_then(any_not_finite(codes, hub.table).llvm):
+                    save(scale, constant(scale, "f32", float("nan"), 1))
             at += UNIT * hub.bits // 8
     return take_apart
 

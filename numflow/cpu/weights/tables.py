@@ -1,6 +1,7 @@
 """Numbers of codes that stand for floats (numflow.quant.hub_types.TABLES), as code to build kernels of."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,10 +10,13 @@ from numflow.cpu.simd.lookup import lookup16
 from numflow.cpu.simd.value import Value, constant, llvm_type
 from numflow.quant.hub_types import TABLES
 
+FLOATS8 = ("e4m3", "e5m2")
+_LARGEST = {"e4m3": 127, "e5m2": 124}  # the first magnitude that is no finite number
+
 
 def table_numbers(codes: Value, table: str, pick: Callable[[Value], Value]) -> Value:
     """The numbers of some codes, f32. pick: takes the codes that are wanted out of u8 lanes, as i32."""
-    if table in ("e4m3", "e5m2"):
+    if table in FLOATS8:
         return floats8(pick(codes), 3 if table == "e4m3" else 2)
     values = TABLES[table]
     if isa() == "avx512" and codes.lanes == 64:
@@ -25,10 +29,58 @@ def table_numbers(codes: Value, table: str, pick: Callable[[Value], Value]) -> V
     return word.as_("f32", word.lanes)
 
 
+@dataclass(frozen=True)
+class Planes:
+    """Numbers of a table of 16 in -1 .. 1 as whole numbers of 14 bits, for products with int8.
+
+    number = (128 * high + low - 8192) / 8191, rounded to 2^-14; 0 and 1 are exact.
+    """
+
+    high: list[int]
+    low: list[int]
+
+    @classmethod
+    def of(cls, table: str) -> "Planes":
+        """Those of a table."""
+        whole = [round(float(number) * 8191) + 8192 for number in TABLES[table]]
+        return cls([number >> 7 for number in whole], [number & 127 for number in whole])
+
+
+class Floats8:
+    """Groups of four columns of finite 8-bit floats, with few instructions.
+
+    A number's exponent and mantissa are put where a float32 has them, which makes it smaller by `unit`.
+    """
+
+    def __init__(self, table: str):
+        self._mantissa = 3 if table == "e4m3" else 2
+        self.unit = _unit_of(self._mantissa)
+
+    def columns(self, codes: Value) -> list[Value]:
+        """Four f32x16 of the columns of u8x64, 4 bytes per row."""
+        return [self._column(codes.as_("i32", 16), 24 - 8 * column) for column in range(4)]
+
+    def _column(self, rows: Value, shift: int) -> Value:
+        top = rows << shift if shift else rows
+        kept = (127 << 23 - self._mantissa) - (1 << 31)  # the sign, and the number's exponent and mantissa
+        return (top.sar(1 + self._mantissa) & kept).as_("f32", 16)
+
+
+def any_not_finite(codes: Value, table: str) -> Value:
+    """i1: whether one of u8x16 is infinite or no number."""
+    above = (codes & 127) + (128 - _LARGEST[table])  # bit 7
+    return above.call("llvm.vector.reduce.or.v16i8", llvm_type("u8")).compare("<", 0)
+
+
+def _unit_of(mantissa: int) -> float:
+    """What a float32 of the same exponent and mantissa is to be multiplied by, also of the smallest."""
+    return 2.0**(127 - ((1 << 6 - mantissa) - 1))
+
+
 def floats8(codes: Value, mantissa: int) -> Value:
-    """8-bit floats: a float32 of the same exponent and mantissa is a power of two of it, also of the smallest."""
-    magnitude, bias, largest = codes & 127, (1 << 6 - mantissa) - 1, 127 if mantissa == 3 else 124
+    """Numbers of 8-bit floats, each in an i32."""
+    magnitude, largest = codes & 127, _LARGEST["e4m3" if mantissa == 3 else "e5m2"]
     bits = magnitude << 23 - mantissa | (codes & 128) << 24
-    numbers = bits.as_("f32", codes.lanes) * 2.0**(127 - bias)
+    numbers = bits.as_("f32", codes.lanes) * _unit_of(mantissa)
     other = (bits | 0x7F800000).as_("f32", codes.lanes)  # infinite, or no number
     return magnitude.compare("<", largest).choose(numbers, other)
