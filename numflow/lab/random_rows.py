@@ -45,7 +45,8 @@ def _of_hub(hub: HubType, rows: int, columns: int, rng: np.random.Generator) -> 
     if hub.by_16:
         units[..., 0] = _E4M3_ONE
     if hub.bits == 8 and hub.table:
-        units = units & 0x5F | 8  # neither among the smallest, nor infinite or no number
+        units &= 0x5F
+        units |= 8  # neither among the smallest, nor infinite or no number
     header = np.concatenate([_typed(_SCALE, hub.scale), _typed((1 << hub.bits) / 2, hub.zeros)])
     parts = np.tile(header, (rows, blocks, 1)), units.reshape(rows, blocks, -1)
     return np.concatenate(parts, axis=2).reshape(rows, -1)

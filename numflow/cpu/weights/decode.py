@@ -55,19 +55,19 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     if scheme.in_fours:
         return of_four(pair_codes(codes, group // 4, row, hold), group % 4, hold)
     if scheme.grid:
-        return _of_book(looked_up(codes, scheme, group, row, hold), book_of(scheme))
+        return _of_book(looked_up(codes, scheme, group, row, hold), book_of(scheme), scheme.zero)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     pieces = PIECES[scheme.bits][group]
     first, *others = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
     code = moved(first, *pieces[0][1:], hold)
     for vector, (_, begin, to, bits) in zip(others, pieces[1:]):
         code = with_bits(code, vector, begin, to, bits, hold)
-    return _of_book(code, scheme.book) if scheme.book else code
+    return _of_book(code, scheme.book, scheme.zero) if scheme.book else code
 
 
-def _of_book(code: Value, book: tuple[int, ...]) -> Value:
-    """Entries of the code-book + 128."""
-    return lookup16(code, [entry + 128 for entry in (*book, *[0] * (16 - len(book)))])
+def _of_book(code: Value, book: tuple[int, ...], zero: int) -> Value:
+    """Entries of the code-book + zero."""
+    return lookup16(code, [entry + zero for entry in (*book, *[0] * (16 - len(book)))])
 
 
 def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
@@ -80,7 +80,7 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
         scales = _typed(block, scheme.scale)
         return scales if scheme.factor == 1 else scales * scheme.factor
     if header == FACTORED:
-        return load(heads, "f32", 16) * floats8(load(heads + 64 + (unit << 5) + 16 * half, "u8", 16).widen(), 3)
+        return load(heads, "f32", 16) * floats8(load(heads + 64 + (unit << 5) + 16 * half, "u8", 16).widen(), "e4m3")
     if header in (SCALE, BASE, SCALE16):
         return load_f16(block + (32 * half if header == SCALE16 else 0))
     if header == POWER:

@@ -34,7 +34,7 @@ headers  by kind (numflow/quant/stored.py says what they mean), [16] is one valu
            GRID     per unit  the block headers of numflow.quant's schemes (decode_own.py)
            GRID16   per unit  the same, by 16 columns
 
-Codes of a kind with a code-book stand in memory as they are, and are entries + 128 once they are read.
+Codes of a kind with a code-book stand in memory as they are, and are entries + Scheme.zero once they are read.
 
 F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with any K. Rows after the last of a group
 (an expert, or the whole matrix) fill its last tile with zeros. Of SCALED and FACTORED K may be a multiple of 16 that is
@@ -143,7 +143,12 @@ class Scheme(Kind):
     @property
     def code_bits(self) -> int:
         """Bits of a code once it is read."""
-        return 8 if self.book else 2 if self.bits == 1 else math.ceil(self.bits)
+        return self.zero.bit_length() if self.book else 2 if self.bits == 1 else math.ceil(self.bits)
+
+    @property
+    def zero(self) -> int:
+        """The code that stands for zero; of a code-book the least power of two that leaves no entry negative."""
+        return 1 << (-min(self.book)).bit_length() if self.book and not self.grid else super().zero
 
     @property
     def largest(self) -> int:

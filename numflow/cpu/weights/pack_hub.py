@@ -1,7 +1,7 @@
 """Taking apart rows of numflow.quant.hub_types, as functions for the packing kernels (pack_blocks.py says what each
 takes): a block, and what a row has before its blocks.
 
-A scale is no number where one of its 8-bit floats is none, or infinite: so kernels need not look for these.
+A scale is no number where one of its 8-bit floats is none, or infinite: kernels need not look for these.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,13 @@ def _header(hub: HubType, raw: Value, head: Value, lane: Value) -> None:
         at, place = at + size, place + 16 * size
 
 
+def _spoil_unless_finite(codes: Value, table: str, hub: HubType, head: Value, lane: Value) -> None:
+    """A scale that is no number, where one of u8x16 is none or infinite."""
+    place = head - 16 * hub.row_header + (lane << 2)
+    with codes.builder.if_then(any_not_finite(codes, table).llvm):
+        save(place, constant(place, "f32", float("nan"), 1))
+
+
 def _of_hub(hub: HubType) -> Callable[[Value, Value, Value, Value], None]:
     def take_apart(raw, out, head, lane):
         at = 0
@@ -35,9 +42,7 @@ def _of_hub(hub: HubType) -> Callable[[Value, Value, Value, Value], None]:
             codes = codes_of_planes(raw + at, hub.planes, UNIT, False)
             put_words(out + 16 * column, codes)
             if hub.table in FLOATS8:
-                scale = head - 16 * hub.row_header + (lane << 2)
-                with raw.builder.if_then(any_not_finite(codes, hub.table).llvm):
-                    save(scale, constant(scale, "f32", float("nan"), 1))
+                _spoil_unless_finite(codes, hub.table, hub, head, lane)
             at += UNIT * hub.bits // 8
     return take_apart
 

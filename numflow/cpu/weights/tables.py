@@ -17,7 +17,7 @@ _LARGEST = {"e4m3": 127, "e5m2": 124}  # the first magnitude that is no finite n
 def table_numbers(codes: Value, table: str, pick: Callable[[Value], Value]) -> Value:
     """The numbers of some codes, f32. pick: takes the codes that are wanted out of u8 lanes, as i32."""
     if table in FLOATS8:
-        return floats8(pick(codes), 3 if table == "e4m3" else 2)
+        return floats8(pick(codes), table)
     values = TABLES[table]
     if isa() == "avx512" and codes.lanes == 64:
         whole = constant(codes, "f32", 0)
@@ -53,17 +53,18 @@ class Floats8:
     """
 
     def __init__(self, table: str):
-        self._mantissa = 3 if table == "e4m3" else 2
-        self.unit = _unit_of(self._mantissa)
+        self.mantissa = 3 if table == "e4m3" else 2
+        self.unit = _unit_of(self.mantissa)
 
     def columns(self, codes: Value) -> list[Value]:
         """Four f32x16 of the columns of u8x64, 4 bytes per row."""
-        return [self._column(codes.as_("i32", 16), 24 - 8 * column) for column in range(4)]
+        rows = codes.as_("i32", 16)
+        return [self.of_words(rows << 24 - 8 * column if column < 3 else rows) for column in range(4)]
 
-    def _column(self, rows: Value, shift: int) -> Value:
-        top = rows << shift if shift else rows
-        kept = (127 << 23 - self._mantissa) - (1 << 31)  # the sign, and the number's exponent and mantissa
-        return (top.sar(1 + self._mantissa) & kept).as_("f32", 16)
+    def of_words(self, words: Value) -> Value:
+        """Numbers of the codes in the highest bytes of i32."""
+        kept = (127 << 23 - self.mantissa) - (1 << 31)  # the sign, and the number's exponent and mantissa
+        return (words.sar(1 + self.mantissa) & kept).as_("f32", words.lanes)
 
 
 def any_not_finite(codes: Value, table: str) -> Value:
@@ -77,10 +78,9 @@ def _unit_of(mantissa: int) -> float:
     return 2.0**(127 - ((1 << 6 - mantissa) - 1))
 
 
-def floats8(codes: Value, mantissa: int) -> Value:
+def floats8(codes: Value, table: str) -> Value:
     """Numbers of 8-bit floats, each in an i32."""
-    magnitude, largest = codes & 127, _LARGEST["e4m3" if mantissa == 3 else "e5m2"]
-    bits = magnitude << 23 - mantissa | (codes & 128) << 24
-    numbers = bits.as_("f32", codes.lanes) * _unit_of(mantissa)
-    other = (bits | 0x7F800000).as_("f32", codes.lanes)  # infinite, or no number
-    return magnitude.compare("<", largest).choose(numbers, other)
+    floats, magnitude = Floats8(table), codes & 127
+    numbers = floats.of_words(codes << 24) * floats.unit
+    other = magnitude << 23 - floats.mantissa | (codes & 128) << 24 | 0x7F800000  # infinite, or no number
+    return magnitude.compare("<", _LARGEST[table]).choose(numbers, other.as_("f32", codes.lanes))
