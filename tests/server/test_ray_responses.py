@@ -17,10 +17,10 @@ from tests.waiting import until  # noqa: E402
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_responses_go_on_with_every_replica_and_when_one_is_replaced(cluster, model_folders):  # noqa: F811
-    with ServerProcess("-m", f"tiny={model_folders['chat']}", "--replicas", "2", "--threads", "1",
-                       RAY_ADDRESS=cluster.address, wait=False) as server:
-        server.wait_ready(180)
-        http = httpx.Client(base_url=server.url, timeout=200)
+    with (ServerProcess("-m", f"tiny={model_folders['chat']}", "--replicas", "2", "--threads", "1",
+                        RAY_ADDRESS=cluster.address, wait=False) as server,
+          httpx.Client(base_url=server.url, timeout=200) as http):
+        server.wait_ready(400)
 
         def ask(text, before=None, **more):
             reply = http.post("/v1/responses", json={"input": text, "previous_response_id": before, "temperature": 0,
