@@ -29,7 +29,7 @@ class Past:
         return t.join(self.keys, 1), t.join(self.values, 1), np.concatenate(sees, 1)
 
 
-class Block(Trained):
+class Drafting(Trained):
     """A block that drafts for `base`, whose weights are `fixed`. words: ids of the tokens that it can draft, rising.
     alone: its file has nothing of the model."""
 
@@ -66,7 +66,7 @@ class Block(Trained):
         return t.join(found, 1)
 
     def read(self, streams: list[Value], normed: Value) -> np.ndarray:
-        """What the block reads of the model."""
+        """Columns [B, T, W] that the block reads of the model."""
         raise NotImplementedError
 
     def reduced(self, t: Tape, w: dict[str, Value], known: Value) -> Value:
@@ -74,11 +74,11 @@ class Block(Trained):
         return known
 
     def step(self, t: Tape, w: dict[str, Value], token: Value, known: Value, past: Past) -> tuple[Value, Value]:
-        """What the block hands on, and what its logits are made of."""
+        """Rows [B, T, D] that the block hands on, and those that its output matrix reads."""
         raise NotImplementedError
 
 
-class Further(Block):
+class Further(Drafting):
     """A model's own block that predicts a further token (arXiv 2412.19437, section 2.2): a projection and a layer."""
 
     plain_norms = False
@@ -111,7 +111,7 @@ class Further(Block):
         return x, x
 
 
-class Streams(Block):
+class Streams(Drafting):
     """A layer in a file of its own that reads the model's streams at three depths (arXiv 2503.01840).
 
     Its attention reads the token and these side by side. Its words are the commonest of the model's, and its output

@@ -80,7 +80,7 @@ class Decoder(Trained):
         return t.linear(self.norm(t, w, "model.norm", x), w["model.embed_tokens.weight"])
 
     def streams(self, t: Tape, w: dict[str, Value], ids: np.ndarray) -> list[Value]:
-        """What enters each layer, and what leaves the last one, [B, T, D]."""
+        """The stream before each layer and behind the last one, [B, T, D]."""
         found = [t.embed(w["model.embed_tokens.weight"], ids)]
         for i in range(self.layers):
             p = f"model.layers.{i}."

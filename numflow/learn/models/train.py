@@ -200,10 +200,12 @@ def draft_of(name: str):
     """The same of a block, for its model as it is in TRAINED."""
     from tokenizers import Tokenizer
 
-    kind, base, words, _, batch, _ = DRAFTS[name]
-    tokenizer = Tokenizer.from_file(str(TRAINED / base / "tokenizer.json"))
+    kind, model, words, _, batch, _ = DRAFTS[name]
+    tokenizer = Tokenizer.from_file(str(TRAINED / model / "tokenizer.json"))
     vocabulary = tokenizer.get_vocab_size()
-    net = kind(MODELS[base][0](vocabulary), read(TRAINED / base), batches.common(tokenizer, words or vocabulary))
+    base = MODELS[model][0](vocabulary)
+    assert isinstance(base, nets.Decoder)
+    net = kind(base, read(TRAINED / model), batches.common(tokenizer, words or vocabulary))
     return net, tokenizer, lambda seed, documents: (
         net.asked(one["inputs"][0]) for one in batches.causal(tokenizer, seed, documents, batch))
 
