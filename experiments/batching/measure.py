@@ -1,8 +1,5 @@
 """What is measured: an engine with so many sequences, under load, with a known prompt, and short of memory."""
 
-import json
-import re
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -10,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import numflow
+from numflow.lab.llama_cpp import LlamaCpp
 
 
 class Clock:
@@ -59,14 +57,10 @@ def side_by_side(model, sequences: int, prompt: int, new: int, **decoding) -> di
             "engine_ms": 1e3 * (stats["step_s"] - clock.seconds) / stats["steps"]}
 
 
-def llama_side_by_side(folder: Path, path: Path, sequences: int, prompt: int, new: int,
+def llama_side_by_side(peer: LlamaCpp, path: Path, sequences: int, prompt: int, new: int,
                        threads: int) -> dict[str, float]:
-    """The same by llama.cpp's llama-batched-bench, which picks no tokens."""
-    words = [folder / "llama-batched-bench", "-m", path, "-t", threads, "-tb", threads,
-             "-c", sequences * (prompt + new) + 256, "-npp", prompt, "-ntg", new, "-npl", sequences,
-             "--output-format", "jsonl"]
-    out = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=True).stdout
-    row = json.loads(re.search(r"^\{.*\}$", out, re.M)[0])
+    """The same by llama.cpp, which picks no tokens."""
+    row = peer.batched_row(path, threads, sequences, prompt, new)
     return {"new_tok_s": sequences * new / row["t"], "decode_tok_s": row["speed_tg"]}
 
 

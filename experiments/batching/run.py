@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from statistics import median
 
+from numflow.lab.llama_cpp import LlamaCpp
+
 from . import measure, show
 
 # Lists have commas between. loads: shares of the rate that the engine can serve. threads: 0 for all cores.
@@ -24,8 +26,7 @@ def run(lab):
         lab.options |= {"sequences": "1,4", "new": 8, "rounds": 1, "loads": "0.5", "requests": 6, "longest": 32,
                         "shared": 300}
     options = lab.options
-    folder, path = Path(options["llama_cpp"] or "."), Path(registry.resolve(options["model"]))
-    peer = folder if options["llama_cpp"] and (folder / "llama-batched-bench").exists() else None
+    path, peer = Path(registry.resolve(options["model"])), LlamaCpp(options["llama_cpp"])
     options |= {"llama_cpp": "llama-batched-bench" if peer else "", "model": path.name}  # no paths in the report
     threads = options["threads"] or len(os.sched_getaffinity(0))
     with numflow.load(path, threads=threads) as model:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .peers import LlamaCpp, Torch
+from numflow.lab.llama_cpp import LlamaCpp
+
+from .peers import Torch
 from .quiet import Watch
 
 PROMPT, GENERATE, AFTER = 512, 128, 32  # tokens of a prompt; tokens decoded, and those before them

@@ -15,8 +15,9 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from numflow.lab.llama_cpp import found
+
 from . import rounds
-from .peers import found
 from .quiet import Watch, memory_speed
 from .report import figures, write
 

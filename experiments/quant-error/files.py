@@ -3,10 +3,7 @@
 Numbers are drawn at random: speed does not depend on them. llama.cpp, where it is at hand, runs the same file.
 """
 
-import json
 import os
-import shutil
-import subprocess
 import tempfile
 import time
 from dataclasses import replace
@@ -19,6 +16,7 @@ from numflow.cpu.runtime.cores import default_threads
 from numflow.formats import gguf_writer
 from numflow.formats.types import TYPES
 from numflow.formats.writer import TensorEntry
+from numflow.lab.llama_cpp import LlamaCpp
 from numflow.lab.random_rows import random_rows
 
 from .speed import _random, _read_seconds
@@ -33,18 +31,18 @@ def files_part(lab, places):
     """Decode speed of whole models, beside llama.cpp's; of types that were not asked for, what the report has."""
     threads, load = default_threads(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     wanted = [kind for kind in lab.options["types"].split(",") if kind in TYPES_OF_FILES] or list(TYPES_OF_FILES)
-    bench = shutil.which("llama-bench", path=places["llama_cpp"] or None)
+    peer = LlamaCpp(places["llama_cpp"])
     before = (lab.before().get("results") or {}).get("files", []) if lab.options["merge"] else []
     rows = {row["type"]: row for row in before if row["type"] in TYPES_OF_FILES}
     memory = _random((8 if lab.quick else 512) << 20)
     for kind in wanted[:1] if lab.quick else wanted:
         lab.say(f"a file of {kind}")
-        rows[kind] = {"type": kind, "load": load, **measure(kind, threads, bench, memory, lab.quick)}
+        rows[kind] = {"type": kind, "load": load, **measure(kind, threads, peer, memory, lab.quick)}
     lab.results |= {"files": [rows[kind] for kind in TYPES_OF_FILES if kind in rows]}
     report(lab, lab.results["files"], threads)
 
 
-def measure(kind: str, threads: int, bench: str | None, memory: np.ndarray, quick: bool = False) -> dict:
+def measure(kind: str, threads: int, peer: LlamaCpp, memory: np.ndarray, quick: bool = False) -> dict:
     """Bytes in the file and in memory, and tokens/s: best of some rounds in which both take turns."""
     import numflow
 
@@ -58,8 +56,8 @@ def measure(kind: str, threads: int, bench: str | None, memory: np.ndarray, quic
                 for _ in range(1 if quick else ROUNDS):
                     reads.append(memory.nbytes / _read_seconds(memory, threads) / 1e9)
                     ours.append(tokens_per_second(model, TOKENS))
-                    if bench:
-                        theirs.append(of_llama_cpp(bench, path, threads))
+                    if peer:
+                        theirs.append(peer.decode(path, threads, 0, TOKENS))
                 size = model.program.weights_bytes
         finally:
             os.environ.pop("NUMFLOW_PREPARED")
@@ -77,13 +75,6 @@ def tokens_per_second(model, count: int) -> float:
         model.generate([1, 2, 3], max_tokens=new, ignore_eos=True, temperature=0)
         times.append(time.perf_counter() - begin)
     return count / (times[1] - times[0])
-
-
-def of_llama_cpp(bench: str, path: Path, threads: int) -> float:
-    """The same of llama-bench."""
-    run = subprocess.run([bench, "-m", path, "-t", str(threads), "-p", "0", "-n", str(TOKENS), "-r", "1", "-o", "json"],
-                         capture_output=True, text=True, timeout=600, check=True)
-    return json.loads(run.stdout[run.stdout.index("["):])[0]["avg_ts"]
 
 
 def write_model(path: Path, kind: str, nbytes: int, quick: bool = False) -> Path:

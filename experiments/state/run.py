@@ -12,6 +12,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from numflow.lab.llama_cpp import LlamaCpp
+
 from . import kernels, memory, models, show, speed
 
 PARTS = "kernels,models,positions,types,memory"
@@ -26,7 +28,7 @@ def run(lab):
     if lab.quick:
         lab.options |= {"rounds": 1, "threads": "1", "prompts": "40", "positions": "32,256", "tokens": 4, "texts": 3}
     options, quick = lab.options, lab.quick
-    peer = speed.Peer(options["llama_cpp"])
+    peer = LlamaCpp(options["llama_cpp"])
     options["llama_cpp"] = "llama-bench" if peer else ""
     parts, rounds = options["parts"].split(","), options["rounds"]
     threads, prompts, positions = (list(map(int, options[key].split(","))) for key in ("threads", "prompts",

@@ -1,44 +1,17 @@
 """Whole models: prompts, decoding at positions of a text, several texts together."""
 
-import json
-import re
-import subprocess
 import time
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from numflow.lab.llama_cpp import LlamaCpp
 from numflow.network.windows import CHUNK, STATE
 from numflow.ops import Batch
 from numflow.quant.state import STATE_TYPES
 
 GAP = 64  # tokens before the first that is counted
-
-
-class Peer:
-    """llama.cpp's llama-bench and llama-batched-bench in a folder; false where they are not there."""
-
-    def __init__(self, folder: str):
-        self._program = Path(folder) / "llama-bench" if folder else None
-        self._batched = Path(folder) / "llama-batched-bench"
-
-    def __bool__(self) -> bool:
-        return self._program is not None and self._program.exists() and self._batched.exists()
-
-    def rate(self, path: Path, threads: int, *words: object) -> float:
-        """tokens/s of one run."""
-        run = subprocess.run(list(map(str, (self._program, "-m", path, "-t", threads, "-r", 1, "-o", "json", *words))),
-                             capture_output=True, text=True, check=True)
-        return json.loads(run.stdout)[0]["avg_ts"]
-
-    def together(self, path: Path, threads: int, texts: int, position: int, tokens: int) -> float:
-        """tokens/s of all of so many texts, each of which decodes so many tokens after a prompt."""
-        size = texts * (position + tokens) + 256
-        run = subprocess.run(list(map(str, (
-            self._batched, "-m", path, "-t", threads, "-tb", threads, "-c", size, "-npp", position, "-ntg", tokens,
-            "-npl", texts, "--output-format", "jsonl"))), capture_output=True, text=True, check=True)
-        return float(re.search(r'"speed_tg": *([\d.]+)', run.stdout)[1])
 
 
 class Runner:
@@ -90,17 +63,17 @@ class Runner:
         return tokens / (time.perf_counter() - begin)
 
 
-def beside(peer: Peer, path: Path, threads: int, prompts: list[int], position: int, tokens: int, texts: int,
+def beside(peer: LlamaCpp, path: Path, threads: int, prompts: list[int], position: int, tokens: int, texts: int,
            rounds: int) -> dict:
     """Samples of prompts, of decoding, and of so many texts together, tokens per second; the engines take turns."""
     own = Runner(path, threads, max(*prompts, position + tokens) + 1)
     several = Runner(path, threads, position + tokens, texts)
-    work = {f"prefill {n}": (lambda n=n: own.prefill(n), lambda n=n: peer.rate(path, threads, "-p", n, "-n", 0))
+    work = {f"prefill {n}": (lambda n=n: own.prefill(n), lambda n=n: peer.prefill(path, threads, n))
             for n in prompts}
     work["decode"] = (lambda: own.decode(position, tokens),
-                      lambda: peer.rate(path, threads, "-p", 0, "-n", tokens, "-d", position))
+                      lambda: peer.decode(path, threads, position, tokens))
     work[f"decode, {texts} texts"] = (lambda: several.together(position, tokens),
-                                      lambda: peer.together(path, threads, texts, position, tokens))
+                                      lambda: peer.batched(path, threads, texts, position, tokens))
     own.run(0, 16)
     samples: dict = {}
     for _ in range(rounds):
