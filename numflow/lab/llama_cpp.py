@@ -17,11 +17,12 @@ class LlamaCpp:
     key, name, _errors = "peer", "llama.cpp", subprocess.DEVNULL
 
     def __init__(self, folder: str):
-        self._folder = Path(folder) if folder else None
+        self._folder = Path(folder)
+        self._given = bool(folder)
         self.peak_mib = 0.0
 
     def __bool__(self) -> bool:
-        return self._folder is not None and (self._folder / "llama-bench").exists()
+        return self._given and (self._folder / "llama-bench").exists()
 
     def prefill(self, path: Path, threads: int, tokens: int) -> float:
         """tokens/s of a prompt."""
