@@ -89,7 +89,10 @@ class Conversation:
         if note is not None:
             system, self._turns = turns_of(note, path)
             self._system_text = self._system_text or system
-            print(f"({len(self._turns)} turns)", file=sys.stderr)
+            print(f"({self._count()})", file=sys.stderr)
+
+    def _count(self) -> str:
+        return f"{len(self._turns)} turn{'' if len(self._turns) == 1 else 's'}"
 
     @property
     def answered(self) -> bool:
@@ -224,12 +227,12 @@ class Conversation:
     def _save(self, file: str) -> None:
         path = _path("save", file)
         write_conversation(path, self._messages())
-        print(f"({len(self._turns)} turns in {path})", file=sys.stderr)
+        print(f"({self._count()} in {path})", file=sys.stderr)
 
     def _load(self, file: str) -> None:
         self._system_text, self._turns = read_conversation(_path("load", file))
         self._waiting = None
-        print(f"({len(self._turns)} turns)", file=sys.stderr)
+        print(f"({self._count()})", file=sys.stderr)
 
     def _attach(self, file: str) -> None:
         if file == '""':
@@ -256,7 +259,7 @@ class Conversation:
     def _stats(self) -> None:
         print(self._last or "(no answer yet)")
         print(f"conversation: {len(self._ids()) if self._turns else 0} of {self._models.model.context} tokens, "
-              f"{len(self._turns)} turns")
+              f"{self._count()}")
 
     def _reset(self) -> None:
         self._turns, self._waiting = [], None

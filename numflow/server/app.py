@@ -117,6 +117,8 @@ ENDPOINTS = (
     Endpoint("POST", ("/api/pull",), ollama_models.pull, "Ollama: fetch the files of a configured model", OllamaModel),
     Endpoint("DELETE", ("/api/delete",), ollama_models.delete, "Ollama: delete the files of a fetched model "
              "(`deletable`)", OllamaModel),
+    Endpoint("POST", ("/api/create", "/api/copy", "/api/push"), ollama_models.refused, "Ollama: refused, as models are "
+             "those of the configuration"),
     Endpoint("POST", ("/infill",), infill, "what stands between `input_prefix` and `input_suffix`; models with tokens "
              "for it", bodies.InfillRequest),
     Endpoint("POST", ("/translate",), texts.translate, "`text` (or a list), `source`, `target`, `num_beams`, "

@@ -148,7 +148,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_one_before(run, loader, termin
 
 def test_stats_of_a_conversation(run, loader):
     done = run("chat", stdin="/stats\none\n/stats\n")
-    assert "(no answer yet)" in done.out and "tok/s" in done.out and "of 512 tokens, 1 turns" in done.out
+    assert "(no answer yet)" in done.out and "tok/s" in done.out and "of 512 tokens, 1 turn" in done.out
 
 
 def test_the_oldest_turns_are_dropped_on_request(run, loader):
@@ -266,7 +266,7 @@ def test_a_session_goes_on_where_it_was_left(run, loader, tmp_path):
     path = tmp_path / "talk.session"
     assert run("chat", "--system", "Be kind", "--session", str(path), stdin="one\n").code == 0
     done = run("chat", "--session", str(path), stdin="two\n")
-    assert (done.code, done.out, done.err) == (0, f"{ANSWER}\n", "(1 turns)\n")
+    assert (done.code, done.out, done.err) == (0, f"{ANSWER}\n", "(1 turn)\n")
     assert loader.tokenizer.prompts[-1] == f"<system>Be kind<user>one<assistant>{ANSWER}<user>two<assistant>"
     done = run("chat", "--session", str(path), stdin="/undo\n")
     assert done.code == 0 and "(2 turns)" in done.err and "(2 turns)" in run(

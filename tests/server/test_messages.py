@@ -142,6 +142,14 @@ def test_a_call_beside_text_and_its_result(http):
         tools=[{"type": "function", "function": function}])
 
 
+def test_a_strict_tool_has_to_have_a_schema_that_can_be_met(http):
+    for strict, status in ((True, 400), (False, 200)):
+        odd = {**TOOL, "strict": strict, "input_schema": {"type": "nonsense"}}
+        reply = http.post("/v1/messages", json={"messages": HI, "tools": [odd], "max_tokens": 1})
+        assert reply.status_code == status and ("nonsense" in reply.text) is strict
+    assert ask(http, tools=[{**TOOL, "strict": True}], max_tokens=1)["stop_reason"] == "max_tokens"
+
+
 def test_an_answer_that_is_begun_goes_on(http, model):
     begun = [*HI, {"role": "assistant", "content": "The sky"}]
     prompt = http.post("/apply-template", json={"messages": HI}).json()["prompt"] + "The sky"

@@ -221,7 +221,9 @@ def test_fetching_and_deleting(http):
     ("/api/generate", {"prompt": "a", "suffix": "b"}, "cannot fill in"),
     ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "text only"),
     ("/api/generate", {"prompt": "a", "context": [99999]}, "token id"), ("/api/embed", {"input": "a"}, "pooling"),
-    ("/api/show", {"model": "other"}, "no model"), ("/api/nothing", {}, "Not Found")])
+    ("/api/show", {"model": "other"}, "no model"), ("/api/nothing", {}, "Not Found"),
+    ("/api/copy", {"source": "a", "destination": "b"}, "copies"), ("/api/create", {"model": "a"}, "makes"),
+    ("/api/push", {"model": "a"}, "pushes")])
 def test_mistakes_are_told_in_ollamas_shape(http, path, body, said):
     reply = http.post(path, json={"stream": False, **body})
     assert reply.status_code in (400, 404), reply.text

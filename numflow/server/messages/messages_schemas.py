@@ -35,6 +35,7 @@ class MessagesTool(Open):
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")] | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     type: str | None = None
 
 

@@ -143,7 +143,8 @@ def _function(tool: MessagesTool, place: str, ignored: Ignored) -> dict[str, Any
         return None
     if tool.name is None:
         raise bad_request(f"{place}.name is missing", f"{place}.name", "missing_field")
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema,
+                "strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 

@@ -162,6 +162,12 @@ async def pull(service: Service, request: Request) -> Response:
     return Json({"status": "success"})
 
 
+async def refused(service: Service, request: Request) -> Response:
+    """Tell that models are not made, copied or sent elsewhere."""
+    raise bad_request("this service has the models of its configuration: it makes, copies and pushes none", "model",
+                      "unsupported")
+
+
 async def delete(service: Service, request: Request) -> Response:
     """Delete the files of a model that numflow has fetched, where the configuration allows it."""
     config = _named(service, await service.read(request, OllamaModel))
