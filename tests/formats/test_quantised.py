@@ -339,6 +339,18 @@ def test_a_matrix_without_numbers(tmp_path, axis):
         open_checkpoint(folder_of(tmp_path, tensors, config))
 
 
+def test_codes_that_do_not_pass_from_word_to_word(tmp_path):
+    """5 bits, six in a word, and no g_idx to tell the number of inputs."""
+    rng = np.random.default_rng(0)
+    tensors = {"qweight": ("I32", rng.integers(0, 1 << 30, (48, 64)).astype(np.int32)),
+               "qzeros": ("I32", rng.integers(0, 1 << 30, (6, 11)).astype(np.int32)),
+               "scales": ("F16", np.full((6, 64), 0.5, np.float16))}
+    folder_of(tmp_path, tensors, {"quant_method": "gptq", "bits": 5, "group_size": 48})
+    (weight,) = (x for name, x in open_checkpoint(tmp_path).tensors.items() if x.f32().ndim == 2)
+    code, zero = (int(tensors[name][1][0, 0]) & 31 for name in ("qweight", "qzeros"))
+    assert weight.shape == (64, 288) and weight.f32()[0, 0] == 0.5 * (code - zero - 1)
+
+
 def _change(rng, tensors, config):
     if not tensors:
         return

@@ -105,7 +105,8 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
         inputs = "" if index is None else f" and g_idx {show(list(index.shape))}"
         raise parts.fail(zeros.name, f"is {show(list(zeros.shape))}, which fits no codes of 2 to 8 bits beside "
                                      f"qweight {list(words.shape)}, scales {[groups, n]}{inputs}")
-    return bits, index.columns if index is not None else words.rows * 32 // bits
+    whole = words.rows * 32 % bits == 0  # else codes do not pass from word to word
+    return bits, index.columns if index is not None else words.rows * 32 // bits if whole else words.rows * (32 // bits)
 
 
 def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
