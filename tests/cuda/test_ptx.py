@@ -9,9 +9,10 @@ from tests.cuda.ptx.counters import Counters
 from tests.cuda.ptx.findings import Checks, Fault
 from tests.cuda.ptx.launch import launch, run
 from tests.cuda.ptx.memory import GlobalMemory
-from tests.cuda.ptx.model import CARDS, Resources, bytes_under_way, predict, resident_blocks
+from tests.cuda.ptx.model import CARDS, Resources, predict, resident_blocks
 from tests.cuda.ptx.parse import ParseError, parse
 from tests.cuda.ptx.planted import BUGS, COPY, LOAD, Bug, is_found, turned
+from tests.cuda.ptx.timeline import FAR, MIDDLE, NEAR
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
@@ -210,21 +211,65 @@ def test_counters():
     assert banked.ways("write") == 4
 
 
-def test_bytes_under_way_and_what_they_allow():
-    """Two loads of 16 bytes before the first use; the third comes after it. Then Little's law by hand."""
-    kernel = parse(""".visible .entry k(.param .u64 p_x) { .reg .b32 %r<20>; .reg .b64 %rd<4>; ld.param.u64 %rd1, [p_x];
-        ld.global.v4.u32 {%r0, %r1, %r2, %r3}, [%rd1]; ld.global.v4.u32 {%r4, %r5, %r6, %r7}, [%rd1+16];
-        add.u32 %r8, %r0, %r4; ld.global.v4.u32 {%r9, %r10, %r11, %r12}, [%rd1+32]; add.u32 %r8, %r8, %r9; ret; }""")
-    assert bytes_under_way(kernel) == 32
+def clocks(body: str, threads: int = 32, blocks: int = 1) -> float:
+    """Of all blocks together, which run `body`; %rd1 is the place of 4 KB."""
+    memory, checks = GlobalMemory(1 << 20), Checks(counted=True)
+    x = memory.take(4096)
+    memory.wrote(x)
+    text = f""".visible .entry k(.param .u64 p_x) {{ .reg .b32 %r<20>; .reg .pred %p<3>; .reg .b64 %rd<9>;
+        .shared .align 16 .b8 tile[2048]; ld.param.u64 %rd1, [p_x]; mov.u32 %r19, %tid.x; {body} ret; }}"""
+    launch(parse(text), (blocks, 1, 1), threads, [np.uint64(x.ctypes.data)], memory, checks)
+    return checks.counters["k"].clocks
+
+
+LOADS = tuple(f"ld.global.u32 %r{n}, [%rd1+{128 * n}];" for n in range(3))
+
+
+def test_a_block_waits_for_what_it_reads():
+    """Loads side by side are one wait, loads that need each other are two; a sector that is there is near."""
+    nothing = clocks("")
+    assert nothing < 20
+    assert clocks(LOADS[0]) < 20                                                  # nobody uses it
+    one = clocks(LOADS[0] + "add.u32 %r8, %r0, 1;")
+    assert FAR < one < FAR + 20
+    assert one < clocks("".join(LOADS) + "add.u32 %r8, %r0, %r1; add.u32 %r8, %r8, %r2;") < one + 10
+    used = [load + f"add.u32 %r8, %r{n}, 1;" for n, load in enumerate(LOADS)]
+    assert one <= clocks(used[0] + used[1]) < one + 10                             # the second is moved ahead
+    assert 2 * FAR < clocks(used[0] + "bra $on; $on: " + used[1]) < 2 * FAR + 20
+    assert 4 * MIDDLE < clocks(used[0], blocks=4) < 4 * MIDDLE + 60                # the same sector for all
+    after = "and.b32 %r0, %r0, 0; cvt.u64.u32 %rd2, %r0; add.s64 %rd1, %rd1, %rd2;"
+    assert 2 * FAR < clocks(LOADS[0] + after + LOADS[1] + "add.u32 %r8, %r1, 1;") < 2 * FAR + 30
+    passing = [load.replace("global", "global.nc.L1::no_allocate.L2::128B").replace("+128", "+96") for load in LOADS]
+    assert FAR + MIDDLE < clocks(passing[0] + after + passing[1] + "add.u32 %r8, %r1, 1;") < FAR + MIDDLE + 30
+    assert FAR + NEAR < clocks(LOADS[0] + after + LOADS[0] + "add.u32 %r8, %r0, 1;") < FAR + NEAR + 30
+
+
+def test_a_block_waits_for_copies_and_at_barriers():
+    copy = "mov.u32 %r5, tile; cp.async.cg.shared.global [%r5{0}], [%rd1{0}], 16; cp.async.commit_group;"
+    first, second = copy.format(""), copy.format("+512")
+    assert clocks(first + second) < 30
+    assert FAR < clocks(first + second + "cp.async.wait_group 1;") < FAR + 30
+    late = LOADS[2] + "add.u32 %r8, %r2, 1; bra $late; $late: "                   # between two groups
+    assert 2 * FAR < clocks(first + late + second + "cp.async.wait_group 0;") < 2 * FAR + 40
+    assert clocks(first + late + second + "cp.async.wait_group 1;") < FAR + 40
+    alone = "setp.ge.u32 %p1, %r19, 32; @%p1 bra $on; " + LOADS[0] + "add.u32 %r8, %r0, 1; $on: "
+    assert FAR < clocks(alone + "bar.sync 0; " + "add.u32 %r9, %r19, 1; " * 50, 64) < FAR + 100
+    assert clocks(alone + "bar.sync 0; " + LOADS[1] + "add.u32 %r8, %r1, 1;", 64) > 2 * FAR
+
+
+def test_the_time_of_a_launch():
+    """Blocks that fit, rounds of blocks, and which of two limits binds, by hand."""
     card, has = CARDS["H200"], Resources(64, 0, 128)
     assert resident_blocks(card, has) == 8                     # 8192 registers each
     assert resident_blocks(card, Resources(32, 100 << 10, 128)) == 2
-    counters = Counters(blocks=10, touched=10 << 20)
-    few = predict(card, kernel, has, counters, 132)            # a block each: 128 lanes * 32 bytes under way
-    assert few.under_way == 4096 and few.binds == "memory"
-    assert few.memory == pytest.approx(132 * (1 << 20) / (4096 / 800 * 132 * 1.75e9))
-    many = predict(card, kernel, has, counters, 132 * 8)
-    assert many.memory == pytest.approx(132 * 8 * (1 << 20) / 4.3e12) and 0.9 < many.share(card) < 1
+    slow = Counters(blocks=10, touched=10 << 10, clocks=10 * 16000.0)
+    few = predict(card, has, slow, 132 * 8)
+    assert few.binds == "waiting" and few.waiting == pytest.approx(16000 / 1.75e9)
+    assert few.under_way == pytest.approx(8 * 1024 / 16000 * 800, abs=1)      # of 8 blocks of 1 KB each
+    assert predict(card, has, slow, 132 * 16).waiting == pytest.approx(2 * few.waiting)
+    quick = predict(card, has, Counters(blocks=10, touched=10 << 20, clocks=10 * 1600.0), 132 * 8)
+    assert quick.binds == "memory" and quick.memory == pytest.approx(132 * 8 * (1 << 20) / 4.3e12)
+    assert quick.seconds == pytest.approx(quick.memory + 1.3e-6 + 800 / 1.75e9) and 0.9 < quick.share(card) < 1
 
 
 @pytest.mark.parametrize(("text", "message"), [

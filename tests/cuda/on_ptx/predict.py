@@ -71,8 +71,8 @@ def predicted(work: Launch, checks: Checks, card) -> Prediction:
     """A launch on a card."""
     kernel = work.kernel
     binary = assembled(kernel, assembly(kernel), (9, 0))
-    return predict(card, parsed(kernel.name, digest_of(kernel), kernel), Resources(
-        binary.registers, binary.shared, kernel.threads), checks.counters[kernel.name], int(np.prod(work.grid)))
+    return predict(card, Resources(binary.registers, binary.shared, kernel.threads), checks.counters[kernel.name],
+                   int(np.prod(work.grid)))
 
 
 def main() -> None:

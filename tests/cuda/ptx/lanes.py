@@ -12,6 +12,7 @@ from .findings import Checks, Fault
 from .memory import GlobalMemory, Shadowed, SharedMemory
 from .parse import TYPES, Instruction, Kernel, Register
 from .races import READ, WRITE, Log
+from .timeline import Timeline
 
 WARP = 32
 _WORDS = {READ: "read", WRITE: "write"}
@@ -57,6 +58,7 @@ class Lanes:
         self.mask, self.rng, self.where = None, None, ""
         self.log_global, self.log_shared = log, Log(True)
         self.counters = checks.counters.setdefault(name, Counters()) if checks.counted else None
+        self.timeline = Timeline(blocks, grid.threads // WARP) if checks.counted else None
         self._specials, self._sectors = {}, {}
 
     # ---- registers
@@ -237,6 +239,8 @@ class Lanes:
             access.add(*turns(address, size, lanes))
         else:
             access.add(*sectors(offset, size, lanes // WARP))
+            if way == "read":
+                self.timeline.fetch(offset, lanes, "no_allocate" in self.where)
             self._sectors.setdefault(way, []).append(np.unique(offset >> 5))
 
     def _count_steps(self, mix: dict, mask) -> None:

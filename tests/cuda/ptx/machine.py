@@ -55,6 +55,7 @@ class Machine(Lanes):
             raise Fault(f"{self.name}: {fault} ({self.where})") from None
         self._look()
         if self.counters:
+            self.counters.clocks += self.timeline.clocks()
             self.counters.touched += 32 * sum(np.unique(np.concatenate(parts)).size for parts in self._sectors.values())
 
     def _turn(self) -> None:
@@ -122,6 +123,8 @@ class Machine(Lanes):
         if "sync" not in step.parts or len(step.operands) > 1 or getattr(step.operands[0], "text", "0") != "0":
             raise Fault(f"barriers with names or counts are not known here: {step.text}")
         self._count_steps({kind_of(step): 1}, mask)
+        if self.timeline:
+            self.timeline.meet(self.active(mask))
         self.epoch = self.epoch + (1 if mask is None else mask.astype(np.int32))
         if self.log_shared.places > MOST // 4:
             self._look()
@@ -133,6 +136,8 @@ class Machine(Lanes):
         """Run a basic block for the lanes of a mask, None for all that live."""
         steps, mix = self.code[at]
         self._count_steps(mix, mask)
+        if self.timeline and at in self.kernel.begins:
+            self.timeline.part(np.flatnonzero(self.active(mask).reshape(-1, WARP).any(1)))
         for step, guard, run in steps:
             self.where = step.text
             self.mask = mask
@@ -146,6 +151,9 @@ class Machine(Lanes):
                 self.mask = taken
             if run is not None:
                 run(self, taken)
+            if self.timeline:
+                self.timeline.step(step, self.active(mask if run is None else taken))
+            if run is not None:
                 continue
             if step.opcode == "bra":
                 self._branch(self.kernel.labels[step.operands[0].name], at + 1, mask, guard, taken)

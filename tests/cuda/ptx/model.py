@@ -1,20 +1,21 @@
 """Predicted time of a launch on a card, from counters of the machine and resources of the machine code.
 
-    time = boundary + latency + max(memory, issue, first cache, banks)
+    time = boundary + max(waiting, latency + max(memory, issue, first cache, banks))
 
-memory: bytes touched, at the card's bandwidth or at what is under way: by Little's law a multiprocessor gets no more
-bytes a clock than its resident warps have asked for and not yet met, over the latency. Resident warps come from
-registers, shared memory and threads of a block; bytes that a lane has under way from the longest run of loads before
-the first use of one of them, in the order of the PTX. The rest are instructions at 4 a clock, sectors at 128 bytes a
-clock as if the first cache had them all, and turns of the banks at one a clock.
+memory: bytes touched, at the card's bandwidth. issue: instructions at 4 a clock. first cache: sectors at 128 bytes a
+clock, as if it had them all. banks: their turns at one a clock. waiting: the clocks of a block that has a
+multiprocessor to itself (timeline.py), as often as blocks follow each other there: as many run at once as registers,
+shared memory and threads allow. Where that binds, too few bytes are under way: by Little's law those that are, are what
+moves in a clock times the latency.
 
-A prediction, which no card has confirmed: ptxas moves instructions, and what the second cache holds is not known here.
+A prediction, which no card has confirmed: ptxas moves instructions, what the second cache holds is not known here, and
+warps of a multiprocessor hinder each other more than the larger of two times says.
 """
 
 from dataclasses import dataclass
 
 from .counters import Counters
-from .parse import Kernel, Pair, Register, Several
+from .timeline import FAR
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Card:
     multiprocessors: int
     clock: float
     bandwidth: float
-    latency: int = 800
+    latency: int = FAR
     boundary: float = 1.3e-6
     issue: int = 4
     cached: int = 128
@@ -53,13 +54,16 @@ class Resources:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds by what could bind a launch, and all of it. resident: warps of a multiprocessor; under_way: bytes."""
+    """Seconds by what could bind a launch. boundary, latency: before it, and of its first load. resident: warps of a
+    multiprocessor; under_way: bytes that it has asked for, on the average, if waiting binds."""
 
     memory: float
     issue: float
     sectors: float
     banks: float
-    fixed: float
+    waiting: float
+    boundary: float
+    latency: float
     resident: int
     under_way: int
     bytes: float
@@ -67,12 +71,13 @@ class Prediction:
     @property
     def seconds(self) -> float:
         """Of the launch."""
-        return self.fixed + max(self.memory, self.issue, self.sectors, self.banks)
+        return self.boundary + max(self.waiting, self.latency + max(self.memory, self.issue, self.sectors, self.banks))
 
     @property
     def binds(self) -> str:
         """Name of the largest."""
-        return max(("memory", "issue", "sectors", "banks"), key=lambda name: getattr(self, name))
+        largest = max(("memory", "issue", "sectors", "banks"), key=lambda name: getattr(self, name))
+        return "waiting" if self.waiting > self.latency + getattr(self, largest) else largest
 
     def share(self, card: Card) -> float:
         """Of the bandwidth that a copy reaches."""
@@ -87,57 +92,17 @@ def resident_blocks(card: Card, has: Resources) -> int:
     return min(by_registers, by_shared, card.threads // has.threads, card.blocks)
 
 
-def bytes_under_way(kernel: Kernel) -> int:
-    """Bytes of a lane that are asked for before one of them is used, at most: of loads within a basic block, and of
-    copies in the background for as many groups as may stay open."""
-    most, copied, groups = 0, 0, 0
-    for block in kernel.blocks:
-        waiting, here = {}, 0
-        for step in block.steps:
-            if any(name in waiting for name in _names(step.operands[1:] if step.opcode != "st" else step.operands)):
-                waiting.clear()
-            if step.opcode == "ld" and "global" in step.parts:
-                names = _names(step.operands[:1])
-                waiting.update(dict.fromkeys(names, _size(step) / len(names)))
-            if step.opcode == "cp" and "async" in step.parts and len(step.operands) > 2:
-                here += int(step.operands[2].text)
-            if "wait_group" in step.parts:
-                groups = max(groups, int(step.operands[0].text))
-            most = max(most, int(sum(waiting.values())))
-        copied = max(copied, here)
-    return max(most, copied * max(groups, 1))
-
-
-def _names(operands) -> list[str]:
-    found = []
-    for operand in operands:
-        if isinstance(operand, Several):
-            found += _names(operand.parts)
-        elif isinstance(operand, Pair):
-            found += [operand.first.name, operand.second.name]
-        elif isinstance(operand, Register):
-            found.append(operand.name)
-        elif isinstance(getattr(operand, "base", None), Register):
-            found.append(operand.base.name)
-    return found
-
-
-def _size(step) -> int:
-    bits = int("".join(letter for letter in step.type if letter.isdigit()))
-    return bits // 8 * next((int(part[1:]) for part in step.parts if part in ("v2", "v4")), 1)
-
-
-def predict(card: Card, kernel: Kernel, has: Resources, counters: Counters, blocks: int) -> Prediction:
+def predict(card: Card, has: Resources, counters: Counters, blocks: int) -> Prediction:
     """A launch of so many blocks, of which some were counted."""
     scale = blocks / max(counters.blocks, 1)
     clocks = card.multiprocessors * card.clock
     resident = resident_blocks(card, has)
-    busy = min(blocks / card.multiprocessors, resident)             # blocks of a multiprocessor, on the average
-    under_way = int(busy * has.threads * bytes_under_way(kernel))
-    rate = min(card.bandwidth, max(under_way, 1) / card.latency * clocks)
-    moved = counters.touched * scale
+    rounds = max(blocks / (card.multiprocessors * resident), 1)      # of blocks that follow each other
+    waiting = rounds * counters.clocks / max(counters.blocks, 1) / card.clock
+    moved, latency = counters.touched * scale, card.latency / card.clock
     return Prediction(
-        memory=moved / rate, issue=scale * counters.instructions / (card.issue * clocks),
+        memory=moved / card.bandwidth, issue=scale * counters.instructions / (card.issue * clocks),
         sectors=scale * 32 * counters.passes("global") / (card.cached * clocks),
-        banks=scale * counters.passes("shared") / clocks, fixed=card.boundary + card.latency / card.clock,
-        resident=resident * -(-has.threads // 32), under_way=under_way, bytes=moved)
+        banks=scale * counters.passes("shared") / clocks, waiting=waiting, boundary=card.boundary, latency=latency,
+        resident=resident * -(-has.threads // 32), bytes=moved,
+        under_way=int(moved / card.multiprocessors / max(waiting, latency) * latency))

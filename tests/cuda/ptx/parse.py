@@ -8,6 +8,7 @@ A block ends where control may leave it. A barrier of the whole block of threads
 lanes of a warp must reach together begins one: so lanes need to wait for each other at heads of blocks only.
 """
 
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -126,6 +127,12 @@ class Kernel:
     local_bytes: int
     constants: dict[str, np.ndarray]
     dynamic: tuple[str, ...]
+
+    @functools.cached_property
+    def begins(self) -> frozenset[int]:
+        """Blocks that control comes to from elsewhere, or behind a branch: others only go on."""
+        return frozenset(self.labels.values()) | {number + 1 for number, block in enumerate(self.blocks)
+                                                  if block.steps and block.steps[-1].opcode in LEAVES}
 
     @property
     def instructions(self) -> list[Instruction]:
