@@ -14,11 +14,14 @@ from numflow.errors import DeviceError
 from numflow.lab.shapes import Shape, random_network
 from numflow.partition.run import micro
 from tests.cuda.fake_driver import FakeDriver, fake_binary
+from tests.cuda.kernels import compiler_is_there
 from tests.cuda.lazy_driver import LazyDriver
+from tests.cuda.on_ptx.driver import PtxDriver
 from tests.partition.plans import TOLERANCE, error, model_of, placed, run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 pytestmark = pytest.mark.slow  # .ci/cuda runs them
+needs_compiler = pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +89,34 @@ def test_queues_that_get_on_in_any_order(monkeypatch, model, devices, gpus, seed
     assert driver.memory == {}
     assert len(opened) == gpus and sum(opened.values()) == runs * (devices.count(";") + devices.count("&") + 1)
     assert bool(driver.peer_copies) == (gpus > 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("devices", "gpus", "seed"), [("0;1", 2, 1), ("0&1", 2, 2), ("0;1&2", 3, 3)])
+def test_several_machines_that_run_ptx(monkeypatch, model, devices, gpus, seed):
+    """Kernels from their PTX, with queues and warps in random orders: nothing is found, and the numbers are the same
+    in every order, those of the simulator but for rounding."""
+    found, expected = [], _logits(model, devices, "simulator")
+    for order in range(3):
+        driver = PtxDriver(gpus, 10 * seed + order)
+        _use(monkeypatch, driver)
+        found.append(_logits(model, devices, "gpu"))
+        assert driver.swaps > 5 and driver.peer_copies and not driver.checks.notes, driver.checks.notes
+    assert error(found[0], expected) < TOLERANCE
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@needs_compiler
+def test_an_exchange_without_events_is_noticed(monkeypatch, model):
+    """The planted bug of the test above."""
+    right, noticed = _logits(model, "0&1", "simulator"), 0
+    for seed in range(3):
+        driver = PtxDriver(2, seed, ordered=False)
+        _use(monkeypatch, driver)
+        wrong = not error(_logits(model, "0&1", "gpu"), right) < TOLERANCE
+        noticed += wrong or bool(driver.checks.notes)
+    assert noticed == 3
 
 
 def test_decoding_is_graphs_between_exchanges(monkeypatch, model):
