@@ -212,7 +212,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "rope": {
         "enabled": _bool(True, "rotary position embedding"),
         "pairing": _choice(("half", "adjacent"), "half", "rotate columns (i, i + dims/2) or (2i, 2i + 1)"),
-        "dims": _int("attention_head_dim", "columns of a head that are rotated, from the first"),
+        "dims": _int("attention_head_dim", "columns of a head that are rotated, from the first; odd: one more"),
         "base": _float("rope_theta", "inv_freq[i] = base^(-2i / dims)", above=0, most=1e30),
         "reverse": _bool(False, "rotate by minus the angle"),
         "divisors": _bool(True, "what a file has as divisors of the frequencies (rope_freqs) holds here"),

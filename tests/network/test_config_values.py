@@ -87,6 +87,8 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
     ("deepseek_v3", "topk_group", 10**6, "moe.top_groups"),
     ("deepseek_v32", "max_position_embeddings", 10**9, "an index of keys has up to 4194304 positions"),
     ("bert", "layer_norm_eps", 0, "norm.eps"),
+    ("minimax_m2", "rotary_dim", 18, "rope.dims: expected up to 16, the columns of a head in pairs, found 18"),
+    ("solar_open", "partial_rotary_factor", 0.6, "rope.dims: expected an even number with scaling 'yarn', found 9"),
 ])
 def test_a_value_that_no_model_has_is_refused_by_name(name, key, value, message):
     case = load_case(name)

@@ -25,9 +25,11 @@ def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
         SpecError: naming the option and what was expected.
     """
     dims, scaling, original = options["dims"], options["scaling"], options["original_context"]
-    if dims > columns or dims % 2:
-        raise SpecError(f"{where}: rope.dims: expected an even number up to {columns}, the columns of a head, found "
+    if 2 * pairs(dims) > columns:
+        raise SpecError(f"{where}: rope.dims: expected up to {columns // 2 * 2}, the columns of a head in pairs, found "
                         f"{dims}")
+    if dims % 2 and scaling in ("dynamic", "yarn", "proportional"):
+        raise SpecError(f"{where}: rope.dims: expected an even number with scaling {scaling!r}, found {dims}")
     if scaling == "dynamic" and dims == 2:
         raise SpecError(f"{where}: rope.dims: expected 4 or more with scaling 'dynamic', found 2")
     if scaling == "llama3" and options["low_freq_factor"] >= options["high_freq_factor"]:
@@ -39,9 +41,15 @@ def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
         raise SpecError(f"{where}: rope.original_context: expected 2 or more with scaling 'longrope', found {original}")
 
 
+def pairs(dims: int) -> int:
+    """Pairs of columns that turn where a file says `dims` columns; of an odd number one column more turns, by the
+    frequencies base^(-2i / dims) all the same."""
+    return (dims + 1) // 2
+
+
 @dataclass(frozen=True)
 class Rotary:
-    """Frequencies float32 [dims / 2] and the factor on cosines and sines, of op `rope_angles`.
+    """Frequencies float32 [pairs(dims)] and the factor on cosines and sines, of op `rope_angles`.
 
     border: 0, or the tokens of a sequence beyond which `long` and `long_scale` hold; long None: what `stretch` makes of
     inv_freq there.
@@ -86,7 +94,7 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
             attention_factor = options["attention_factor"] or _yarn_attention_factor(options)
         case "longrope":
             if divisors is None or options[f"{side}_factor"] is not None:
-                powers *= _longrope_divisors(options, dims // 2, f"{side}_factor")
+                powers *= _longrope_divisors(options, pairs(dims), f"{side}_factor")
             attention_factor = (options[f"{side}_attention_factor"] or options["attention_factor"]
                                 or _longrope_attention_factor(options))
     inv_freq = (1.0 / powers).astype(np.float32)
