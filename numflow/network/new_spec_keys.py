@@ -23,19 +23,21 @@ attention_bias attention_out_bias attention_softmax_in_fp32 attn_implementation 
 aux_loss_alpha bias bias_dropout_fusion chunk_size chunk_size_feed_forward deterministic_flash_attn do_sample dtype
 early_stopping enable_bias ep_size expand finetuning_task for_llm_compressor fp32_residual_connection fused_add_norm
 gradient_checkpointing id2label init_device init_method init_std initializer_cutoff_factor initializer_factor
-initializer_range input_jitter_noise is_decoder is_encoder_decoder label2id license lm_head_bias load_balance_coeff
-masked_softmax_fusion max_length min_length mlp_bias model_type moe_capacity moe_drop_tokens moe_use_aux_free
-mrope_interleaved mrope_section mtp_num_hidden_layers name num_beams num_labels num_logits_to_keep
-num_nextn_predict_layers output_attentions output_hidden_states output_past output_router_logits pretraining_tp
-problem_type qkv_bias quantization_config reorder_and_upcast_attn rescale_prenorm_residual residual_in_fp32
-return_dict router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 seq_aux slow_but_exact
-task_specific_params time_step_floor time_step_max time_step_rank time_step_scale tokenizer_class torch_dtype
-torchscript transformers_version type_vocab_size use_bias use_cache use_grouped_mm use_qkv_bias vocab_size
-vocab_size_per_layer_input w_init_variance_scale
+initializer_range input_jitter_noise is_decoder is_encoder_decoder label2id license linear_a_log_max linear_a_log_min
+linear_dt_init_floor linear_dt_max linear_dt_min lm_head_bias load_balance_coeff masked_softmax_fusion max_length
+min_length mlp_bias model_type moe_capacity moe_drop_tokens moe_shared_expert_overlap moe_use_aux_free mrope_interleaved
+mrope_section mtp_hybrid_override_pattern mtp_layers_block_type mtp_num_hidden_layers name num_beams num_labels
+num_logits_to_keep num_nextn_predict_layers output_attentions output_hidden_states output_past output_router_logits
+pretraining_tp problem_type qk_head_dim qkv_bias quantization_config reorder_and_upcast_attn rescale_prenorm_residual
+residual_in_fp32 return_dict router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 seq_aux
+slow_but_exact sparse_pred_ignore_index sparse_prediction task_specific_params time_step_floor time_step_max
+time_step_rank time_step_scale tokenizer_class torch_dtype torchscript transformers_version type_vocab_size
+use_associative_scan use_bias use_cache use_grouped_mm use_mambapy use_qkv_bias vocab_size vocab_size_per_layer_input
+z_loss_coefficient
 """.split())  # noqa: SIM905  many words are read best as words
 _INERT_ENDS = ("_token_id", "_token_index", "dropout", "dropout_prob", "dropout_rate", "pdrop", "layerdrop", "_drop",
-               "_bias", "_chunk_size", "_expand", "_ssm_dtype", "_kernels", "_init_scale",
-               "_init_scheme", "_xavier_init")
+               "_bias", "_chunk_size", "_expand", "_ssm_dtype", "_cache_dtype", "_kernels", "_init_scale",
+               "_init_scheme", "_xavier_init", "w_init_variance_scale")
 # Ends of keys that say by a rule what a list with a word for each layer says: where that is read, they add nothing.
 _PATTERNS = ("_interval", "_pattern", "_every_n_layers", "full_attn_layers", "first_k_dense_replace")
 _LISTS = ("layer_types", "mlp_layer_types", "kda_layers")

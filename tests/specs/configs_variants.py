@@ -1,7 +1,8 @@
 """Tiny models with values that few files of a family have: name -> (case, what changes, keys left out, options).
 
-The case is one of configs.py and options are its options. One more: "salt", what is put behind the names that weights
-are made from, where with the usual ones rounding alone decides between experts or signs.
+The case is one of configs.py and options are its options. Two more: "salt", what is put behind the names that weights
+are made from, where with the usual ones rounding alone decides between experts or signs, and "asked", what changes
+further for transformers, where its present version does not compute what the file says.
 """
 
 import copy
@@ -16,6 +17,10 @@ SALTED = {"salt": "~1"}
 # Which layers see a window, route tokens to experts or keep a state.
 LAYERS: dict[str, tuple] = {
     "deepseek_v32_mlp_layers": ("deepseek_v32", {"index_n_heads": 24, "mlp_layer_types": SPARSE}),
+    "exaone4_pattern": ("exaone4", {"sliding_window": 5, "sliding_window_pattern": 2}, ("layer_types",)),
+    "exaone_moe_pattern": ("exaone_moe", {
+        "sliding_window": 4, "sliding_window_pattern": 2, "num_hidden_layers": 5, "first_k_dense_replace": 3,
+        "tie_word_embeddings": True}, ("layer_types", "mlp_layer_types")),
     "gemma2_layer_types": ("gemma2", {"layer_types": MIXED, "sliding_window": 5}),
     "gemma3_layer_types": ("gemma3", {"layer_types": MIXED, "sliding_window": 5}),
     "gemma4_defaults": ("gemma4", {"num_hidden_layers": 13, "num_kv_shared_layers": 5, "attention_bias": True,
@@ -69,8 +74,45 @@ ACTIVATIONS: dict[str, tuple] = {
         "attention_window_size": 64, "hidden_activation": "silu"},
         ("partial_rotary_factor", "block_types", "num_key_value_heads")),
 }
-# Positions, caps, gates of experts, heads.
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+SHORT, LONG = ([1 + i / 10 for i in range(8)], [2 + i for i in range(8)])
+PHI = {"max_position_embeddings": 512}
+
+
+def longrope(original: int, short: list[float], long: list[float], short_mscale: float, long_mscale: float) -> dict:
+    return {"original_max_position_embeddings": original, "rope_scaling": {
+        "type": "longrope", "short_factor": short, "long_factor": long, "short_mscale": short_mscale,
+        "long_mscale": long_mscale, "original_max_position_embeddings": original}}
+
+
+# Odd widths are rounded up. transformers 5.23 takes Phi-MoE's short factors for all lengths, and of an
+# Apertus file without scaling the base of its class too. 4.57 does neither, and takes null scaling for none.
+ROTARY: dict[str, tuple] = {
+    "apertus_null_scaling": ("apertus", {"rope_theta": 5e5, "rope_scaling": None}, (), {"asked": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}}),
+    "apertus_scaled_by_class": ("apertus", {"rope_theta": 5e5}, ("rope_scaling",), {"asked": {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0}}}),
+    "bamba_rotary": ("bamba", {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.45}}, ("attn_rotary_emb", "rope_theta")),
+    "gemma3n_scaled": ("gemma3n", {"rope_scaling": LINEAR, "altup_correct_scale": False, "num_kv_shared_layers": 0}),
+    "gpt_neox_odd": ("gpt_neox_serial", {"rotary_pct": 0.5, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.19}}),
+    "hunyuan_v1_moe_linear": ("hunyuan_v1_moe", {
+        "num_experts": 8, "moe_topk": 8, "num_shared_expert": 1, "moe_intermediate_size": 24, "rope_scaling": LINEAR,
+        "attention_bias": True}),
+    "modernbert_scaled": ("modernbert", {"rope_parameters": {
+        FULL: {**LINEAR, "rope_theta": 5e3}, SLIDING: {"rope_type": "default", "rope_theta": 200.0}}}),
+    "phimoe_short": ("phimoe", PHI | longrope(64, SHORT, LONG, 1.25, 1.5)),
+    "phimoe_long": ("phimoe", PHI | longrope(16, SHORT, LONG, 1.25, 1.5), (), {
+        "lengths": (17, 41), "asked": longrope(64, LONG, SHORT, 1.5, 1.25)}),
+    "qwen3_next_odd": ("qwen3_next", {"head_dim": 24, "partial_rotary_factor": 0.375}, (), SALTED),
+    "qwen3_rope_twice": ("qwen3", {"rope_theta": 1e4, "original_max_position_embeddings": 32, "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0}}),
+}
+# Caps, gates of experts, heads.
 OTHERS: dict[str, tuple] = {
+    "afmoe_groups": ("afmoe", {"n_group": 3, "topk_group": 2}),
     "afmoe_unnormalized": ("afmoe", {"route_norm": False}),
     "apertus_without_rope": ("apertus", {"hidden_act": "relu2"}, ("rope_scaling", "rope_parameters", "rope_theta")),
     "deepseek_v3_half": ("deepseek_v3", {"rope_interleave": False}),
@@ -101,4 +143,4 @@ def _variant(base: str, changes: dict, dropped: tuple = (), options: dict | None
     return kind, config, {**common, "lengths": (9, 41), **(options or {})}
 
 
-VARIANTS = {name: _variant(*parts) for name, parts in (LAYERS | ACTIVATIONS | OTHERS).items()}
+VARIANTS = {name: _variant(*parts) for name, parts in (LAYERS | ACTIVATIONS | ROTARY | OTHERS).items()}

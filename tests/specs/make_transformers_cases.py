@@ -101,9 +101,10 @@ def make(name: str) -> None:
     inputs, rows = prompts(kind, config.get("text_config", config)["vocab_size"], options)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        shapes = save(kind, config, folder, options)
+        asked = config | options.get("asked", {})
+        shapes = save(kind, asked, folder, options)
         saved = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps(asked))
         arrays = compute(kind, folder, options.get("attention", "eager"), inputs, rows)
     saved = {key: value for key, value in saved.items() if key not in SPARE_KEYS}
     about = {"configs": [config, saved], "tensors": shapes, "inputs": inputs, "rows": rows}
