@@ -61,15 +61,9 @@ BODIES |= {
             {"type": "text", "text": "é\U0001f642"}]},
             {"role": "assistant", "content": None, "tool_calls": [
                 {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"city": "Rome"}'}}]},
-            {"role": "tool", "tool_call_id": "c", "content": "sunny"}, {"role": "user", "content": "and?"},
-            {"role": "assistant", "content": "", "tool_calls": [
-                {"id": "d", "type": "custom", "custom": {"name": "g", "input": "ls"}}]},
-            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
-            {"role": "function", "name": "f", "content": "sunny"}],
+            {"role": "tool", "tool_call_id": "c", "content": "sunny"}, {"role": "user", "content": "and?"}],
         "tools": [{"type": "function", "function": {"name": "f", "description": "x", "parameters": WEATHER,
-                                                    "strict": True}},
-                  {"type": "custom", "custom": {"name": "g", "description": "x", "format": {
-                      "type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-z]{1,3}"}}}}],
+                                                    "strict": True}}],
         "functions": None, "function_call": None,
         "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"}, "logprobs": True,
         "top_logprobs": 1, "stream": False, "stream_options": None, "presence_penalty": 0.1, "logit_bias": {"20": 1},
@@ -82,6 +76,20 @@ BODIES |= {
           "random_seed": 1, "temperature": 0.5, "system_prompt": "x", "res_prefix": ""},
 }
 BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]
+BODIES["/chat/completions"] = {  # with functions
+    name: value for name, value in BODIES["/v1/chat/completions"].items() if name not in ("tools", "tool_choice")} | {
+        "functions": [{"name": "f", "description": "x"}], "function_call": {"name": "f"}, "messages": [
+            {"role": "user", "content": "hi"}, {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "sunny"}]}
+BODIES["POST /v1/chat/completions"] = {  # with custom tools
+    "model": "org/chat", "max_tokens": 9, "temperature": 1, "stream": False, "tools": [
+        {"type": "custom", "custom": {"name": name, "description": "x", "format": {
+            "type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}}}
+        for name, syntax, definition in (("g", "lark", 'start: "a" | /[b-d]/'), ("h", "regex", "[a-z]{1,3}"))],
+    "tool_choice": {"type": "custom", "custom": {"name": "g"}}, "messages": [
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [
+            {"id": "d", "type": "custom", "custom": {"name": "g", "input": "ls"}}]},
+        {"role": "tool", "tool_call_id": "d", "content": "sunny"}]}
 BODIES |= {
     "/infill": {
         "model": "filler", "input_prefix": "def f(", "input_suffix": "return x", "prompt": "x", "n_predict": 3,

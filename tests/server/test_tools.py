@@ -113,6 +113,28 @@ def test_calls_and_results_of_before_are_told_as_text(served):
     assert '<tool_call>{"name": "weather"' in own and own.startswith("<|im_start|>system\nTools: [{")
 
 
+EACH, SHOWN = "{% for m in messages %}", "{{ m.role }}({{ m.content }}){% endfor %}"
+LEADING = EACH + "{% if m.role == 'system' and not loop.first %}{{ raise_exception('twice') }}{% endif %}" + SHOWN
+IN_TURN = (EACH + "{% if m.role == 'system' or (not loop.first and m.role == loop.previtem.role) %}"
+           "{{ raise_exception('in turn') }}{% endif %}" + SHOWN)
+AGENT = ("system", "developer", "user", "system", "user", "assistant", "system", "user")
+
+
+@pytest.mark.parametrize(("template", "roles", "expected"), [
+    (EACH + SHOWN, AGENT[:4], "system(a)system(b)user(c)system(d)"),
+    (LEADING, AGENT, "system(a|b)user(c|d|e)assistant(f)user(g|h)"),
+    (IN_TURN, AGENT, "user(a|b|c|d|e)assistant(f)user(g|h)"),
+    (IN_TURN, AGENT[2:4], "user(a|b)"), (IN_TURN, AGENT[:2], "user(a|b)")])
+def test_what_agent_programs_send_fits_templates_that_refuse_it(served, template, roles, expected):
+    talk = [{"role": role, "content": text} for role, text in zip(roles, "abcdefgh", strict=False)]
+    assert prompt_of(served(template), messages=talk)[0] == expected.replace("|", "\n\n")
+
+
+def test_a_template_that_refuses_the_conversation_in_any_form_says_why(served):
+    with pytest.raises(TokenizerError, match="never"):
+        prompt_of(served("{{ raise_exception('never') }}"), messages=[{"role": "system", "content": "A"}, *HI])
+
+
 def test_a_model_without_any_template_says_so(served):
     one = served()
     one.model.tokenizer.chat_template, one.template_tools = None, False

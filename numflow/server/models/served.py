@@ -4,6 +4,7 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numflow.engine.engine import Engine
 from numflow.engine.request.prompt import ConversationIds, Prompts, check_size
 from numflow.engine.request.sampling import filled
 from numflow.engine.runner.kv_memory import MemoryPlan
-from numflow.errors import NumflowError, RequestError
+from numflow.errors import NumflowError, RequestError, TokenizerError
 from numflow.server.config.config import ModelConfig
 from numflow.server.http.errors import ApiError, bad_request
 from numflow.server.http.ignored import Ignored
@@ -22,6 +23,7 @@ from numflow.server.messages.reply import END_THINK, THINK, special_marks
 from numflow.server.messages.settings import with_defaults
 from numflow.server.messages.tool_formats import GENERIC, find_format
 from numflow.server.models.facts import weight_files
+from numflow.server.models.one_system import folded
 from numflow.tokenizer.fill_in import FillIn, find_fill_in
 
 SAMPLES, SAMPLE_BYTES = 16, 1 << 16  # of each weight file, for the fingerprint
@@ -185,7 +187,9 @@ class Served:
         return messages
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> ConversationIds:
-        """Ids of a conversation. variables: further names for the template, which it knows.
+        """Ids of a conversation; where the template refuses its system messages, of one in which they stand elsewhere.
+
+        variables: further names for the template, which it knows.
 
         Raises:
             TokenizerError: the template refuses the messages.
@@ -194,9 +198,15 @@ class Served:
         if "developer" not in (self.chat_template or ""):
             messages = [{**message, "role": "system"} if message["role"] == "developer" else message
                         for message in messages]
-        own_template = "chat_template" in self.config.prompt
-        return self.prompts.conversation(messages, **variables,
-                                         **({"template": self.chat_template} if own_template else {}))
+        if "chat_template" in self.config.prompt:
+            variables = {**variables, "template": self.chat_template}
+        try:
+            return self.prompts.conversation(messages, **variables)
+        except TokenizerError as error:
+            for other in folded(messages):
+                with suppress(TokenizerError):
+                    return self.prompts.conversation(other, **variables)
+            raise error
 
     def text_of(self, messages, variables) -> str:
         """The same as text, special tokens included."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from numflow.decoding.structured import check_grammar
 from numflow.engine.request.prompt import ConversationIds
-from numflow.errors import RequestError, TokenizerError
+from numflow.errors import RequestError
 from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
 from numflow.server.messages.custom_tools import as_functions, given_tools, grammar_of, with_input
@@ -169,10 +169,7 @@ def render(served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequenc
     if not shown:
         return served.render(messages, variables)
     told = instructions(shown, served.tool_format)
-    try:
-        ids = served.render(_in_system(messages, told), variables)
-    except TokenizerError:  # there are templates without a system message
-        return served.render(_in_question(messages, told), variables)
+    ids = served.render(_in_system(messages, told), variables)
     name = shown[0]["function"]["name"]
     return ids if name in served.tokenizer.decode(ids) else served.render(_in_question(messages, told), variables)
 
