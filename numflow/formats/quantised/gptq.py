@@ -48,7 +48,7 @@ def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
 def _drop_bias(parts: StoredParts, name: str, outputs: int) -> None:
     """Leave out a bias of zeros, which early writers stored for layers that have none."""
     bias = parts.tensors.get(name)
-    if bias is not None and bias.shape == (outputs,) and bias.type.name in SCALES and not bias.f32().any():
+    if bias is not None and bias.shape == (outputs,) and bias.type.name in SCALES and not bias.raw().any():
         parts.used.add(name)
 
 
