@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from numflow.cuda.adapters import adapt
 from numflow.cuda.attention import attention, gated_recurrence, indexer, linear_attention, scan, wkv
 from numflow.cuda.context import Context
-from numflow.cuda.device.call import Call
+from numflow.cuda.device.call import Call, Prepared
 from numflow.cuda.elementwise import act, norm, rope, row, select
 from numflow.cuda.exchange.exchange import HostCall, bind_exchange
 from numflow.cuda.linear import embed, head_linear, linear, unit
@@ -76,6 +76,8 @@ def _calls(steps: tuple[Step, ...], index: int, ctx: Context, together: Together
         raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
     if index in together.forms or elsewhere:
         return _produce(step, ctx, together.forms.get(index, ()), binder)
+    if index in together.joined:
+        return _joining(step, ctx)
     return linear.linear(step, ctx, late=late) if step.op == "linear" else binder(step, ctx)
 
 
@@ -85,6 +87,13 @@ def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable)
     return [call for form in forms for call in linear.limited(
         PRODUCERS[step.op](step, ctx, form.kind, form.runs, form.rows) if form.kind else plain(step, ctx), form.runs,
         field)]
+
+
+def _joining(step: Step, ctx: Context) -> list[Call]:
+    """The calls of an attention that stores the operand of few tokens where it joins parts."""
+    leaves, field = Prepared(step.outputs[0], "int8", "few"), ctx.rows(step.outputs[0])
+    return [*linear.limited(attention.attention(step, ctx, leaves), "few", field),
+            *linear.limited(attention.attention(step, ctx), "many", field)]
 
 
 def _linear_add(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:

@@ -9,8 +9,9 @@ A launch of a decode graph costs more than the work of a small step.
     linear + act_mul          the same for gate and up
 
 Beside these groups, a norm or an activation stores the operand that the matrices behind it read (a form): int8, or
-16-bit numbers for tensor cores. What a step would have written is left out where nobody else reads it. Numbers may
-differ from the steps on their own by the order of a norm's sum.
+16-bit numbers for tensor cores; where the parts of an attention are joined, that does so too. What a step would have
+written is left out where nobody else reads it. Numbers may differ from the steps on their own by the order of a norm's
+sum.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,12 +50,14 @@ class Together:
     units:  by place of a group whose blocks own 32 results, the operand that few tokens want: "int8", "rows", "both".
     forms:  by step, what it makes for the linears behind it.
     late:   by linear, eps of the norm that it takes late for few tokens.
+    joined: attentions that store the int8 operand of the linear behind them where they join parts, for few tokens.
     """
 
     groups: tuple[Group, ...] = ()
     units: Mapping[int, str] = field(default_factory=dict)
     forms: Mapping[int, tuple[Form, ...]] = field(default_factory=dict)
     late: Mapping[int, float] = field(default_factory=dict)
+    joined: frozenset[int] = frozenset()
 
 
 def together(network: Network, entry: str, activations: str, plain_caches: Collection[str],
@@ -112,7 +115,8 @@ class _Finder:
                 units[index], done[index + 1] = kind, index
         made = {index: tuple(form for form in found if index not in done or form.runs != "few")
                 for index, found in forms.items() if index in done or any(form.kind for form in found)}
-        return Together(grouped(steps, done), units, made, late)
+        joined = frozenset(index for index, step in enumerate(steps) if step.op == "attention" and self.joins(index))
+        return Together(grouped(steps, done), units, made, late, joined)
 
     def demands(self, index: int) -> tuple[tuple[str, str], ...]:
         """See linear.demands; of the linear at an index."""
@@ -142,6 +146,11 @@ class _Finder:
             made = min(kinds & KINDS, default=None)
             found.append(Form(runs, made, kept or len(kinds) > 1 or made is None))
         return tuple(found)
+
+    def joins(self, index: int) -> bool:
+        """Whether what joins the parts of an attention can store the operand of few tokens: heads fill units."""
+        (y,), cache = self.steps[index].outputs, self.network.caches[param(self.steps[index], "cache")]
+        return ("int8", "few") in self.wanted(index) and y.start % 4 == 0 and cache.value_dim % UNIT == 0
 
     def kind_of_unit(self, index: int) -> str | None:
         """Kind of operand that few tokens want of a step: "int8", "rows" or "both"; None: another kind."""

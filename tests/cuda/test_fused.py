@@ -7,6 +7,7 @@ import pytest
 
 from numflow.cuda.device.call import Sizes
 from numflow.cuda.device.device import Simulated
+from numflow.cuda.linear.linear import FEW
 from numflow.cuda.program import Program
 from numflow.cuda.survey import Notebook
 from numflow.lab.shapes import Shape, random_network
@@ -107,9 +108,9 @@ def test_as_many_sequences_as_one_launch_serves():
     found = []
     for fused in (True, False):
         program = model(1, "F16", gpu=Simulated(seed=2), fused=fused)
-        program.reserve(8)
-        ids = np.arange(8)
-        found.append(program.run(Batch(ids + 3, np.zeros(8, int), np.arange(9), ids[:, None], ids)))
+        program.reserve(FEW)
+        ids = np.arange(FEW)
+        found.append(program.run(Batch(ids + 3, np.zeros(FEW, int), np.arange(FEW + 1), ids[:, None], ids)))
         program.close()
     assert error(*found) < 2e-2
 

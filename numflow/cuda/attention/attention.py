@@ -13,21 +13,23 @@ Where there are fewer blocks than a GPU has room for, the keys of a head are cut
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 from numflow.cuda.attention.exact import exact_kernel
 from numflow.cuda.attention.few import WIDEST, few_kernel, slices_of
-from numflow.cuda.attention.join import join
+from numflow.cuda.attention.join import MOST_PARTS, join
 from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
 from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
-from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Sizes, ceil
-from numflow.cuda.device.device import Launch
+from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Prepared, Sizes, ceil
+from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.state.cache_code import width
+from numflow.cuda.weights.operand import bind_operand
 from numflow.ops import Step, param
 
 PART_KEYS = 128   # keys of a part, at least
-MOST_PARTS = 64
 EXACT_ROWS = 64   # rows up to which the exact kernel shares keys
 BLOCKS = 528      # that keep a large GPU busy with few rows: four for each multiprocessor; two with many rows
 FEW_ROWS = 16     # of a key head, up to which a sequence has few
@@ -38,8 +40,11 @@ MOST_COLUMNS = 1024  # of a key, whose queries attention_few has room for
 ANY = 2**31 - 1   # tokens of a sequence
 
 
-def attention(step: Step, ctx) -> list[Call]:
-    """q f32 [T, H * E], chosen i32 [T, W], slopes [H], sinks [H], buckets [n, H] -> y f32 [T, H * E_v]."""
+def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
+    """q f32 [T, H * E], chosen i32 [T, W], slopes [H], sinks [H], buckets [n, H] -> y f32 [T, H * E_v].
+
+    leaves: the int8 operand that y becomes too, for the linear behind it; its units are within heads.
+    """
     (q, *chosen), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
     cache = ctx.caches[param(step, "cache")]
     shape, causal, window = cache.shape, param(step, "causal"), param(step, "window")
@@ -71,12 +76,23 @@ def attention(step: Step, ctx) -> list[Call]:
                               most)
     else:
         calls, parts = _tensor(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row, most)
+    return [*calls, *_joins(step, ctx, parts, partial, leaves)]
 
-    def join_parts(sizes: Sizes) -> Launch:
-        return Launch(join, (heads, sizes.rows[N_TOKENS], 1), (
-            *ctx.view(y), partial, parts(sizes), batch.counts, heads, shape.value_dim))
 
-    return [*calls, Call(step, join_parts).only(lambda sizes: parts(sizes) > 1)]
+def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves: Prepared | None) -> list[Call]:
+    """The calls behind those that may have left parts; leaves: as of attention."""
+    (y,), heads = step.outputs, param(step, "heads")
+    to = ctx.place(y, leaves.kind) if leaves else (None, None)
+
+    def joined(sizes: Sizes) -> Launch:
+        return Launch(join(leaves is not None), (heads, sizes.rows[N_TOKENS], 1), (
+            ctx.view(y), partial, parts(sizes), ctx.batch.counts, heads, y.width // heads, *to))
+
+    calls = [Call(step, joined, leaves=leaves).only(lambda sizes: parts(sizes) > 1)]
+    if leaves:  # what is not in parts becomes an operand by itself
+        alone = replace(bind_operand(ctx, y, leaves.kind, *to), leaves=leaves)
+        calls.append(alone.only(lambda sizes: parts(sizes) == 1))
+    return calls
 
 
 def _exact(step: Step, args: tuple, attend: Kernel, heads: int, most: int):

@@ -1,35 +1,100 @@
-"""Join, in order, of the partial results of warps that shared the keys of a head (op `attention`)."""
+"""Join, in order, of the partial results of blocks that shared the keys of a head (op `attention`)."""
+
+import functools
 
 from numflow.cuda.device.call import N_TOKENS
 from numflow.cuda.lang.arithmetic import exp, fmax
-from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index
-from numflow.cuda.lang.kernel import kernel
+from numflow.cuda.lang.intrinsic import SharedArray
+from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, shuffle, store4, sync_block, thread_index
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.weights.operand import put_int8
 
 LOWEST = -3.0e38  # a score that no key has
+WARPS = 4
+MOST_PARTS = 64   # two for each lane
 
 
-@kernel("attention_join", 32)
-def join(y: f32.ptr, y_stride: u32, partial: f32.ptr, parts: u32, counts: i32.ptr, heads: u32, v_dim: u32):
-    """partial f32 [T][heads][parts]{largest score, sum of weights, v_dim weighted values}; grid (heads, rows)."""
-    head, t, lane = block_x(), block_y(), u32(lane_index())
-    if t >= counts[N_TOKENS]:
-        return
-    width = u32(v_dim + 2)
-    first = partial + (t * heads + head) * parts * width
-    peak, part = f32(LOWEST), u32(0)
-    while part < parts:
-        peak = fmax(peak, first[part * width])
-        part = u32(part + 1)
-    total, part = f32(0), u32(0)
-    while part < parts:
-        total += exp(first[part * width] - peak) * first[part * width + 1]
-        part = u32(part + 1)
-    column = lane
-    while column < v_dim:
-        value, part = f32(0), u32(0)
-        while part < parts:
-            value += exp(first[part * width] - peak) * first[part * width + 2 + column]
-            part = u32(part + 1)
-        y[t * y_stride + head * v_dim + column] = value / total
-        column = u32(column + 32)
+@functools.cache
+def join(int8: bool) -> Kernel:
+    """Grid (heads, rows). int8: store y as the operand of a matrix too; then 32 columns of a head are a unit of it.
+
+    partial f32 [T][heads][parts]{largest score, sum of weights, v_dim weighted values}. Each warp takes every fourth
+    part, a lane 4 neighbouring columns of 128.
+    """
+    memory, put = SharedArray(f32, 128 * WARPS), _put(int8)
+
+    @kernel("attention_join" + "_int8" * int8, 32 * WARPS)
+    def _join(y: Rows, partial: f32.ptr, parts: u32, counts: i32.ptr, heads: u32, v_dim: u32, to: u32.ptr,
+              aux: f32.ptr):
+        head, t, lane, warp = block_x(), u32(block_y()), u32(lane_index()), u32(thread_index() >> u32(5))
+        if t >= counts[N_TOKENS]:
+            return
+        sums, width = memory(), u32(v_dim + 2)
+        first = partial + (t * heads + head) * parts * width
+        # In every warp the weights of all parts, those of a lane and of the lane + 32, and their sum.
+        near, far = u32(lane * width), u32((lane + 32) * width)
+        peak, more, total, rest = f32(LOWEST), f32(LOWEST), f32(0), f32(0)
+        if lane < parts:
+            peak, total = first[near], first[near + 1]
+        if lane + 32 < parts:
+            more, rest = first[far], first[far + 1]
+        largest = warp_max(fmax(peak, more))
+        weight = exp(peak - largest) if lane < parts else f32(0)
+        other = exp(more - largest) if lane + 32 < parts else f32(0)
+        total = warp_sum(weight * total + other * rest)
+        begin = u32(0)
+        while begin < v_dim:
+            # Weighted values of the warp's parts, to shared memory.
+            column, part = u32(begin + 4 * lane), warp
+            a, b, c, d = f32(0), f32(0), f32(0), f32(0)
+            while part < parts:
+                scale = shuffle(weight if part < 32 else other, part & u32(31))
+                values = first + (part * width + 2 + column)
+                if column < v_dim:
+                    a += scale * values[0]
+                if column + 1 < v_dim:
+                    b += scale * values[1]
+                if column + 2 < v_dim:
+                    c += scale * values[2]
+                if column + 3 < v_dim:
+                    d += scale * values[3]
+                part = u32(part + WARPS)
+            store4(sums, u32(4 * thread_index()), a, b, c, d)
+            # Barrier, then the sums of the warps over their total.
+            sync_block()
+            put(sums, f32(1) / total, y.data + t * y.stride, u32(head * v_dim), begin, v_dim, to, aux,
+                u32(heads * v_dim >> u32(5)), t, warp)
+            sync_block()
+            begin = u32(begin + 128)
+
+    return _join
+
+
+def _put(int8: bool) -> DeviceFunction:
+    """put(sums, factor, y, head, begin, width, to, aux, units, t, warp): results of 128 columns of a head."""
+
+    @device
+    def put_floats(sums, factor, y, head, begin, width, to, aux, units, t, warp):
+        own = u32(thread_index())
+        value = (sums[own] + sums[own + 128]) + (sums[own + 256] + sums[own + 384])
+        if begin + own < width:
+            y[head + begin + own] = value * factor
+
+    @device
+    def put_both(sums, factor, y, head, begin, width, to, aux, units, t, warp):
+        if warp == 0:
+            at = u32(4 * lane_index())
+            a, b, c, d = load4(sums, at)
+            for i in range(1, WARPS):
+                e, f, g, h = load4(sums, u32(at + 128 * i))
+                a, b, c, d = a + e, b + f, c + g, d + h
+            a, b, c, d = a * factor, b * factor, c * factor, d * factor
+            there, column = begin + at < width, u32(head + begin + at)
+            if there:
+                store4(y, column, a, b, c, d)
+            put_int8(to, aux, units, t, column if there else u32(32 * units), a, b, c, d)
+
+    return put_both if int8 else put_floats

@@ -12,7 +12,7 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import block_max
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.weights.operand import LARGEST_HALF, putter
+from numflow.cuda.weights.operand import LARGEST_HALF, ROW_THREADS, putter
 from numflow.ops import Step, param
 
 THREADS = 128
@@ -289,6 +289,7 @@ def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call
 def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Kernel:
     """4 columns of a thread at a time; f16: one block for each row, which looks for its largest value first."""
     int8, half, put = kind == "int8", kind == "f16", putter(kind)
+    threads = ROW_THREADS if half else THREADS
 
     @device
     def four(first, second, column, p, q):
@@ -298,13 +299,13 @@ def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Ke
             return function(a, e, p, q), function(b, f, p, q), function(c, g, p, q), function(d, h, p, q)
         return function(a, p, q), function(b, p, q), function(c, p, q), function(d, p, q)
 
-    @kernel(f"{name}_{kind}", THREADS)
+    @kernel(f"{name}_{kind}", threads)
     def _act_operand(to: u32.ptr, aux: f32.ptr, y: Rows, has_y: u32, x: Rows, up: Rows, counts: i32.ptr, rows: u32,
                      width: u32, p: f32, q: f32):
-        row, begin, lane = block_x(), u32(4 * (block_y() * 128 + thread_index())), u32(4 * lane_index())
+        row, begin, lane = block_x(), u32(4 * (block_y() * threads + thread_index())), u32(4 * lane_index())
         if row >= counts[rows]:
             return
-        first, second, step = x.data + row * x.stride, up.data + row * up.stride, u32(512 * grid_y())
+        first, second, step = x.data + row * x.stride, up.data + row * up.stride, u32(4 * threads * grid_y())
         inverse, scale = f32(1), f32(1)
         if half:
             largest, column = f32(0), begin
@@ -312,7 +313,7 @@ def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Ke
                 a, b, c, d = four(first, second, column, p, q)
                 largest = fmax(largest, fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d))))
                 column = u32(column + step)
-            largest = block_max(largest, 4)
+            largest = block_max(largest, threads // 32)
             if largest > f32(LARGEST_HALF):
                 scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
         if not int8 and begin == 0:

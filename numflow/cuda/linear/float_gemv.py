@@ -77,24 +77,50 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
 @functools.cache
 def float_row_adder(kind: str, tokens: int) -> DeviceFunction:
     """add_row as linear_gemv.row_adder has it, with the lane for `unit` and the columns of a row for `units`; of the
-    planes the first is the matrix, the others are not used."""
-    full, low_of, high_of = kind == "f32", *((low_half, high_half) if kind == "f16" else (low_bfloat, high_bfloat))
-    step = 128 if full else 256
+    planes the first is the matrix, the others are not used. For one token a lane asks for 64 bytes of the row before
+    it works on the first 16."""
+    full, add = kind == "f32", _adder(kind)
+    columns = 4 if full else 8
+    step, per_word = 32 * columns, 0 if full else 1
 
     @device
     def add_row(acc, x, aux, x_pitch, low, high, two, one, head, above, per_row, place, unit, units, source, left):
-        k = u32(unit * (4 if full else 8))
-        words = low + (place * units if full else place * (units >> u32(1)))
+        k = u32(unit * columns)
+        words = low + place * (units >> u32(per_word))
+        if tokens == 1:
+            begin = u32(source * x_pitch)
+            while k + 3 * step < units:
+                a, b, c, d = stream4(words, u32(k >> u32(per_word)))
+                e, f, g, h = stream4(words, u32((k + step) >> u32(per_word)))
+                i, j, r, s = stream4(words, u32((k + 2 * step) >> u32(per_word)))
+                n, o, p, q = stream4(words, u32((k + 3 * step) >> u32(per_word)))
+                acc[0] = add(acc[0], x, u32(begin + k), a, b, c, d)
+                acc[0] = add(acc[0], x, u32(begin + k + step), e, f, g, h)
+                acc[0] = add(acc[0], x, u32(begin + k + 2 * step), i, j, r, s)
+                acc[0] = add(acc[0], x, u32(begin + k + 3 * step), n, o, p, q)
+                k = u32(k + 4 * step)
         while k < units:
-            a, b, c, d = stream4(words, k if full else k >> u32(1))
+            a, b, c, d = stream4(words, u32(k >> u32(per_word)))
             for t in range(tokens):
                 if tokens == 1 or t < left:
-                    at = (source + t) * x_pitch + k
-                    if full:
-                        acc[t] += dot4(x, at, float_of(a), float_of(b), float_of(c), float_of(d))
-                    else:
-                        acc[t] += dot4(x, at, low_of(a), high_of(a), low_of(b), high_of(b))
-                        acc[t] += dot4(x, at + 4, low_of(c), high_of(c), low_of(d), high_of(d))
+                    acc[t] = add(acc[t], x, u32((source + t) * x_pitch + k), a, b, c, d)
             k = u32(k + step)
 
     return add_row
+
+
+@functools.cache
+def _adder(kind: str) -> DeviceFunction:
+    """add(total, x, at, a, b, c, d): the total and the products of 16 bytes of a row with x[at ...]."""
+    low_of, high_of = (low_half, high_half) if kind == "f16" else (low_bfloat, high_bfloat)
+
+    @device
+    def add_floats(total, x, at, a, b, c, d):
+        return total + dot4(x, at, float_of(a), float_of(b), float_of(c), float_of(d))
+
+    @device
+    def add_halves(total, x, at, a, b, c, d):
+        total += dot4(x, at, low_of(a), high_of(a), low_of(b), high_of(b))
+        return total + dot4(x, u32(at + 4), low_of(c), high_of(c), low_of(d), high_of(d))
+
+    return add_floats if kind == "f32" else add_halves

@@ -56,14 +56,21 @@ ROWS = 128              # of the matrix, of a block
 TOKENS = (16, 64, 128)  # of a block
 SCALE = 64.0
 PITCH = 20              # words from one row of a tile to the next: 16 of numbers, and 4 so that no banks collide
-BLOCKS = 264            # that keep a large GPU busy: two for each multiprocessor
+BLOCKS = {16: 660, 64: 396, 128: 264}  # that keep a large GPU busy, by tokens: what registers leave to its 132
+                        # multiprocessors, since a block by itself mostly waits for memory
 _MAGIC = 0x64006400     # two float16 of 1024, whose lowest bits count ones
 
 
 def split_of(n: int, rows: int, units: int) -> int:
     """Parts that the columns are cut into."""
-    tiles = -(-n // ROWS) * -(-rows // tile_of(rows))
-    return max(1, min(BLOCKS // tiles, units // 8, 16))
+    tokens = tile_of(rows)
+    tiles = -(-n // ROWS) * -(-rows // tokens)
+    return max(1, min(BLOCKS[tokens] // tiles, units // 8, 16))
+
+
+def partial_sums() -> int:
+    """Sums that parts may leave, at most."""
+    return ROWS * max(tokens * blocks for tokens, blocks in BLOCKS.items())
 
 
 def tile_of(rows: int) -> int:

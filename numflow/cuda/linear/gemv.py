@@ -36,7 +36,7 @@ from numflow.cuda.weights.outliers import outlier_adder
 WARPS = 4              # of a block
 TOKENS = (1, 4, 8)     # that one pass over the matrix serves
 UNROLL = {1: 4, 4: 2, 8: 1}  # units a lane loads before it works on the first, by tokens
-SPLIT_BELOW = 16384    # rows: matrices with fewer give the whole block to a row, so that all of the GPU has work
+SPLIT_BELOW = 4096     # rows: matrices with fewer give the whole block to a row, so that all of the GPU has work
 
 
 def split_of(n: int, units: int) -> int:

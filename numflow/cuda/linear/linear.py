@@ -1,7 +1,7 @@
 """Matrix products (op `linear`): y [T, N] = x [T, K] @ weight[N, K].T + bias[N].
 
-Up to 8 tokens every row of the matrix is read once by a matrix-vector kernel (linear_gemv, linear_float); more tokens
-go through tensor cores (linear_gemm), unless arithmetic is to be float32, which is again 8 tokens at a time.
+Up to 4 tokens every row of the matrix is read once by a matrix-vector kernel (gemv.py, float_gemv.py); more tokens go
+through tensor cores (gemm.py), unless arithmetic is to be float32, which is 8 tokens at a time.
 """
 
 from numflow.cuda.device.call import Call, Sizes, ceil
@@ -10,7 +10,7 @@ from numflow.cuda.elementwise import act
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.linear.float_gemv import float_gemv
-from numflow.cuda.linear.gemm import BLOCKS, ROWS, gemm, gemm_sum, tile_of
+from numflow.cuda.linear.gemm import ROWS, gemm, gemm_sum, partial_sums, tile_of
 from numflow.cuda.linear.gemm import split_of as parts_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
 from numflow.cuda.linear.parameters import AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
@@ -18,7 +18,7 @@ from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
 
-FEW = TOKENS[-1]  # tokens that matrix-vector kernels are for
+FEW = 4  # tokens that matrix-vector kernels are for: with more, instructions bind them, not memory
 
 
 def linear(step: Step, ctx, add: Step | None = None, late: float | None = None) -> list[Call]:
@@ -38,7 +38,7 @@ def linear(step: Step, ctx, add: Step | None = None, late: float | None = None) 
 
     def few(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
-        tile = next((t for t in TOKENS if t >= rows), FEW)
+        tile = next((t for t in TOKENS if t >= rows), TOKENS[-1])
         args = gemv_args(to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, norm,
                          ctx.view(x))
         chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
@@ -81,7 +81,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
     """The calls on tensor cores."""
     (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
     operand = ctx.operand(x, *demands(weight, ctx.activations)[-1])
-    partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
+    partial = ctx.scratch("parts of sums", 4 * partial_sums())
     shape = Shape(ctx.batch.counts, field=field, n=y.width, units=units)
     args = (ctx.view(y), partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0,
             weight.parts.get("outliers"), weight.outliers)

@@ -20,6 +20,7 @@ from numflow.cuda.lang.scalar import f32, i32, u32
 
 UNIT = 32
 THREADS = 128
+ROW_THREADS = 1024  # of a block that has a row for itself: it waits for memory as often as it goes round
 _SMALLEST = 1e-36  # below, 127 / max would overflow: such a unit counts as zeros
 
 
@@ -128,7 +129,7 @@ LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled
 def _halves(bfloat: bool) -> Kernel:
     """A block for each row."""
 
-    @kernel("operand_bf16" if bfloat else "operand_f16", THREADS)
+    @kernel("operand_bf16" if bfloat else "operand_f16", ROW_THREADS)
     def _operand(y: u32.ptr, scales: f32.ptr, words: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
                  width: u32):
         row, thread = block_x(), u32(thread_index())
@@ -140,8 +141,8 @@ def _halves(bfloat: bool) -> Kernel:
             largest, column = f32(0), thread
             while column < width:
                 largest = fmax(largest, fabs(source[column]))
-                column = u32(column + 128)
-            largest = block_max(largest, 4)
+                column = u32(column + ROW_THREADS)
+            largest = block_max(largest, ROW_THREADS // 32)
             if largest > f32(LARGEST_HALF):
                 scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
         if thread == 0:
@@ -152,6 +153,6 @@ def _halves(bfloat: bool) -> Kernel:
             a = source[column] * inverse if column < width else f32(0)
             b = source[column + 1] * inverse if column + 1 < width else f32(0)
             to[word] = pack_bfloats(a, b) if bfloat else pack_halves(a, b)
-            word = u32(word + 128)
+            word = u32(word + ROW_THREADS)
 
     return _operand

@@ -64,6 +64,7 @@ def jobs() -> Iterator[Job]:
     for kind in (*GROUPED, APART[0]):
         yield _case(f"experts-{kind}", replace(experts_case(kind, 64, 512, 2, 1), schedule=GROUPS), MODEL)
     yield Job("adapters", _adapters)
+    yield Job("model-long", _long)
     yield from _functions()
 
 
@@ -181,9 +182,35 @@ def _low_rank(step, rank: int, vectors: bool, rng) -> AdaptedPart:
     return AdaptedPart(a, 0.1 * rng.standard_normal((width, rank), np.float32), bias, scale)
 
 
+def _long(device) -> None:
+    """A decoder whose keys are cut into parts: a prompt, then a token, whose parts are an operand where they join."""
+    network, weights = decoder(Shape(1, 512, 4, 2, 256, 40, 512), "q4", None)
+    programs = [Program(network, weights, gpu=device, block_size=64)]
+    if hasattr(device, "checks"):
+        programs.append(Reference(network, weights, block_size=64))
+    ids = np.random.default_rng(0).integers(0, 40, 301, dtype=np.int32)
+    try:
+        for program in programs:
+            program.reserve(5)
+        for begin, end in ((0, 300), (300, 301)):
+            batch = Batch(ids[begin:end], np.arange(begin, end), np.array([0, end - begin]), np.arange(5)[None],
+                          np.array([end - begin - 1]))
+            found = [program.run(batch) for program in programs]
+            if len(found) > 1:
+                _judge(error(*found), MODEL)
+    finally:
+        for program in programs:
+            program.close()
+
+
 def _functions() -> Iterator[Job]:
     """Tests that launch kernels by hand and know their results."""
-    from tests.cuda import test_moe, test_sample
+    from tests.cuda import test_join, test_moe, test_sample
+
+    for parts, width in test_join.SIZES:
+        for int8 in (False, True):
+            name = f"attention_join{'_int8' * int8}"
+            yield _function(test_join, f"{name}-{parts}", (name,), "test_parts_are_joined", parts, width, int8)
 
     for width in (33, 700):
         yield _function(test_sample, f"sample-{width}", ("sample",), "test_the_same_tokens_as_on_the_host", width)

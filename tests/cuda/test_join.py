@@ -1,0 +1,67 @@
+"""Parts of attention joined: any number of parts and columns, and the int8 operand made of the result."""
+
+import numpy as np
+import pytest
+
+from numflow.cuda.attention.join import MOST_PARTS, join
+from numflow.cuda.device.device import Launch, Simulated
+from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.patterns import together
+from numflow.lab.shapes import Shape, random_network
+
+pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+
+HEADS, ROWS = 3, 2
+SIZES = ((2, 128), (5, 96), (33, 160), (MOST_PARTS, 32))
+
+
+@pytest.mark.parametrize(("parts", "width", "int8"), [
+    *((parts, width, False) for parts, width in (*SIZES, (3, 20), (7, 130))), *((*size, True) for size in SIZES)])
+def test_parts_are_joined(parts, width, int8):
+    """A row beyond the batch is left alone, and so is what lies behind the columns."""
+    rng, stride = np.random.default_rng(parts), -(-HEADS * width // 32) * 32 + 32
+    partial = rng.standard_normal((ROWS + 1, HEADS, parts, width + 2)).astype(np.float32)
+    partial[..., 0] *= 8
+    partial[..., 1] = 0.5 + rng.random((ROWS + 1, HEADS, parts))
+    partial[:, :, 1, 0], partial[:, :, 1, 1:] = -3e38, 0          # a part without keys
+    device, units = Simulated(seed=parts), HEADS * width // 32
+    y, given, counts, codes, aux = (device.alloc(n) for n in (
+        4 * (ROWS + 1) * stride, partial.nbytes, 64, 32 * (ROWS + 1) * units + 16, 16 * (ROWS + 1) * units + 16))
+    device.upload(y.at(), np.full((ROWS + 1, stride), 9, np.float32))
+    device.upload(given.at(), partial)
+    device.upload(counts.at(), np.array([ROWS, 0, 0, 0], np.int32))
+    device.launch(Launch(join(int8), (HEADS, ROWS + 1, 1), (
+        Rows(y.at(), stride), given.at(), parts, counts.at(), HEADS, width, codes.at() if int8 else None,
+        aux.at() if int8 else None)))
+    weights = np.exp(partial[..., :1].astype(float) - partial[..., :1].max(2, keepdims=True))
+    expected = (weights * partial[..., 2:]).sum(2) / (weights[..., 0] * partial[..., 1]).sum(2)[..., None]
+    found = device.download(y.at(), y.nbytes).view(np.float32).reshape(ROWS + 1, stride)
+    expected = expected[:ROWS].reshape(ROWS, HEADS * width)
+    np.testing.assert_allclose(found[:ROWS, :HEADS * width], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    assert (found[ROWS] == 9).all() and (found[:, HEADS * width:] == 9).all()
+    if int8:
+        _check_operand(device, codes, aux, units, found[:ROWS, :HEADS * width])
+
+
+def _check_operand(device, codes, aux, units: int, y: np.ndarray) -> None:
+    """weights/operand.py says where its numbers are."""
+    words = device.download(codes.at(), 32 * ROWS * units).view(np.int8).reshape(ROWS, 2, units, 16)
+    numbers = words.transpose(0, 2, 1, 3).reshape(ROWS, units, 32).astype(np.float32)
+    scale, total, half, _ = device.download(aux.at(), 16 * ROWS * units).view(np.float32).reshape(ROWS, units, 4).T
+    scale, total, half = scale.T, total.T, half.T
+    y = y.reshape(ROWS, units, 32)
+    np.testing.assert_allclose(scale, np.abs(y).max(2) / 127, rtol=1e-6)
+    assert (np.abs(numbers * scale[..., None] - y) <= 0.5001 * scale[..., None]).all()
+    np.testing.assert_allclose(total, scale * numbers.sum(2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(half, scale * numbers[..., :16].sum(2), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "width", "heads", "expected"), [
+    ("q4", 128, 2, 1), ("F16", 128, 2, 0), ("q4", 96, 4, 0)])
+def test_which_attentions_make_an_operand(kind, width, heads, expected):
+    """Those in front of a matrix that meets int8, whose heads fill units of 32 columns; not the last, of which only
+    wanted rows go on."""
+    network, _ = random_network(Shape(2, width, heads, 1, 96, 40, 64), kind)
+    found = together(network, "main", "int8", network.caches).joined
+    assert len(found) == expected and all(network.entries["main"][index].op == "attention" for index in found)
+    assert not together(network, "main", "f32", network.caches).joined
