@@ -102,3 +102,51 @@ def test_lm_eval_takes_its_tokenizer_from_the_service(http):
     both = {"prompt": "a", "add_special": True, "add_special_tokens": False}
     assert http.post("/tokenize", json=both).status_code == http.post("/tokenize", json={
         "prompt": "a", "text": "a"}).status_code == 400
+
+
+def test_codex(http):
+    def said(role, text):
+        return {"type": "message", "id": f"msg_{text}", "role": role, "content": [{"type": "input_text", "text": text}]}
+
+    run = {"type": "function", "name": "exec_command", "strict": False, "parameters": {"type": "object"}}
+    tools = [run, {"type": "namespace", "name": "more", "description": "x", "tools": [{**run, "name": "stop"}]},
+             {"type": "web_search", "external_web_access": True}]
+    body = {"model": "org/chat", "stream": True, "tools": tools,
+            "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"}, "store": False,
+            "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "client_metadata": {"turn_id": "t"}}
+    talk = [said("developer", "a"), said("developer", "b"), said("user", "c"), said("user", "d")]
+    call = r'<tool_call>\{"name": "exec_command", "arguments": \{"cmd": "ls"\}\}</tool_call>'
+    for regex, more, kind in ((call, [], "function_call"), ("ok", [
+            {"type": "function_call", "id": "fc_1", "status": "completed", "name": "exec_command", "call_id": "c",
+             "arguments": '{"cmd": "ls"}'},
+            {"type": "function_call_output", "id": "fco_1", "call_id": "c", "output": "x"}], "message")):
+        reply = http.post("/v1/responses", json={**body, "input": [*talk, *more], "regex": regex})
+        assert reply.status_code == 200, reply.text
+        last = json.loads(reply.text.strip().rpartition("data: ")[2])
+        assert last["type"] == "response.completed" and last["response"]["output"][0]["type"] == kind
+        assert set(reply.headers["x-numflow-ignored"].split(", ")) == {
+            "tools[2]", "include.reasoning.encrypted_content", "reasoning.summary", "client_metadata"}
+
+
+def test_claude_code(http):
+    cached = {"cache_control": {"type": "ephemeral"}}
+    body = {"model": "org/chat", "max_tokens": 300, "stream": True, "metadata": {"user_id": "{}"},
+            "system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", **cached}],
+            "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "tools": [{"name": "Bash", "description": "Runs.", "input_schema": {
+                "$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object",
+                "properties": {"command": {"type": "string"}}, "required": ["command"]}}]}
+    talk = [{"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d", **cached}]},
+            {"role": "system", "content": "e"}]
+    used = {"type": "tool_use", "id": "t", "name": "Bash", "input": {"command": "ls"}}
+    more = [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, used]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x", "is_error": False,
+                                          **cached}]}]
+    call = r'<tool_call>\{"name": "Bash", "arguments": \{"command": "ls"\}\}</tool_call>'
+    for regex, turns, reason in ((f"hm</think>{call}", [], "tool_use"), ("hm</think>ok", more, "end_turn")):
+        reply = http.post("/v1/messages?beta=true", json={**body, "messages": [*talk, *turns], "regex": regex})
+        assert reply.status_code == 200, reply.text
+        assert f'"stop_reason":"{reason}"' in reply.text and '"type":"thinking"' in reply.text
+        assert set(reply.headers["x-numflow-ignored"].split(", ")) == {"context_management", "reasoning_effort"}
+    assert http.head("/").status_code == 200
