@@ -27,7 +27,7 @@ def experts(setting: Setting) -> None:
             if setting.was_tried(experts=name, weights=kind):
                 continue
             with setting.attempt(experts=name, weights=kind):
-                case = experts_case(kind, n, k, count, chosen, blank=True)
+                case = experts_case(kind, n, k, count, chosen, fill="repeated")
                 program = Program(case.network, case.weights, gpu=setting.device())
                 matrix = next(step.weights["weight"] for step, _ in program.bound("main") if step.op == "expert_linear")
                 size = case.weights.raw(matrix).rows.nbytes / count

@@ -3,12 +3,13 @@
 import numpy as np
 
 from experiments.gpu_suite.setting import Setting, each, seconds
-from numflow.cuda.device.call import Sizes
+from numflow.cuda.device.call import Sizes, ceil
 from numflow.cuda.device.device import Device, Launch
 from numflow.cuda.lang.intrinsics import block_x, thread_index
 from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.scalar import f32, u32
 from numflow.cuda.program import Program
+from numflow.cuda.weights.pack import stored_bytes
 from numflow.ops import Batch
 from tests.cuda.matrices import linear_case
 
@@ -16,6 +17,7 @@ KINDS = ("F16", "BF16", "q8", "Q8_0", "q6", "q5", "q4", "Q4_0", "Q4_K", "q3h", "
          "q2")
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336),
           "head": (128256, 4096)}
+COLD = 160 << 20  # bytes of the copies of a matrix: more than second caches hold
 
 
 def copies(setting: Setting) -> None:
@@ -59,19 +61,20 @@ def matrices(setting: Setting) -> None:
 
 
 def _matrix(setting: Setting, kind: str, name: str, n: int, k: int) -> None:
-    """One matrix, for each number of tokens."""
-    case = linear_case(kind, n, k, 1, blank=True)
+    """One matrix, for each number of tokens: random numbers, and copies in turn that no cache holds."""
+    copies = 2 if setting.quick else ceil(COLD, stored_bytes(kind, k) * n)
+    case = linear_case(kind, n, k, 1, fill="repeated", copies=copies)
     program = Program(case.network, case.weights, gpu=setting.device())
-    table = case.network.weights[case.network.entries["main"][0].weights["table"]]
-    size = program.weights_bytes - table.shape[0] * k * 4
+    names = [step.weights["weight"] for step in case.network.entries["main"] if step.op == "linear"]
+    size = case.weights.raw(names[0]).rows.nbytes
     for tokens in (1, 9) if setting.quick else (1, 4, 8, 16, 64, 256, 2048):
         if setting.is_over:
             break
         program.run(_batch(tokens), output=None)
         works = [work for step, calls in program.bound("main") if step.op == "linear" for call in calls
                  for work in call.launches(Sizes((tokens,) * 4, 1))]
-        time = each(program.device, works, 2 if setting.quick else 20)
-        setting.add(weights=kind, matrix=name, n=n, k=k, tokens=tokens, microseconds=time * 1e6,
+        time = each(program.device, works, 2 if setting.quick else max(20 // copies, 2)) / copies
+        setting.add(weights=kind, matrix=name, n=n, k=k, tokens=tokens, copies=copies, microseconds=time * 1e6,
                     gigabytes_per_s=size / time / 1e9, tflops=2 * n * k * tokens / time / 1e12,
                     kernel=works[-1].kernel.name)
     program.close()
@@ -89,14 +92,14 @@ def _vendor(setting: Setting, shapes: dict) -> None:
     except ImportError:
         return
     for name, (n, k) in shapes.items():
-        weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        weights = torch.randn(ceil(COLD, 2 * n * k), n, k, device="cuda", dtype=torch.bfloat16)
         for tokens in (1, 8, 64, 256, 2048):
             x = torch.randn(tokens, k, device="cuda", dtype=torch.bfloat16)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             for repeat in range(2):
                 begin.record()
-                for _ in range(20 if repeat else 3):
-                    x @ weight.T
+                for turn in range(20 if repeat else 3):
+                    x @ weights[turn % len(weights)].T
                 end.record()
                 torch.cuda.synchronize()
             time = begin.elapsed_time(end) / 20e3

@@ -7,6 +7,7 @@ import numpy as np
 
 from experiments.gpu_suite.setting import Setting
 from numflow.cuda.program import Program
+from numflow.decoding.choice import Choice
 from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource
 from numflow.ops import Batch
@@ -36,6 +37,7 @@ def _speed(setting: Setting, shape: Shape, name: str, kind: str) -> None:
             continue
         with setting.attempt(model=name, weights=kind, what="decode", batch=batch):
             _decode(setting, program, name, kind, batch)
+            _growing(setting, program, name, kind, batch)
     for tokens in (12,) if setting.quick else (512, 2048):
         if setting.was_tried(model=name, weights=kind, what="prefill", tokens=tokens):
             continue
@@ -92,6 +94,26 @@ def _decode(setting: Setting, program: Program, name: str, kind: str, sequences:
     setting.add(model=name, weights=kind, what="decode", batch=sequences, tokens_per_s=sequences / took,
                 milliseconds=took * 1e3, gigabytes=program.weights_bytes / 1e9,
                 gigabytes_per_s=program.weights_bytes / took / 1e9)
+
+
+def _growing(setting: Setting, program: Program, name: str, kind: str, sequences: int) -> None:
+    """Tokens that are picked and go on, each with a key more than the one before, and the host's own time for one."""
+    shape, steps, begin = (TOY | SHAPES)[name], 2 if setting.quick else 50, 3 if setting.quick else CONTEXT
+    blocks, rows, times = -(-(begin + 3 + steps) // program.block_size), np.arange(sequences), []
+    table = np.arange(sequences * blocks).reshape(sequences, blocks)
+    prompt, starts = np.random.default_rng(0).integers(0, shape.vocabulary, begin), np.arange(sequences + 1)
+    for row in rows:
+        program.run(Batch(prompt, np.arange(begin), np.array([0, begin]), table[row:row + 1], np.array([begin - 1])),
+                    output=None)
+    ids = np.full(sequences, prompt[-1])
+    for step in range(3 + steps):  # the first ones record
+        batch = Batch(ids, np.full(sequences, begin + step), starts, table, rows)
+        started, host = time.perf_counter(), time.process_time()
+        ids = program.sample(batch, [Choice()] * sequences)
+        times.append((time.perf_counter() - started, time.process_time() - host))
+    took, host = np.median(times[3:], axis=0).tolist()
+    setting.add(model=name, weights=kind, what="growing", batch=sequences, tokens_per_s=sequences / took,
+                milliseconds=took * 1e3, host_microseconds=host * 1e6)
 
 
 def _wall(program: Program, work, repeats: int) -> float:

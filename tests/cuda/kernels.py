@@ -58,7 +58,7 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     found |= attention_kernels()
     for kind in (*EVERY, *APART):
         for k in (512, 2048):  # a warp for each row, and a block
-            case = linear_case(kind, 64, k, 1, blank=True)
+            case = linear_case(kind, 64, k, 1, fill="blank")
             for activations in ("int8", "f32"):
                 found |= kernels_of(case.network, case.weights, activations=activations)
     for kind in (*EVERY, *APART):
@@ -69,7 +69,7 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     network, checkpoint = random_network(Shape(2, 512, 4, 2, 1024, 40, 64), "F16")
     found |= kernels_of(adaptable(network, checkpoint), WeightSource(network, checkpoint))
     for kind in (*grouped, APART[0]):
-        case = experts_case(kind, 64, 512, experts=2, chosen=1, blank=True)  # tiles of 16, 64 and 128 routes
+        case = experts_case(kind, 64, 512, experts=2, chosen=1, fill="blank")  # tiles of 16, 64 and 128 routes
         found |= kernels_of(case.network, case.weights)
     return dict(sorted(found.items()))
 

@@ -22,6 +22,9 @@ _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0,
            "TQ1_0": (52,), "TQ2_0": (64,), **dict.fromkeys(set(GRIDS) - {"IQ1_M"}, (0,))}
 
 
+REPEATED = 32  # random rows of matrices that repeat theirs
+
+
 def is_quantised(kind: str) -> bool:
     """Whether the executor keeps codes of this type: one of QUANTISED, or such a scheme with outliers."""
     return kind.partition("+")[0] in QUANTISED
@@ -76,10 +79,13 @@ def stored_as(case, matrices: dict[str, tuple[str, np.ndarray]]):
     return replace(case, network=replace(case.network, weights=weights), weights=Stored(case.weights, matrices))
 
 
-def _rows_and_values(b: Builder, kind: str, n: int, k: int, blank: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as stored, uint8, and what they mean, float32 [n, k]; zeros if they are to be blank."""
-    if blank:
+def _rows_and_values(b: Builder, kind: str, n: int, k: int, fill: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as stored, uint8, and what they mean, float32 [n, k]. fill: as of linear_case."""
+    if fill == "blank":
         return blank_rows(kind, n, k), np.zeros((n, k), np.float32)
+    if fill == "repeated":
+        few = _rows_and_values(b, kind, min(n, REPEATED), k, "random")[0]
+        return np.ascontiguousarray(few[np.arange(n) % len(few)]), np.zeros((n, k), np.float32)
     if is_quantised(kind):
         rows = stored(kind, n, k)
         return rows, values(kind, rows, k)
@@ -99,28 +105,31 @@ def blank_rows(kind: str, n: int, k: int) -> np.ndarray:
     return rows
 
 
-def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, blank: bool = False):
+def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, fill: str = "random", copies: int = 1):
     """A Case of op `linear` whose matrix is stored as `kind`; FakeWeights.f32 has its de-quantised values.
 
-    blank: the matrix is zero bytes, for what only looks at kernels.
+    fill:   "random"; "blank": zero bytes, for what only looks at kernels; "repeated": a few random rows, for what
+            measures time. Of the last two FakeWeights.f32 has zeros.
+    copies: products of x with as many matrices, which are the same in places of their own; y is the last one's.
     """
     b = Builder(f"linear-{kind}-{n}x{k}-{tokens}")
     x, _ = b.inputs(k, 4)
-    y = b.buffer(n)
-    rows, matrix = _rows_and_values(b, kind, n, k, blank)
-    weights = {"weight": b.weight("weight", matrix)}
-    if bias:
-        weights["bias"] = b.weight("bias", b.normal(n))
-    b.step("linear", (x,), (y,), weights)
-    case = b.case(y, (((0, tokens),),))
-    return stored_as(case, {weights["weight"]: (kind, rows)})
+    rows, matrix = _rows_and_values(b, kind, n, k, fill)
+    stored_rows = {}
+    for _ in range(copies):
+        y, weights = b.buffer(n), {"weight": b.weight("weight", matrix)}
+        stored_rows[weights["weight"]] = kind, rows
+        if bias:
+            weights["bias"] = b.weight("bias", b.normal(n))
+        b.step("linear", (x,), (y,), weights)
+    return stored_as(b.case(y, (((0, tokens),),)), stored_rows)
 
 
 def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):
     """A Case of `head_linear` whose matrices are stored as `kind`."""
     b = Builder(f"heads-{kind}-{n}x{k}-{heads}-{tokens}")
     (x,) = b.inputs(heads * k)
-    rows, matrix = _rows_and_values(b, kind, heads * n, k, False)
+    rows, matrix = _rows_and_values(b, kind, heads * n, k, "random")
     y, weight = b.buffer(heads * n), b.weight("weight", matrix, groups=heads)
     b.step("head_linear", (x,), (y,), {"weight": weight}, heads=heads)
     case = b.case(y, (((0, tokens),),))
@@ -128,15 +137,15 @@ def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):
 
 
 def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: int = 0, held: int = 0,
-                 bias: bool = False, blank: bool = False):
+                 bias: bool = False, fill: str = "random"):
     """A Case of `moe_route`, `expert_linear`, `expert_combine` whose matrices are stored as `kind`. held: experts that
-    are here, from `first` on; 0: all."""
+    are here, from `first` on; 0: all. fill: as of linear_case."""
     b, held = Builder(f"experts-{kind}-{n}x{k}-{experts}"), held or experts
     x, logits = b.inputs(k, experts)
     ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
     routed, y = b.buffer(n, "routes"), b.buffer(n)
     b.step("moe_route", (logits,), (ids, gates), normalize=True)
-    rows, matrix = _rows_and_values(b, kind, held * n, k, blank)
+    rows, matrix = _rows_and_values(b, kind, held * n, k, fill)
     weights = {"weight": b.weight("weight", matrix, groups=held)}
     if bias:
         weights["bias"] = b.weight("bias", b.normal(held * n))

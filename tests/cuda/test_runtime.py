@@ -219,7 +219,7 @@ def test_sizes_beyond_what_kernels_count():
 
 def test_rows_beyond_a_grid_of_two_dimensions():
     """Steps for each route: 65,000 tokens, 8 experts each, some of them on another device."""
-    case = experts_case("q4", 64, 512, experts=16, chosen=8, first=2, held=8, blank=True)
+    case = experts_case("q4", 64, 512, experts=16, chosen=8, first=2, held=8, fill="blank")
     program = Program(case.network, case.weights, gpu=Notebook())
     names = set()
     for work in program.launches(Sizes((65_000, 65_000, 520_000, 1), 512)):
