@@ -1,11 +1,16 @@
 """Choice of the shipped spec for a checkpoint: by the architecture it names, then by conditions on its values."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from numflow.errors import SpecError, did_you_mean, quoted
 from numflow.spec.reader import Spec, detect_tables, load_spec
 from numflow.spec.resolve import Resolved
+
+# What comes behind a family's name in that of an architecture. A classifier has the layers of its family.
+_HEAD = re.compile(r"(ForCausalLM|ForMaskedLM|LMHeadModel|Model)$")
+_CLASSIFIER = "ForSequenceClassification"
 
 HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 
@@ -91,8 +96,11 @@ def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
     if checkpoint.naming == "llama2c":
         return bool(table.get("llama2c"))
     architectures, kind = names_in(checkpoint)
-    if any(name in _list(table.get("architectures", [])) for name in architectures):
-        return True
+    known = _list(table.get("architectures", []))
+    classified = {_HEAD.sub("", name) for name in known}
+    for name in architectures:
+        if name in known or (name.endswith(_CLASSIFIER) and name.removesuffix(_CLASSIFIER) in classified):
+            return True
     return not architectures and kind in _list(table.get("model_type", []))
 
 

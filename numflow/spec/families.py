@@ -6,7 +6,8 @@ _INTRO = """# Models
 
 What is listed here runs from a specification file of [specs/](../specs/) alone. A checkpoint is recognised by words in
 its `config.json` (`architectures`) or in its GGUF header (`general.architecture`); a row without such words is chosen
-by `--spec NAME`. A model that is not listed may need no more than a file of its own: [new-model.md](new-model.md).
+by `--spec NAME`. A classifier or reranker, `NAMEForSequenceClassification`, is read as `NAMEForCausalLM`. A model that
+is not listed may need no more than a file of its own: [new-model.md](new-model.md).
 File formats are in the [README](../README.md#what-runs).
 (This page is written by `python -m numflow.spec.families > docs/models.md`.)
 """

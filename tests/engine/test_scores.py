@@ -60,8 +60,11 @@ def test_long_texts(tmp_path):
         np.testing.assert_array_equal(model.scores(("paris", long), truncate=True), model.scores(("paris", kept)))
 
 
-def test_a_decoder_is_scored_by_its_last_token(tmp_path):
-    folder, tensors = classifier(tmp_path, 2, "qwen3", {"score.weight": (2, 64)}, "Qwen3ForSequenceClassification")
+@pytest.mark.parametrize(("case", "family"), [
+    ("qwen3", "Qwen3"), ("exaone4", "Exaone4"), ("jamba", "Jamba"), ("ministral3", "Ministral3"),
+    ("gemma3", "Gemma3Text")])
+def test_a_decoder_is_scored_by_its_last_token(tmp_path, case, family):
+    folder, tensors = classifier(tmp_path, 2, case, {"score.weight": (2, 64)}, f"{family}ForSequenceClassification")
     with load(folder, backend="reference") as model:
         expected = tensors["score.weight"] @ model.hidden([5, 6, 7])[-1]
         np.testing.assert_allclose(model.scores([5, 6, 7]), expected, rtol=1e-4, atol=1e-6)
