@@ -12,7 +12,7 @@ from .show_trained import share
 
 GUESSED = "draft and guesses"  # of the results' models
 EDITS = ("spelling", "copy", "docstrings", "rename")
-RESULTS = {"guesses": ("oracle", "ngram", "batch", "drafts", "models"), "trained": ("trained",)}  # by part
+RESULTS = {"guesses": ("oracle", "ngram", "batch", "drafts", "models"), "trained": ("trained", "wide")}  # by part
 
 
 def report(lab, about):
@@ -21,7 +21,7 @@ def report(lab, about):
     if "oracle" in lab.results:
         guessed(lab, lab.results)
     if "trained" in lab.results:
-        show_trained.report(lab, lab.results["trained"])
+        show_trained.report(lab, lab.results["trained"], lab.results["wide"])
 
 
 def guessed(lab, found):
@@ -79,7 +79,7 @@ def figures(lab):
     if "oracle" in lab.results:
         guesses_figure(lab)
     if "trained" in lab.results:
-        show_trained.figure(lab, lab.results["trained"])
+        show_trained.figure(lab, lab.results["trained"], lab.results["wide"])
 
 
 def guesses_figure(lab):

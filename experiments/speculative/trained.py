@@ -2,41 +2,54 @@
 
 import random
 import statistics
+import tempfile
 import time
 from math import prod
+from pathlib import Path
 
 from numflow.errors import RequestError
 from numflow.lab.shapes import find_shape
+
+from . import wide
 
 # Model, what drafts for it, and what that is.
 PAIRS = (("tiny-hybrid", "mtp", "a block of its own (MTP)"), ("tiny", "tiny-eagle", "EAGLE-3"),
          ("tiny", "tiny-draft", "a draft model"))
 COUNTS = (1, 2, 3, None)  # tokens that are drafted at once; None: as many as pay
-TEXTS, LARGE, SMALL, WORDS = 24, "8b", "1b", 32000  # of what is computed: shapes, words of an EAGLE-3 draft
+TEXTS, WIDE_TEXTS = 24, 8
+LARGE, SMALL, WORDS = "8b", "1b", 32000  # of what is computed: shapes, words of an EAGLE-3 draft
 
 
 def measured(lab):
-    """Acceptance, speed and cost of each pair."""
-    return {"trained": [row for model, draft, kind in PAIRS for row in pair(lab, model, draft, kind)]}
+    """Acceptance, speed and cost of each pair; as they are, and made wide."""
+    found, temperatures = {}, [float(text) for text in lab.options["temperatures"].split(",")]
+    texts, few = (beginnings(2 if lab.quick else count) for count in (TEXTS, WIDE_TEXTS))
+    found["trained"] = [row for pair in PAIRS for row in rows_of(lab, pair, pair[:2], texts, temperatures)]
+    with tempfile.TemporaryDirectory() as folder:
+        places = {name: wide.write(name, Path(folder), lab.quick) for name in wide.LAYERS} | {"mtp": "mtp"}
+        found["wide"] = [row for pair in PAIRS for row in rows_of(
+            lab, pair, [places[name] for name in pair[:2]], few, [0.0])]
+    return found
 
 
-def pair(lab, name, draft, kind):
-    """Rows of a model and what drafts for it, by temperature and number of drafts."""
+def rows_of(lab, names, places, texts, temperatures):
+    """Rows of a model and what drafts for it, by temperature and number of drafts. places: of both files."""
     import numflow
 
-    prompts = beginnings(2 if lab.quick else TEXTS)
-    with numflow.load(name, threads=lab.options["threads"], draft=draft) as model:
+    (name, draft, kind), (place, draft_place) = names, places
+    with numflow.load(place, threads=lab.options["threads"], draft=draft_place) as model:
         read = bytes_read(model.core.drafters.runner.network) / bytes_read(model.network)
 
         def written(temperature, **how):
             return [model.generate(text, chat=chat, temperature=temperature, max_tokens=lab.options["tokens"],
                                    **({"seed": seed} if temperature else {}), **how)
-                    for seed, (text, chat) in enumerate(prompts)]
+                    for seed, (text, chat) in enumerate(texts)]
 
         written(0.0, draft_tokens=3)
-        for temperature in map(float, lab.options["temperatures"].split(",")):
+        for temperature in temperatures:
             for count in COUNTS:
-                lab.say(f"{name}, {draft}, temperature {temperature:g}, drafts {count or 'as many as pay'}")
+                lab.say(f"{name}{', wide' * (place != name)}: {draft}, temperature {temperature:g}, "
+                        f"drafts {count or 'as many as pay'}")
                 found = rounds(lab, model, written, temperature, count)
                 yield {"model": name, "draft": draft, "kind": kind, "temperature": temperature, "guesses": count,
                        "read": read, "read_large": large_share(draft), **found}
