@@ -83,9 +83,8 @@ BODIES["/chat/completions"] = {  # with functions
             {"role": "function", "name": "f", "content": "sunny"}]}
 BODIES["POST /v1/chat/completions"] = {  # with custom tools
     "model": "org/chat", "max_tokens": 9, "temperature": 1, "stream": False, "tools": [
-        {"type": "custom", "custom": {"name": name, "description": "x", "format": {
-            "type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}}}
-        for name, syntax, definition in (("g", "lark", 'start: "a" | /[b-d]/'), ("h", "regex", "[a-z]{1,3}"))],
+        {"type": "custom", "custom": {"name": "g", "format": {
+            "type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a" | /[b-d]/'}}}}],
     "tool_choice": {"type": "custom", "custom": {"name": "g"}}, "messages": [
         {"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [
             {"id": "d", "type": "custom", "custom": {"name": "g", "input": "ls"}}]},
