@@ -191,7 +191,7 @@ def kernel_ladder():
 
 def speculation():
     """Speed-up of speculative decoding against the share of drafts that are right."""
-    found, recipe = results("speculative")
+    found, recipe = results("speculative", "guesses")
     rows = sorted(found["oracle"], key=lambda row: row["accuracy"])
     made, axis = style.figure()
     axis.errorbar([100 * row["accuracy"] for row in rows], [row["speedup"] for row in rows],
