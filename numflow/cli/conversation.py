@@ -13,7 +13,7 @@ from numflow.cli.tables import print_fields, printable
 from numflow.cli.transcript import attachment, read_conversation, turns_of, write_conversation
 from numflow.errors import RequestError, did_you_mean
 from numflow.registry.progress import megabytes
-from numflow.server.messages.reply import END_THINK, THINK, Splitter, opens_thinking, special_marks
+from numflow.server.messages.reply import THINKING, Splitter, opens_thinking, shown_marks, special_marks
 
 # word -> (what follows it, what it does); the method of the same name does it.
 COMMANDS = {
@@ -127,8 +127,9 @@ class Conversation:
     def _answer(self, ids: list[int]) -> tuple[str, str | None]:
         """The answer as far as it came, without its thinking, and why it ended; None: it was stopped."""
         tokenizer = self._models.model.tokenizer
-        marks = special_marks(tokenizer, (THINK, END_THINK))
-        splitter = Splitter(inside=opens_thinking(tokenizer, ids))
+        thinks = shown_marks(tokenizer.chat_template) or THINKING[0]
+        marks = special_marks(tokenizer, thinks)
+        splitter = Splitter(inside=opens_thinking(tokenizer, ids, thinks), marks=thinks)
         run, reason, shown = self._models.model.generate(ids, stream=True, **self._settings), None, None
         try:
             for piece in run:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numflow.server.messages.reply import Reply, Splitter
+from numflow.server.messages.reply import THINKING, Reply, Splitter, shown_marks
 from numflow.server.messages.tool_formats import FORMATS, find_format
 
 CALL = '{"name": "f", "arguments": {"a": 1}}'
@@ -133,3 +133,18 @@ def test_a_parameter_that_is_no_json_is_text():
     text = "<tool_call><function=f><parameter=a>NaN</parameter><parameter=b>1e999</parameter></function></tool_call>"
     assert split(text, tools="tag_parameters")[2] == [("f", {"a": "NaN", "b": "1e999"})]
     assert split('<tool_call>{"name": "f", "arguments": null}</tool_call>', tools="tag_json")[2] == [("f", {})]
+
+
+@pytest.mark.parametrize("marks", THINKING)
+def test_thinking_between_the_marks_that_the_template_shows(marks):
+    assert shown_marks(f"{{{{ x }}}}{marks.begin}") == shown_marks(f"a{marks.end}b") == marks
+    text = f"{marks.begin}\nhm < 1{marks.end}\n\nyes"
+    for cuts in ((), range(len(text))):
+        assert split(text, cuts, marks=marks) == ("yes", "hm < 1", [])
+        assert split(text.removeprefix(marks.begin), cuts, marks=marks, inside=True) == ("yes", "\nhm < 1", [])
+    other = next(one for one in THINKING if one != marks)
+    assert split(f"{other.begin}hm{other.end}", marks=marks)[1] == ""
+
+
+def test_a_template_without_thinking_shows_no_marks():
+    assert shown_marks(None) is None and shown_marks("{{ messages }} [THINKING]") is None

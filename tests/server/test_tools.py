@@ -135,6 +135,14 @@ def test_a_template_that_refuses_the_conversation_in_any_form_says_why(served):
         prompt_of(served("{{ raise_exception('never') }}"), messages=[{"role": "system", "content": "A"}, *HI])
 
 
+def test_thinking_that_the_template_opens_in_marks_of_its_own(served):
+    one = served(PLAIN + "{% if add_generation_prompt %}[THINK]{% endif %}")
+    assert one.thinks and one.think_marks == ("[THINK]", "[/THINK]") and not served(PLAIN).thinks
+    splitter = prompt_of(one)[1].make_splitter()
+    splitter.feed("hm[/THINK]\n\nyes", end=True)
+    assert (splitter.reply.reasoning, splitter.reply.content) == ("hm", "yes")
+
+
 def test_a_model_without_any_template_says_so(served):
     one = served()
     one.model.tokenizer.chat_template, one.template_tools = None, False

@@ -3,13 +3,24 @@
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from numflow.decoding.stops import held_back
 from numflow.server.messages.json_pieces import JsonPieces
 from numflow.server.messages.tool_formats import FORMATS, ToolCall, ToolFormat
 
-THINK, END_THINK = "<think>", "</think>"
+
+class ThinkMarks(NamedTuple):
+    """A pair of texts before and behind thinking."""
+
+    begin: str
+    end: str
+
+
+# A chat template shows which of them the model writes; where it shows none, the first.
+THINKING = (ThinkMarks("<think>", "</think>"), ThinkMarks("[THINK]", "[/THINK]"),
+            ThinkMarks("<seed:think>", "</seed:think>"), ThinkMarks("<thinking>", "</thinking>"),
+            ThinkMarks("<thought>", "</thought>"), ThinkMarks("◁think▷", "◁/think▷"))
 _BETWEEN = " \t\r\n;,]"  # what may stand behind a call whose arguments were told in pieces
 
 
@@ -19,10 +30,15 @@ def special_marks(tokenizer: Any, texts: Iterable[str]) -> dict[int, str]:
     return {id: text for id in tokenizer.special_ids if (text := tokenizer.token_text(id)) in wanted}
 
 
-def opens_thinking(tokenizer: Any, ids: Sequence[int]) -> bool:
+def shown_marks(chat_template: str | None) -> ThinkMarks | None:
+    """The marks of thinking that a chat template shows."""
+    return next((marks for marks in THINKING if any(mark in (chat_template or "") for mark in marks)), None)
+
+
+def opens_thinking(tokenizer: Any, ids: Sequence[int], marks: ThinkMarks = THINKING[0]) -> bool:
     """Whether a prompt ends within thinking, as some chat templates end it."""
     end = tokenizer.decode(list(ids[-8:]), skip_special=False).rstrip()
-    return end.endswith(THINK) and not end.endswith(END_THINK)
+    return end.endswith(marks.begin)
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,7 @@ class Splitter:
 
     tools:    format of the calls to look for, None: none. names: functions that exist.
     forced:   the whole text is one call, a JSON object unless `tools` reads it.
-    thinking: look for <think> ... </think>. inside: the prompt ended with <think>.
+    thinking: look for thinking between `marks`. inside: the prompt ended with the first of them.
     single:   only the first call counts; others are left out.
     pieces:   arguments of calls are told as they come, where the format's are an object of JSON. What has been told
               stays: arguments that break off are closed where they would make the call a text otherwise.
@@ -88,7 +104,7 @@ class Splitter:
 
     def __init__(self, tools: ToolFormat | None = None, names: frozenset[str] = frozenset(), forced: bool = False,
                  thinking: bool = True, inside: bool = False, single: bool = False,
-                 pieces: bool = False):
+                 pieces: bool = False, marks: ThinkMarks = THINKING[0]):
         self.reply = Reply()
         self._begin, self._end = (tools.begin, tools.end) if tools is not None else ("", "")
         self._whole_text = tools is not None and not tools.begin  # which may be calls and nothing else
@@ -97,7 +113,7 @@ class Splitter:
         self._json, self._made = JsonPieces(), ReplyCall(0, "", ToolCall("", ""))  # of the call that is being told
         self._shown = self._begin  # of a body that turns out to be no call
         self._names, self._forced, self._single = names, forced, single
-        self._thinking = thinking and not inside
+        self._thinking, self._marks = thinking and not inside, marks
         self._mode = "reasoning" if thinking and inside else "content"
         self._held, self._fresh = "", True  # fresh: nothing but space has come since the text or a call or thinking
         self._trim = False  # line ends that come next are dropped
@@ -124,11 +140,11 @@ class Splitter:
             parts += step
 
     def _reasoning(self, end: bool) -> list[ReplyPart] | None:
-        before, mark, after = self._held.partition(END_THINK)
+        before, mark, after = self._held.partition(self._marks.end)
         if mark:
             self._mode, self._held, self._fresh, self._trim = "content", after, True, True
             return self._text("reasoning", before)
-        return self._release("reasoning", (END_THINK,), end)
+        return self._release("reasoning", (self._marks.end,), end)
 
     def _content(self, end: bool) -> list[ReplyPart] | None:
         if self._forced:
@@ -137,11 +153,11 @@ class Splitter:
             stripped = self._held.lstrip()
             if not stripped and (not end or self.reply.calls):
                 return None
-            if self._thinking and stripped.startswith(THINK):
-                self._mode, self._held, self._trim = "reasoning", stripped[len(THINK):], True
+            if self._thinking and stripped.startswith(self._marks.begin):
+                self._mode, self._held, self._trim = "reasoning", stripped.removeprefix(self._marks.begin), True
                 self._thinking = False  # once
                 return []
-            if self._thinking and THINK.startswith(stripped) and not end:
+            if self._thinking and self._marks.begin.startswith(stripped) and not end:
                 return None
             if self._whole_text and stripped[:1] in ("{", "["):
                 return self._whole(end)

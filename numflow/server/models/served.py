@@ -19,7 +19,7 @@ from numflow.errors import NumflowError, RequestError, TokenizerError
 from numflow.server.config.config import ModelConfig
 from numflow.server.http.errors import ApiError, bad_request
 from numflow.server.http.ignored import Ignored
-from numflow.server.messages.reply import END_THINK, THINK, special_marks
+from numflow.server.messages.reply import THINKING, ThinkMarks, shown_marks, special_marks
 from numflow.server.messages.settings import with_defaults
 from numflow.server.messages.tool_formats import GENERIC, find_format
 from numflow.server.models.facts import weight_files
@@ -75,7 +75,12 @@ class Served:
     @property
     def thinks(self) -> bool:
         """Whether its chat template knows thinking."""
-        return THINK in (self.chat_template or "") or self.mentions("enable_thinking")
+        return shown_marks(self.chat_template) is not None or self.mentions("enable_thinking")
+
+    @cached_property
+    def think_marks(self) -> ThinkMarks:
+        """Marks between which it thinks, if it does."""
+        return shown_marks(self.chat_template) or THINKING[0]
 
     @property
     def capabilities(self) -> list[str]:
@@ -151,7 +156,7 @@ class Served:
     @cached_property
     def marks(self) -> dict[int, str]:
         """Special tokens that are part of how calls and thinking are written, id -> text."""
-        return special_marks(self.tokenizer, (THINK, END_THINK, *self.tool_format.marks))
+        return special_marks(self.tokenizer, (*self.think_marks, *self.tool_format.marks))
 
     def need_engine(self) -> Engine:
         """The engine.

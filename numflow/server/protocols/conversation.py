@@ -11,7 +11,7 @@ from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
 from numflow.server.messages.custom_tools import INPUT, newer
 from numflow.server.messages.overflow import fitting
-from numflow.server.messages.reply import END_THINK, Splitter, opens_thinking
+from numflow.server.messages.reply import Splitter, opens_thinking
 from numflow.server.messages.schemas import ChatRequest, CustomMessageCall, Message, MessageCall, Tool
 from numflow.server.models.served import Served
 from numflow.server.protocols.tools import call_grammar, render, wanted
@@ -55,14 +55,15 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored,
     if forced and begun:
         raise bad_request("an answer that is begun already cannot be a call that has to be made: leave out the last "
                           "message or tool_choice", "tool_choice")
-    if begun and opens_thinking(served.tokenizer, ids):
-        begun = f"\n{END_THINK}\n\n{begun}"  # what is begun is the answer
+    if begun and opens_thinking(served.tokenizer, ids, served.think_marks):
+        begun = f"\n{served.think_marks.end}\n\n{begun}"  # what is begun is the answer
     opening = begun if not forced else "" if asked.grammar else served.tool_format.opening
     if opening:
         ids = ConversationIds([*ids, *served.tokenizer.encode(opening, add_special=False)])
     return ChatPrompt(ids, asked.constraint(), {
         "tools": asked.form(served), "forced": forced, "names": asked.names, "thinking": thinking and not forced,
-        "inside": opens_thinking(served.tokenizer, ids), "single": not asked.several},
+        "marks": served.think_marks, "inside": opens_thinking(served.tokenizer, ids, served.think_marks),
+        "single": not asked.several},
         call_grammar(served, asked, ignored))
 
 
