@@ -318,6 +318,8 @@ def _check_source(path: Path, where: str, source: dict[str, Any]) -> None:
             _texts(path, f"{where}.{key}", source[key])
     if "map" in source:
         _expect(path, f"{where}.map", source["map"], dict, "a table of words")
+    if "words" in source:
+        _expect(path, f"{where}.words", source["words"], list, "a list of words")
     if isinstance(source.get("default"), dict):
         raise SpecError(f"{path}: {where}.default: expected a value or an expression, found a table")
     if isinstance(source.get("null", 0), (dict, list)):

@@ -119,6 +119,12 @@ class Resolved:
         return found
 
     def _mapped(self, where: str, key: str, source: Mapping[str, Any], value: Any) -> Any:
+        for at, item in enumerate(value if isinstance(value, list) else [value]) if "words" in source else ():
+            if item not in source["words"]:
+                place = f"{key}[{at}]" if isinstance(value, list) else key
+                texts = [word for word in source["words"] if isinstance(word, str)]
+                raise SpecError(f"{self.spec.path}: {where}: {place} of {self.file} is {quoted(item)}; expected one of "
+                                f"{', '.join(texts)}")
         table = source.get("map")
         if table is None:
             return value

@@ -87,6 +87,12 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
     ("deepseek_v3", "topk_group", 10**6, "moe.top_groups"),
     ("deepseek_v32", "max_position_embeddings", 10**9, "an index of keys has up to 4194304 positions"),
     ("bert", "layer_norm_eps", 0, "norm.eps"),
+    ("gemma2", "layer_types", ["full"] * 9, r"layer_types\[0\] of .* is 'full'; expected one of full_attention"),
+    ("lfm2", "layer_types", [3], r"layer_types\[0\] of .* is 3; expected one of full_attention, conv"),
+    ("exaone_moe", "mlp_layer_types", ["dense", "thick", "dense"], r"mlp_layer_types\[1\] .*expected one of dense"),
+    ("glm_moe_dsa", "indexer_types", ["full", "half", "full"], r"indexer_types\[1\] .*expected one of full, shared"),
+    ("recurrent_gemma", "block_types", ["conv"], r"block_types\[0\] .*expected one of recurrent, attention"),
+    ("nemotron_h", "hybrid_override_pattern", "MX*M-", "mixer.kind: expected one of .*, found 'X'"),
     ("minimax_m2", "rotary_dim", 18, "rope.dims: expected up to 16, the columns of a head in pairs, found 18"),
     ("solar_open", "partial_rotary_factor", 0.6, "rope.dims: expected an even number with scaling 'yarn', found 9"),
 ])

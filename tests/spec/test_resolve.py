@@ -24,6 +24,21 @@ def test_sources_in_order_nested_keys_null_and_defaults(tmp_path):
     assert resolved(tmp_path, text, gguf, "gguf").parameter("heads") == 6
 
 
+def test_words_are_the_only_ones_of_a_value_or_a_list(tmp_path):
+    text = """
+    [parameters]
+    kinds = { config = "kinds", words = ["wide", "narrow", true], default = "none" }
+    """
+    assert resolved(tmp_path, text, {"kinds": ["wide", "narrow"]}).parameter("kinds") == ["wide", "narrow"]
+    assert resolved(tmp_path, text, {"kinds": "wide"}).parameter("kinds") == "wide"
+    assert resolved(tmp_path, text, {"kinds": None}).parameter("kinds") is None
+    for kinds, place in ((["wide", "odd"], r"kinds\[1\]"), ("odd", "kinds"), ([{"a": 1}], r"kinds\[0\]")):
+        with pytest.raises(SpecError, match=f"parameters.kinds: {place} of .* is .*; expected one of wide, narrow$"):
+            resolved(tmp_path, text, {"kinds": kinds}).parameter("kinds")
+    with pytest.raises(SpecError, match=r"parameters.kinds.words: expected a list of words, found 'wide'"):
+        resolved(tmp_path, text.replace('["wide", "narrow", true]', '"wide"'), {})
+
+
 def test_null_may_be_a_value_of_its_own(tmp_path):
     text = """
     [parameters]
