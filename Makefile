@@ -48,7 +48,7 @@ site: .venv
 
 # Models of numflow's own, trained anew: minutes of a core each.
 tiny: .venv
-	for model in tiny tiny-draft tiny-moe tiny-hybrid tiny-encoder tiny-translator; do \
+	for model in tiny tiny-draft tiny-moe tiny-hybrid tiny-encoder tiny-translator tiny-mtp tiny-eagle; do \
 		.venv/bin/python -m numflow.learn.models.train $$model || exit 1; done
 
 # Pages that are made from code: commands and options, families of models, Python.

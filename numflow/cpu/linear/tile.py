@@ -193,16 +193,16 @@ def _table_int8(kind, total, x, aux, codes, first, heads, unit):
     minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
     parts = ((minus_low, range(4)), ([a - b for a, b in zip(minus_all, minus_low)], range(4, 8)))
     for half, (minus, groups) in enumerate(parts if kind.scheme.by_16 else ((minus_all, range(8)),)):
-        dots = Dot(_zeros(total, "i32")), Dot([s << 13 for s in minus])
-        both = list(zip(dots, (planes.high, planes.low)))
+        products = Dot(_zeros(total, "i32")), Dot([s << 13 for s in minus])
+        both = list(zip(products, (planes.high, planes.low)))
         for together in ([each] for each in both) if _apart(m) else [both]:
             for group in groups:
                 code, words = column_group(codes, kind.scheme, first + group), each_word(x + 4 * m * group, m)
-                for dot, plane in together:
-                    dot.add(lookup16(code, plane), words, 127)
-                    codes = dot.before(codes)
+                for product, plane in together:
+                    product.add(lookup16(code, plane), words, 127)
+                    codes = product.before(codes)
         scales = scale(heads, unit, half, kind.scheme) * (1 / 8191)
-        sums = [((a << 7) + b).to_f32() for a, b in zip(*(dot.sums() for dot in dots))]
+        sums = [((a << 7) + b).to_f32() for a, b in zip(*(product.sums() for product in products))]
         total = [fma(a, scales * s, t) for a, s, t in zip(sums, each_f32(aux, m), total)]
     return total
 

@@ -74,7 +74,7 @@ def any_not_finite(codes: Value, table: str) -> Value:
 
 
 def _unit_of(mantissa: int) -> float:
-    """What a float32 of the same exponent and mantissa is to be multiplied by, also of the smallest."""
+    """The factor from a float32 of the same exponent and mantissa to the number, also to the smallest."""
     return 2.0**(127 - ((1 << 6 - mantissa) - 1))
 
 
