@@ -29,7 +29,7 @@ def latent_case(heads, k_dim, prefix, schedule=(((0, 5),),)):
     return b.case(y, schedule)
 
 
-def _every_bias():
+def every_bias():
     """Softcap, slopes and sinks together, in heads of an odd size."""
     b = Builder("attention-every-bias")
     q, k, v = b.inputs(6 * 20, 2 * 20, 2 * 20)
@@ -45,7 +45,7 @@ def attention_kernels() -> dict[str, Kernel]:
     at a usual size, then wide heads, then those of latent attention."""
     found, usual, wide = {}, attention_case(4, 1, 128, 128), attention_case(4, 1, 256, 256)
     buckets = next(case for case in attention_cases() if case.name == "attention-buckets-both-ways")
-    for case in (_every_bias(), buckets, attention_case(4, 1, 64, 64)):
+    for case in (every_bias(), buckets, attention_case(4, 1, 64, 64)):
         found |= kernels_of(case.network, case.weights, kv_type="f16")
     for kind in ("f16", *CODED):
         found |= kernels_of(usual.network, usual.weights, kv_type=kind)

@@ -7,6 +7,8 @@ from numflow.cuda.program import Program
 from numflow.cuda.survey import Notebook
 from numflow.lab.shapes import Shape
 from tests.cuda.kernels import EVERY, all_kernels, decoder
+from tests.cuda.on_ptx.__main__ import would_launch
+from tests.cuda.on_ptx.cases import jobs
 
 SHAPES = {"1b": Shape(1, 2048, 32, 8, 8192, 256, 8192), "8b": Shape(1, 4096, 32, 8, 14336, 256, 8192)}
 
@@ -20,3 +22,10 @@ def test_kernels_of_large_decoders_are_compiled_ahead(kind, shape):
                 for work in program.launches(Sizes((rows, rows, rows, sequences), 1024))]
     assert launches
     assert {work.kernel.name for work in launches} - set(all_kernels(EVERY)) == set()
+
+
+@pytest.mark.slow
+def test_every_kernel_of_the_gate_runs_from_its_ptx():
+    """Some job of `make ptx` launches each; a night runs a share of the jobs, and would not miss one."""
+    launched = set().union(*map(would_launch, jobs()))
+    assert sorted(set(all_kernels()) - launched) == []

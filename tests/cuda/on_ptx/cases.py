@@ -22,7 +22,7 @@ from numflow.quant import SCHEMES
 from numflow.quant.kv import CODED
 from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
-from tests.cuda.attention_shapes import FORMS, attention_case, latent_case
+from tests.cuda.attention_shapes import FORMS, attention_case, every_bias, latent_case
 from tests.cuda.kernels import APART, EVERY, GROUPED, decoder
 from tests.cuda.matrices import QUANTISED, embed_case, experts_case, heads_case, linear_case, stored
 from tests.cuda.small import CASES
@@ -63,6 +63,8 @@ def jobs() -> Iterator[Job]:
                 yield Job(f"model-{kind}-{width}{'-units' * units}", partial(_model, kind, width, ffn, units))
     for kind in (*GROUPED, APART[0]):
         yield _case(f"experts-{kind}", replace(experts_case(kind, 64, 512, 2, 1), schedule=GROUPS), MODEL)
+    heads = replace(heads_case("F32", 21, 256, 3, 2), schedule=(((0, 1),), ((0, 3),), ((0, 5),)))
+    yield _case("heads-F32", heads, 3e-5)
     yield Job("adapters", _adapters)
     yield Job("model-long", _long)
     yield from _functions()
@@ -105,6 +107,8 @@ def _attention() -> Iterator[Job]:
     for kind in ("f16", *FORMS):
         for activations in ("int8", "f32"):
             yield _case(f"attention-latent-{kind}-{activations}", latent, HALF, kv_type=kind, activations=activations)
+    yield _case("attention-biases", replace(every_bias(), schedule=(((0, 40), (1, 3)), ((0, 1), (1, 1)))), HALF,
+                kv_type="f16")
     narrow = attention_case(4, 1, 64, 64, (((0, 40), (1, 3)), ((0, 1), (1, 1))))
     yield _case("attention-64", narrow, HALF, kv_type="f16")
 
@@ -215,6 +219,7 @@ def _functions() -> Iterator[Job]:
     for width in (33, 700):
         yield _function(test_sample, f"sample-{width}", ("sample",), "test_the_same_tokens_as_on_the_host", width)
     yield _function(test_sample, "sample-pieces", ("sample",), "test_a_vocabulary_in_several_pieces")
+    yield _function(test_sample, "argmax", ("argmax", "sample"), "test_rows_that_are_not_numbers")
     yield _function(test_sample, "sample-equal", ("sample",), "test_equal_logits")
     yield _function(test_sample, "sample-unlikely", ("sample",), "test_unlikely_and_impossible_tokens")
     for values in ((1, 1, 1, 0, 16), (150, 2, 7, 0, 16), (40, 3, 4, 2, 64), (5, 4, 40, 0, 16)):
