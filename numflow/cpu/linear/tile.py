@@ -241,7 +241,8 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
         for group in groups:
             vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
             acc = [dot4_signed(a, vector - scheme.zero, word) for a, word in zip(acc, words)]
-            codes, acc = in_order(codes, acc)
+            if m > FEW_TOKENS and not scheme.grid:  # of which groups share what they look up
+                codes, acc = in_order(codes, acc)
         return acc
     dot = Dot(zeros if with_base else offsets)
     for group in groups:
