@@ -39,7 +39,7 @@ def files_part(lab, places):
         lab.say(f"a file of {kind}")
         rows[kind] = {"type": kind, "load": load, **measure(kind, threads, peer, memory, lab.quick)}
     lab.results |= {"files": [rows[kind] for kind in TYPES_OF_FILES if kind in rows]}
-    report(lab, lab.results["files"], threads)
+    report(lab, lab.results["files"], threads, wanted if len(wanted) < len(rows) else [])
 
 
 def measure(kind: str, threads: int, peer: LlamaCpp, memory: np.ndarray, quick: bool = False) -> dict:
@@ -103,8 +103,11 @@ def _same(rows: np.ndarray) -> np.ndarray:
     return rows
 
 
-def report(lab, rows: list[dict], threads: int) -> None:
-    """A table with the best of each, as bytes of the file for each second and as a share of a plain read."""
+def report(lab, rows: list[dict], threads: int, only: list[str]) -> None:
+    """A table with the best of each, as bytes of the file for each second and as a share of a plain read.
+
+    only: what was measured now, where it is not all.
+    """
     lab.heading("Whole models of GGUF's types on the CPU")
     reads = [read for row in rows for read in row["read_gb_s"]]
     loads, them = [row["load"] for row in rows], any(row["llama_cpp_tokens_s"] for row in rows)
@@ -112,7 +115,8 @@ def report(lab, rows: list[dict], threads: int) -> None:
              f"{TOKENS} tokens by {threads} threads, the best of {ROUNDS} rounds. A token reads the whole file: GB/s "
              f"are its bytes, the share is that of the plain reads between, {min(reads):.1f} to {max(reads):.1f} GB/s. "
              f"The load average before was {min(loads):.1f} to {max(loads):.1f}."
-             + (" llama-bench took turns with it on the same file." if them else " llama.cpp was not at hand."))
+             + (" llama-bench took turns with it on the same file." if them else " llama.cpp was not at hand.")
+             + (f" Measured in this run: {', '.join(only)}; the others before, as the report had them." if only else ""))
     lab.table(["type", "bits in the file", "memory / file", "tokens/s", "GB/s", "share of reading",
                *(["llama.cpp tokens/s", "its share", "times as fast"] if them else [])],
               [_row(row, them) for row in rows])
