@@ -116,7 +116,7 @@ def report(lab, rows: list[dict], threads: int, only: list[str]) -> None:
              f"are its bytes, the share is that of the plain reads between, {min(reads):.1f} to {max(reads):.1f} GB/s. "
              f"The load average before was {min(loads):.1f} to {max(loads):.1f}."
              + (" llama-bench took turns with it on the same file." if them else " llama.cpp was not at hand.")
-             + (f" Measured in this run: {', '.join(only)}; the others before, as the report had them." if only else ""))
+             + (f" Measured in this run: {', '.join(only)}; the others before." if only else ""))
     lab.table(["type", "bits in the file", "memory / file", "tokens/s", "GB/s", "share of reading",
                *(["llama.cpp tokens/s", "its share", "times as fast"] if them else [])],
               [_row(row, them) for row in rows])

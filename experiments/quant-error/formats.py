@@ -45,7 +45,7 @@ def formats_part(lab, places):
     lab.text(f"Bits of a weight in rows of {COLUMNS} columns, and decoding from 1 GiB of each format by "
              f"{default_threads()} threads as in the part above; plain reads were {slowest:.1f} to {fastest:.1f} GB/s, "
              f"the load average {load:.1f} when this part began. Activations are int8, but float32 for FP8."
-             + (f" Measured in this run: {', '.join(only)}; the others before, as the report had them." if only else ""))
+             + (f" Measured in this run: {', '.join(only)}; the others before." if only else ""))
     lab.table(["format", "type", "bits in the file", "in memory", "memory / file", "decode GB/s", "share of reading",
                "GB/s in the cache"],
               [[name, kind, f"{bits:.2f}", f"{resident:.2f}", f"{resident / bits:.2f}",
