@@ -86,7 +86,7 @@ def positions_figure(lab, found) -> None:
     for number, (name, one) in enumerate(found.items()):
         ys = [own["tok_s"] for own in one.values()]
         axis.plot(positions, ys, **style.series(number))
-        style.end(axis, name, positions, ys, number)
+        style.end(axis, name.replace(" without", "\nwithout"), positions, ys, number)
     style.plain_log(axis, "x", positions)
     axis.set(xlabel="position", ylabel="tokens a second", ylim=(0, None), xlim=(positions[0] * 0.8, positions[-1] * 20))
     lab.figure(made, "positions", f"At {positions[-1]} tokens a model without attention keeps "
