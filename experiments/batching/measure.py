@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import numflow
-from numflow.lab.llama_cpp import LlamaCpp
+
+from ..llama_cpp import LlamaCpp
 
 
 class Clock:

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from statistics import median
 
-from numflow.lab.llama_cpp import LlamaCpp
-
+from ..llama_cpp import LlamaCpp
 from . import measure, show
 
 # Lists have commas between. loads: shares of the rate that the engine can serve. threads: 0 for all cores.

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow.lab.llama_cpp import LlamaCpp
-
+from ..llama_cpp import LlamaCpp
 from .peers import Torch
 from .quiet import Watch
 

@@ -15,8 +15,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from numflow.lab.llama_cpp import found
-
+from ..llama_cpp import found
 from . import rounds
 from .quiet import Watch, memory_speed
 from .report import figures, write

@@ -16,9 +16,9 @@ from numflow.cpu.runtime.cores import default_threads
 from numflow.formats import gguf_writer
 from numflow.formats.types import TYPES
 from numflow.formats.writer import TensorEntry
-from numflow.lab.llama_cpp import LlamaCpp
 from numflow.lab.random_rows import random_rows
 
+from ..llama_cpp import LlamaCpp
 from .speed import _random, _read_seconds
 
 TYPES_OF_FILES = ("Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "NVFP4", "IQ4_NL", "IQ4_XS", "IQ3_S",

@@ -12,8 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from numflow.lab.llama_cpp import LlamaCpp
-
+from ..llama_cpp import LlamaCpp
 from . import kernels, memory, models, show, speed
 
 PARTS = "kernels,models,positions,types,memory"

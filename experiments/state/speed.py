@@ -6,10 +6,11 @@ from statistics import median
 
 import numpy as np
 
-from numflow.lab.llama_cpp import LlamaCpp
 from numflow.network.windows import CHUNK, STATE
 from numflow.ops import Batch
 from numflow.quant.state import STATE_TYPES
+
+from ..llama_cpp import LlamaCpp
 
 GAP = 64  # tokens before the first that is counted
 

@@ -13,6 +13,8 @@ from numflow.lab.plotting import pyplot
 from numflow.lab.recipe import commit
 from numflow.lab.report import Lab
 
+_PACKAGE = "numflow_experiments"
+
 
 def experiments_dir() -> Path:
     """The folder of experiments: $NUMFLOW_EXPERIMENTS, ./experiments, or the source tree's.
@@ -91,10 +93,18 @@ def _as(kind: type, key: str, value: str) -> Any:
 
 
 def _load(path: Path) -> ModuleType:
-    """The experiment's run.py as a package, so that it can import its neighbours (`from .speed import table`)."""
-    name = f"numflow_experiment_{path.parent.name.replace('-', '_')}"
-    for old in [module for module in sys.modules if module.partition(".")[0] == name]:
-        del sys.modules[old]  # of another folder of experiments, perhaps
+    """The experiment's run.py as a package, so that it can import its neighbours (`from .speed import table`).
+
+    The folder of experiments is the package around it, for what several of them use.
+    """
+    folder, name = [str(path.parents[1])], f"{_PACKAGE}.{path.parent.name.replace('-', '_')}"
+    package = sys.modules.get(_PACKAGE)
+    stale = name if package is not None and package.__path__ == folder else _PACKAGE  # another folder's, perhaps
+    for old in [module for module in sys.modules if f"{module}.".startswith(f"{stale}.")]:
+        del sys.modules[old]
+    if stale == _PACKAGE:
+        sys.modules[_PACKAGE] = package = ModuleType(_PACKAGE)
+        package.__path__ = folder
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from numflow.lab import Lab, llama_cpp
+from numflow.lab import Lab
 from numflow.lab.harness import _load
 from tests.conftest import REPO
 
@@ -16,7 +16,8 @@ from tests.conftest import REPO
 def experiment():
     module = _load(REPO / "experiments" / "cpu-speed" / "run.py")
     parts = "rounds", "report", "quiet"
-    return {name: importlib.import_module(f"{module.__name__}.{name}") for name in parts}
+    found = {name: importlib.import_module(f"{module.__name__}.{name}") for name in parts}
+    return found | {"llama_cpp": importlib.import_module("..llama_cpp", module.__name__)}
 
 
 def test_samples_go_on_where_they_stopped(experiment, tmp_path):
@@ -119,7 +120,7 @@ def test_what_this_process_and_its_children_take_is_not_others(experiment):
 
 
 def test_without_their_programs_there_are_no_peers(experiment, tmp_path):
-    assert llama_cpp.found("", "") == llama_cpp.found(str(tmp_path), str(tmp_path)) == []
+    assert experiment["llama_cpp"].found("", "") == experiment["llama_cpp"].found(str(tmp_path), str(tmp_path)) == []
 
 
 def test_ik_llama_cpp_is_asked_twice(experiment, tmp_path):
@@ -138,7 +139,7 @@ echo "|    32 |     16 |    8 |    384 |    0.100 |  2560.00 |    0.200 |   640.
 """)
     for name in ("llama-bench", "llama-batched-bench"):
         (tmp_path / name).chmod(0o755)
-    plain, repacked = llama_cpp.found("", str(tmp_path))
+    plain, repacked = experiment["llama_cpp"].found("", str(tmp_path))
     assert [plain.key, repacked.key] == ["ik", "ik -rtr"]
     assert (plain.prefill("m", 1, 512), repacked.prefill("m", 1, 512)) == (102, 202)
     assert (plain.decode("m", 1, 32, 128), repacked.decode("m", 1, 32, 128)) == (101, 201)
@@ -151,7 +152,7 @@ def test_llama_cpp_is_asked_for_tokens_per_second(experiment, tmp_path):
     for name, answer in answers.items():
         (tmp_path / name).write_text(f"#!/bin/sh\nsleep 0.1\necho '{answer}'\n")
         (tmp_path / name).chmod(0o755)
-    peer = llama_cpp.LlamaCpp(str(tmp_path))
+    peer = experiment["llama_cpp"].LlamaCpp(str(tmp_path))
     assert peer.bench("m.gguf", 1, "-p", 8) == 12.5
     assert 0 < peer.peak_mib < 100
     assert peer.batched("m.gguf", 1, 8, 32, 16) == 99.5

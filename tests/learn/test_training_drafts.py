@@ -8,6 +8,7 @@ import pytest
 import numflow
 from numflow.learn.models import batches, drafts, nets, train
 from numflow.learn.models.tape import Tape
+from tests.learn.test_training import check_derivatives
 
 BASES = {"mtp": nets.Hybrid(40, 16, 4, 2, 1, 8, 24, state_heads=2, state_size=8),
          "eagle": nets.Decoder(40, 16, 4, 4, 2, 8, 24)}
@@ -38,21 +39,7 @@ def test_derivatives_are_those_of_differences(name):
     rng = np.random.default_rng(1)
     batch = net.asked(rng.integers(0, 40, (2, 7)))
     assert batch["targets"].shape == (2, 3 * 6, len(net.words)) and batch["counts"].sum() == 2 * (6 + 5 + 4)
-
-    def loss() -> tuple[Tape, float]:
-        tape = Tape()
-        return tape, tape.loss(net.logits(tape, weights, *batch["inputs"]), batch["targets"], batch["counts"])
-
-    tape, _ = loss()
-    tape.backward()
-    for key, weight in weights.items():
-        at, gradient = tuple(int(rng.integers(0, size)) for size in weight.data.shape), weight.grad
-        kept, found = weight.data[at], []
-        for step in (1e-5, -1e-5):
-            weight.data[at] = kept + step
-            found.append(loss()[1])
-        weight.data[at] = kept
-        assert (found[0] - found[1]) / 2e-5 == pytest.approx(gradient[at], rel=1e-4, abs=2e-6), key
+    check_derivatives(net, weights, batch["inputs"], batch["targets"], batch["counts"], rng)
 
 
 @pytest.mark.parametrize("name", KINDS)

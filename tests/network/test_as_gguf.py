@@ -54,9 +54,7 @@ OTHERWISE = {"bloom": {"context_length"}, "granitemoehybrid": {"context_length"}
              "falcon_40b": {"tensor_data_layout"}, "minilm": {"pooling_type"}, "t5": {"attention.layer_norm_epsilon"},
              "modernbert_embedding": {"pooling_type", "classifier.pooling_type", "attention.layer_norm_epsilon",
                                       "attention.layer_norm_rms_epsilon"},
-             "nemotron": {"attention.layer_norm_rms_epsilon"},
-             # The shared width and the blocks that draft are not written: nothing of numflow reads them.
-             "exaone_moe": {"expert_shared_feed_forward_length", "nextn_predict_layers"}}
+             "nemotron": {"attention.layer_norm_rms_epsilon"}}
 
 
 def seen(name, **changes):

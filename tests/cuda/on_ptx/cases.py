@@ -3,7 +3,7 @@
 A job runs on any device. On one that only keeps launches (survey.Notebook), it tells which kernels it would run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -129,16 +129,22 @@ def _matrices(kind: str) -> Iterator[Job]:
 def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
     """A decoder of one layer: one token, a few, a prompt; steps that kernels do together."""
     network, weights = decoder(Shape(1, width, 4, 2, ffn, 40, 64), kind, None if _is_made(kind) else stored)
-    programs = [Program(network, weights, gpu=device, units=units)]
+    _compare(network, weights, device, 6, (
+        Batch(np.arange(sequences * count, dtype=np.int32) % 40, np.tile(np.arange(count), sequences),
+              np.arange(sequences + 1) * count, np.arange(sequences)[:, None],
+              np.arange(1, sequences + 1) * count - 1)
+        for sequences, count in ((1, 1), (3, 1), (5, 1), (1, 12))), units=units)
+
+
+def _compare(network, weights, device, blocks: int, batches: Iterable[Batch], units: bool = True, **options) -> None:
+    """Logits of batches, one after the other, on the device and, where it checks, of the reference."""
+    programs: list = [Program(network, weights, gpu=device, units=units, **options)]
     if hasattr(device, "checks"):
-        programs.append(Reference(network, weights))
+        programs.append(Reference(network, weights, **options))
     try:
         for program in programs:
-            program.reserve(6)
-        for sequences, count in ((1, 1), (3, 1), (5, 1), (1, 12)):
-            table = np.arange(sequences)[:, None]
-            batch = Batch(np.arange(sequences * count, dtype=np.int32) % 40, np.tile(np.arange(count), sequences),
-                          np.arange(sequences + 1) * count, table, np.arange(1, sequences + 1) * count - 1)
+            program.reserve(blocks)
+        for batch in batches:
             found = [program.run(batch) for program in programs]
             if len(found) > 1:
                 _judge(error(*found), MODEL)
@@ -189,22 +195,10 @@ def _low_rank(step, rank: int, vectors: bool, rng) -> AdaptedPart:
 def _long(device) -> None:
     """A decoder whose keys are cut into parts: a prompt, then a token, whose parts are an operand where they join."""
     network, weights = decoder(Shape(1, 512, 4, 2, 256, 40, 512), "q4", None)
-    programs = [Program(network, weights, gpu=device, block_size=64)]
-    if hasattr(device, "checks"):
-        programs.append(Reference(network, weights, block_size=64))
     ids = np.random.default_rng(0).integers(0, 40, 301, dtype=np.int32)
-    try:
-        for program in programs:
-            program.reserve(5)
-        for begin, end in ((0, 300), (300, 301)):
-            batch = Batch(ids[begin:end], np.arange(begin, end), np.array([0, end - begin]), np.arange(5)[None],
-                          np.array([end - begin - 1]))
-            found = [program.run(batch) for program in programs]
-            if len(found) > 1:
-                _judge(error(*found), MODEL)
-    finally:
-        for program in programs:
-            program.close()
+    _compare(network, weights, device, 5, (
+        Batch(ids[begin:end], np.arange(begin, end), np.array([0, end - begin]), np.arange(5)[None],
+              np.array([end - begin - 1])) for begin, end in ((0, 300), (300, 301))), block_size=64)
 
 
 def _functions() -> Iterator[Job]:
