@@ -61,6 +61,7 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[
         raise SpecError(f"{checkpoint.path}: {spec.title} drafts for another model and runs beside that one: "
                         f"load the model with {option('draft', str(checkpoint.path))}")
     resolved, names = resolve(spec, checkpoint)
+    resolved.check_limits()
     builder = Builder(resolved, names, checkpoint)
     builder.taps = taps
     if spec.type == "encoder-decoder":

@@ -320,6 +320,9 @@ def _check_source(path: Path, where: str, source: dict[str, Any]) -> None:
         _expect(path, f"{where}.map", source["map"], dict, "a table of words")
     if "words" in source:
         _expect(path, f"{where}.words", source["words"], list, "a list of words")
+    for key in ("items", "least", "most"):
+        for text in source[key] if isinstance(source.get(key), list) and key == "items" else [source.get(key, 0)]:
+            check_option(path, f"{where}.{key}", SpecOption("int", None, ""), text)
     if isinstance(source.get("default"), dict):
         raise SpecError(f"{path}: {where}.default: expected a value or an expression, found a table")
     if isinstance(source.get("null", 0), (dict, list)):

@@ -51,8 +51,9 @@ else 'none'"`.
 - A **source table** reads the checkpoint: `{ config = ["n_head", "num_heads"], gguf = "attention.head_count", \
 default = 12 }`. Keys are tried in order; `a.b` is key b of object a; GGUF keys get the architecture in front; \
 null counts as absent, but where `null` \
-is the value for it; `map` translates words; `words` are the only ones that a value, or an \
-item of a list, may be.
+is the value for it; `map` translates words. `words` are the only ones that a value, or an \
+item of a list, may be; `least` and `most` (numbers or expressions) are its limits; `items` is how many items a list \
+must have, or a list of such numbers. Anything else in a file is refused, also where no layer asks for it.
 - A list of one value per layer is read layer by layer.
 """
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from numflow.errors import SpecError, did_you_mean, quoted
 from numflow.spec import schema
+from numflow.spec.bounds import LIMITS, outside
 from numflow.spec.expression import ExpressionError, Steps, evaluate
 from numflow.spec.reader import Spec
 from numflow.spec.schema import SECTIONS, SpecOption
@@ -54,6 +55,25 @@ class Resolved:
         self._values[name] = value, self._found
         self._found |= before
         return value
+
+    def _whole(self, where: str, source: Any) -> int:
+        """The number that a limit of a source table stands for."""
+        value = self._source(where, source, None, "")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1:
+            return int(value)
+        raise self._wrong(where, f"expected a whole number, found {quoted(value)}")
+
+    def check_limits(self) -> None:
+        """Look at each parameter whose source sets limits to a value, also where nothing asks for that parameter.
+
+        Raises:
+            SpecError: the configuration has a value outside of them.
+        """
+        plain = Resolved(self.spec, _plain(self.config), self.naming, self.has, self.file)  # notes no key as read
+        for name, source in self.spec.section("parameters").items():
+            if (isinstance(source, Mapping) and any(limit in source for limit in LIMITS)
+                    and any(plain._look_up(key) not in (None, _MISSING) for key in plain.keys(source))):
+                plain.parameter(name)
 
     @contextmanager
     def _opened(self, where: str):
@@ -119,12 +139,9 @@ class Resolved:
         return found
 
     def _mapped(self, where: str, key: str, source: Mapping[str, Any], value: Any) -> Any:
-        for at, item in enumerate(value if isinstance(value, list) else [value]) if "words" in source else ():
-            if item not in source["words"]:
-                place = f"{key}[{at}]" if isinstance(value, list) else key
-                texts = [word for word in source["words"] if isinstance(word, str)]
-                raise SpecError(f"{self.spec.path}: {where}: {place} of {self.file} is {quoted(item)}; expected one of "
-                                f"{', '.join(texts)}")
+        wrong = outside(key, source, value, lambda name, text: self._whole(f"{where}.{name}", text))
+        if wrong:
+            raise SpecError(f"{self.spec.path}: {where}: {wrong.replace('{}', f' of {self.file}', 1)}")
         table = source.get("map")
         if table is None:
             return value
@@ -179,7 +196,7 @@ class Resolved:
         with self._opened(where):
             value = self._source(where, value, layer, stack, option.kind)
         if isinstance(value, (list, tuple)) and option.kind != "list" and layer is not None:
-            value = self._of_layer(where, value, layer)
+            value = self._of_layer(where, value, layer, stack)
         value = self._checked(where, option, value)
         self._found |= before
         return value
@@ -193,9 +210,14 @@ class Resolved:
         yield naming, f"{self.naming}."
         yield self.spec.table, ""
 
-    def _of_layer(self, where: str, values: list, layer: int) -> Any:
+    def _of_layer(self, where: str, values: list, layer: int, stack: str) -> Any:
+        """The value of a layer, of a list that has one for each, and maybe for blocks that predict further tokens."""
         if layer >= len(values):
             raise self._wrong(where, f"a list of {len(values)} values, but there is a layer {layer}")
+        if "further_layers" in self.spec.section("parameters") and stack != "draft":
+            layers = self.option("stack", "layers", None, stack)
+            if len(values) not in (layers, layers + self.parameter("further_layers")):
+                raise self._wrong(where, f"a list of {len(values)} values, but there are {layers} layers")
         return values[layer]
 
     def _checked(self, where: str, option: SpecOption, value: Any) -> Any:
@@ -240,6 +262,10 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, Mapping) and value.keys() == {"__float__"}:
         return {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value["__float__"]), value)
     return value
+
+
+def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
 def _as_option(word: str) -> tuple[str, str]:

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from numflow.spec.bounds import LIMITS
+
 REQUIRED = object()
 NAMINGS = ("hf", "gguf", "llama2c")
 STACKS = ("encoder", "decoder", "draft")
@@ -345,7 +347,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
 MODEL_TYPES = ("decoder", "encoder", "encoder-decoder", "draft")
 MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
 DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
-SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "null", "words", "what")
+SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "null", *LIMITS, "what")
 TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", "unconfirmed",
             *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.

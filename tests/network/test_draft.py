@@ -68,7 +68,7 @@ def test_keys_that_shipped_families_read_are_mapped(tmp_path, keys, option, valu
     ({"mup": {"input": 2.0, "output": 0.5}}, ["mup.input", "mup.output"]),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "twist": 3}}, ["rope_scaling.twist"]),
     ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}}, ["rope_scaling.type"]),
-    ({"layer_types": ["sliding_attention", "full_attention"]}, ["layer_types"]),
+    ({"layer_types": ["other_attention"] * 2 + ["full_attention"]}, ["layer_types"]),
     ({"attention_multiplier": 0.1, "query_pre_attn_scalar": 4}, None),
 ])
 def test_a_draft_with_other_keys_left_does_not_run(tmp_path, keys, named):

@@ -39,6 +39,29 @@ def test_words_are_the_only_ones_of_a_value_or_a_list(tmp_path):
         resolved(tmp_path, text.replace('["wide", "narrow", true]', '"wide"'), {})
 
 
+def test_limits_of_values_and_lists_hold_also_where_nothing_asks(tmp_path):
+    text = """
+    [parameters]
+    layers = { config = "layers", least = 1 }
+    kinds = { config = "kinds", items = [0, "layers"], default = "none" }
+    marked = { config = "marked", least = 1, most = "layers", default = "none" }
+    """
+    resolved(tmp_path, text, {"layers": 3, "kinds": ["a"] * 3, "marked": [1, 3]}).check_limits()
+    resolved(tmp_path, text, {"layers": 3, "kinds": [], "marked": 2}).check_limits()
+    for key, value, message in (
+            ("kinds", ["a"] * 2, "kinds of .* has 2; expected a list of 0 or 3 items, one for each layer"),
+            ("kinds", 7, "kinds of .* is 7; expected a list of 0 or 3 items"),
+            ("marked", [1, 4], r"marked\[1\] of .* is 4; expected a whole number from 1 to 3"),
+            ("marked", [1.5], r"marked\[0\] of .* is 1.5; expected a whole number"),
+            ("marked", True, "marked of .* is True; expected a whole number"),
+            ("layers", 0, "layers of .* is 0; expected a whole number of 1 or more"),
+            ("layers", [4], "parameters.marked.most: expected a whole number, found .4.")):
+        with pytest.raises(SpecError, match=message):
+            resolved(tmp_path, text, {"layers": 3, "marked": 1, key: value}).check_limits()
+    with pytest.raises(SpecError, match=r"parameters.layers.least: expected an integer, found"):
+        resolved(tmp_path, text.replace("least = 1 }", "least = [1] }"), {})
+
+
 def test_null_may_be_a_value_of_its_own(tmp_path):
     text = """
     [parameters]
