@@ -111,7 +111,7 @@ class Bench:
         self._rows, self._packed, self._vectors = rows, packed, vectors or {}
         self._arrays = {name: aligned((self.capacity[rows[name]], padded(width)),
                                       np.int32 if name == "ids" else np.float32) for name, width in widths.items()}
-        self.activations, self.threads, self.network = mode, threads, None
+        self.activations, self.n_threads, self.network = mode, threads, None
         self.header_fields = aligned(HEADER_FIELDS, np.int64)
         self.header, self._kept = self.header_fields.ctypes.data, []
 
@@ -154,8 +154,8 @@ class Bench:
         header[N_TOKENS], header[N_ROUTES] = tokens, routes
         header[TOKENS] = 0 if ids is None else ids.ctypes.data
         for call in calls:
-            for thread in range(self.threads):
-                call(thread, self.threads)
+            for thread in range(self.n_threads):
+                call(thread, self.n_threads)
 
 
 def run_linear(packed, x: np.ndarray, mode: str, bias=None, threads: int = 1, before: int = 0) -> np.ndarray:

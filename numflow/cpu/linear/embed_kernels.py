@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from numflow.cpu.linear.activations import F32
-from numflow.cpu.linear.tile import code_bytes, scheme
+from numflow.cpu.linear.kinds import code_bytes, scheme
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import TOKENS
 from numflow.cpu.simd.value import Value, save

@@ -1,4 +1,9 @@
-"""Kernels that group routes by expert (expert_routes.py)."""
+"""Kernels that group routes (token, chosen expert) by expert, so that an expert's weights meet all its rows at once.
+
+groups i32: order [R], the routes sorted by expert, and then by number; first [X + 1], where an expert's begin in it;
+place [X + 1], the row of the operand where they begin: an expert's rows are cut into token tiles of their own
+(activations.py), of which the last may have rows without a route.
+"""
 
 import numpy as np
 

@@ -25,11 +25,10 @@ from numflow.cpu.linear.activations import (
     Operand,
     operand_bytes,
 )
-from numflow.cpu.linear.expert_routes import group_bytes, operand_rows
 from numflow.cpu.linear.slots import EXPERT_LINEAR, LINEAR
 from numflow.cpu.memory.buffers import aligned
 from numflow.cpu.runtime.kernel import Call, Code, Kernel
-from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed, Planned, tiles_of
+from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed, Planned, panel_bytes, tiles_of
 from numflow.ops import Network, Step, param
 
 
@@ -75,7 +74,8 @@ def linear(step: Step, ctx, maker: Step | None = None, add: Step | None = None) 
     calls = [*operand.calls, *(replace(call, joined=bool(operand.calls)) for call in floats.calls), Call.named(
         step, kernel_of("linear", weight, kind), LINEAR, header=ctx.header, rows_field=ctx.rows(y),
         x=operand.x, aux=operand.aux, **_matrix(weight, x.width), bias=_bias(ctx, step, weight), **ctx.strided("y", y),
-        rows=y.width, token_block=token_block(x.width, kind), **addend, pairs=int(kind == INT16))]
+        rows=y.width, token_block=token_block(x.width, kind), **_panel(ctx, weight, kind, x.width), **addend,
+        pairs=int(kind == INT16))]
     if weight.outliers is not None:
         calls.append(outlier_calls.added(step, ctx, weight.outliers, floats.x, token_block(x.width, F32)))
     return calls
@@ -107,8 +107,9 @@ def expert_linear(step: Step, ctx) -> list[Call]:
                   joined=to is not operand) for kernel, to in operands.items()),
         Call.named(step, kernel_of("expert_linear", weight, kind), EXPERT_LINEAR, header=ctx.header,
                    rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(weight, x.width),
-                   bias=_bias(ctx, step, weight), **ctx.strided("y", y), rows=y.width, token_block=0, experts=experts,
-                   capacity=routes, groups=groups, pairs=int(kind == INT16)),
+                   bias=_bias(ctx, step, weight), **ctx.strided("y", y), rows=y.width, token_block=0,
+                   **_panel(ctx, weight, kind, x.width), experts=experts, capacity=routes, groups=groups,
+                   pairs=int(kind == INT16)),
     ]
     if sparse is not None:
         floats = operands["routes_to_f32"]
@@ -136,7 +137,8 @@ def head_linear(step: Step, ctx) -> list[Call]:
     operand, aux = made[kind]
     calls.append(Call.named(step, kernel_of("expert_linear", weight, kind), EXPERT_LINEAR, header=ctx.header,
                             rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(weight, columns), bias=0,
-                            **ctx.strided("y", y), rows=rows, token_block=0, experts=heads, capacity=0, groups=0,
+                            **ctx.strided("y", y), rows=rows, token_block=0,
+                            **_panel(ctx, weight, kind, columns), experts=heads, capacity=0, groups=0,
                             pairs=int(kind == INT16)))
     if weight.outliers is not None:
         calls.append(outlier_calls.added_to_heads(step, ctx, weight.outliers, made[F32][0], heads))
@@ -190,6 +192,22 @@ def _matrix(weight: Packed, columns: int) -> dict[str, Any]:
     code_bytes, head_bytes = weight.scheme.tile_bytes(columns)
     return {"codes": weight.codes, "heads": weight.headers, "code_bytes": code_bytes, "head_bytes": head_bytes,
             "columns": columns}
+
+
+def _panel(ctx, weight: Packed, kind: int, columns: int) -> dict[str, Any]:
+    """Memory for a panel (weights/panel.py) for each thread, as values of slots."""
+    size = panel_bytes(weight.kind, columns) if kind in (INT8, INT16) else 0
+    return {"panel": ctx.scratch("panel", ctx.n_threads * size) if size else 0, "panel_bytes": size}
+
+
+def group_bytes(routes: int, experts: int) -> int:
+    """Bytes of the groups (expert_routes_kernels.py) of up to that many routes."""
+    return 4 * (routes + 2 * (experts + 1))
+
+
+def operand_rows(routes: int) -> int:
+    """Rows an operand of that many routes may need: the last tile of an expert may be up to 3/5 empty."""
+    return 2 * routes
 
 
 def _bias(ctx, step: Step, weight: Packed) -> np.ndarray | int:

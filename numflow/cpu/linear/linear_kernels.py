@@ -2,7 +2,7 @@
 of a unit ends, or not."""
 
 from numflow.cpu.linear import walk as linear_walk
-from numflow.cpu.linear.tile import scheme
+from numflow.cpu.linear.kinds import scheme
 
 _linear, _expert_linear = linear_walk.linear, linear_walk.expert_linear
 

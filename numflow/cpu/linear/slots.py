@@ -3,9 +3,11 @@
 from numflow.cpu.runtime.kernel import slots
 
 # rows_field: of the batch header. aux: of int8 activations. token_block: tokens whose operand stays in the cache.
-# addend: what the product, times a factor, is added to. experts, capacity, groups: as in expert_routes.py.
-# pairs: 1 where a token is two rows of the operand, else 0. Slots that both have are at the same positions.
-_BOTH = "header rows_field x aux codes heads code_bytes head_bytes bias y y_stride rows columns token_block"
+# addend: what the product, times a factor, is added to. experts, capacity, groups: as in expert_routes_kernels.py.
+# pairs: 1 where a token is two rows of the operand, else 0. panel: panel_bytes for each thread (weights/panel.py).
+# Slots that both have are at the same positions.
+_BOTH = ("header rows_field x aux codes heads code_bytes head_bytes bias y y_stride rows columns token_block panel "
+         "panel_bytes")
 LINEAR = slots(f"{_BOTH} addend addend_stride factor pairs")
 EXPERT_LINEAR = slots(f"{_BOTH} experts capacity groups pairs")
 

@@ -11,11 +11,10 @@ threads. What M tokens need lies interleaved in memory (activations.py): x is th
 that go with int8. The scheme is a type, so a kernel contains the code of one scheme only.
 """
 
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic
 
-from numflow.cpu.linear.activations import BF16, F32, INT8, NAMES
+from numflow.cpu.linear.activations import BF16
 from numflow.cpu.simd.bfloat16 import add_pair_products, pairs_of_rows
 from numflow.cpu.simd.bits import moved
 from numflow.cpu.simd.dot import Dot, dot4, dot4_signed
@@ -33,9 +32,11 @@ from numflow.cpu.weights.decode import (
     scale,
     scale_and_offset,
     weights,
+    zero,
 )
 from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
-from numflow.cpu.weights.layout import AUX_BYTES, PIECES, SCHEMES, UNIT, Scheme
+from numflow.cpu.weights.layout import AUX_BYTES, PIECES, UNIT, Scheme
+from numflow.cpu.weights.panel import unpack as unpack_panel
 from numflow.cpu.weights.tables import FLOATS8, Floats8, Planes
 from numflow.quant.stored import GRID
 
@@ -53,31 +54,11 @@ STRIP_AHEAD, HEADERS_AHEAD = (12288, 2, 64), 6144
 _LARGER = 2.0**100  # of activations that meet 8-bit floats, which are too small by about as much
 
 
-class SchemeType(types.Type):
-    """A scheme of layout.py, the operand that it meets, and whether half of a unit may end a row: the type of a value
-    without content."""
-
-    def __init__(self, name: str, operand: int, ragged: bool):
-        self.scheme, self.operand, self.int8, self.ragged = SCHEMES[name], operand, operand == INT8, ragged
-        self.x_bytes = {INT8: 1, BF16: 2, F32: 4}[operand]
-        super().__init__(name=f"Scheme({name}, {NAMES[operand]}, ragged={ragged})")
-
-
-register_model(SchemeType)(models.OpaqueModel)
-
-
-@intrinsic(prefer_literal=True)
-def scheme(typingctx, name, operand, ragged):
-    """The scheme of that name and its operand, for the functions below; all arguments are constants."""
-    def codegen(context, builder, signature, args):
-        return context.get_dummy_value()
-    return SchemeType(name.literal_value, operand.literal_value, bool(ragged.literal_value))(
-        name, operand, ragged), codegen
-
-
 def _fetched(scheme: Scheme, m: int) -> tuple[int, int, int] | None:
     """Distance, cache and step by which codes are fetched ahead for m tokens. Few of them meet plain numbers faster
     without, but those of 16 bits with AVX2, where a thread alone is 10 % faster, and two are not slower."""
+    if scheme.unpacked:
+        return None
     if m == 8:
         return FARTHEST
     if isa() == "avx2" and scheme.bits < 32:
@@ -88,48 +69,8 @@ def _fetched(scheme: Scheme, m: int) -> tuple[int, int, int] | None:
 @intrinsic
 def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
     """`total` (a tile of zeros for M tokens) + 16 rows times M tokens."""
-    floats = _unit_bf16 if kind.operand == BF16 else _unit_floats
-    emit = floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
-    x_bytes, unit_bytes, m = kind.x_bytes, kind.scheme.unit_bytes, total.count
-    step = 2 if kind.operand == BF16 else 1  # columns of plain numbers at a time
-
     def codegen(context, builder, signature, args):
-        x, aux, codes, heads, columns = (Value(builder, a) for a in args[1:6])
-        hold, size, units = Hold(builder, m), kind.scheme.strip, columns >> 5
-        heads = open_heads(heads, kind.scheme, hold)
-
-        def strip(i, vectors, count=size):
-            at = codes + i * (size * unit_bytes)
-            at_once = kind.int8 and count == 2 and isinstance(heads, Grid16) and m <= heads.STRIP_TOKENS
-            if place := STRIP_AHEAD if at_once else _fetched(kind.scheme, m):
-                ahead, cache, step = place
-                for line in range(0, count * unit_bytes, step):
-                    prefetch(at + ahead + line, cache)
-            xs, auxs = x + i * (size * UNIT * m * x_bytes), aux + i * (size * AUX_BYTES * m)
-            if at_once:
-                return _strip_int8(vectors, xs, auxs, at, heads, i, hold)
-            for u in range(count):
-                vectors = emit(kind, vectors, xs + u * (UNIT * m * x_bytes), auxs + u * (AUX_BYTES * m), at, 8 * u,
-                               heads, i * size + u, hold)
-            return vectors
-
-        def column(i, vectors):
-            k = (columns & -UNIT) + i * step
-            if step == 2:
-                return _pair(kind, vectors, x + k * (2 * m), codes + k * (unit_bytes // UNIT))
-            return add_products(vectors, numbers(codes + k * (unit_bytes // UNIT), kind.scheme.header), x + k * (4 * m))
-
-        vectors = repeat(units >> (size - 1), unpack(builder, args[0]), strip)
-        if size == 2:
-            vectors = repeat(units & 1, vectors, lambda i, vectors: strip((units >> 1) + i, vectors, 1))
-        if kind.scheme.is_float:
-            vectors = repeat((columns & (UNIT - 1)) >> (step - 1), vectors, column)
-        for place in range(size if kind.ragged else 0):  # of the half of a unit in its strip
-            def half(_, vectors, place=place):
-                at = codes + (units >> (size - 1)) * (size * unit_bytes)
-                return _unit_f32(kind, vectors, x + units * (UNIT * 4 * m), aux, at, 8 * place, heads, units, hold, 1)
-
-            vectors = repeat((columns >> 4) & (units + place + 1 if size == 2 else 1) & 1, vectors, half)
+        vectors = _sums(kind, unpack(builder, args[0]), *(Value(builder, a) for a in args[1:6]))
         return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
 
     i64 = types.int64
@@ -137,19 +78,81 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
 
 
 @intrinsic
-def x_bytes(typingctx, count, kind):
-    """Bytes of `count` elements of x."""
+def panel_tile(typingctx, total, x, aux, panel, columns, kind):
+    """The same with the panel of the rows; nothing where `has_panel` is false."""
     def codegen(context, builder, signature, args):
-        return builder.mul(args[0], ir.Constant(args[0].type, kind.x_bytes))
-    return types.int64(types.int64, kind), codegen
+        vectors = unpack(builder, args[0])
+        if kind.panel:
+            x, aux, panel, columns = (Value(builder, a) for a in args[1:5])
+            heads = panel + (columns >> 5) * kind.panel.scheme.unit_bytes
+            vectors = _sums(kind.panel, vectors, x, aux, panel, heads, columns)
+        return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
+
+    i64 = types.int64
+    return total(total, i64, i64, i64, i64, kind), codegen
 
 
 @intrinsic
-def code_bytes(typingctx, count, kind):
-    """Bytes of the codes of `count` columns of a tile: whole units, or plain numbers."""
+def fill_panel(typingctx, panel, codes, heads, columns, kind):
+    """Write the panel of a tile; nothing where `has_panel` is false."""
     def codegen(context, builder, signature, args):
-        return ((Value(builder, args[0]) * kind.scheme.unit_bytes) >> 5).llvm
-    return types.int64(types.int64, kind), codegen
+        if kind.panel:
+            place = _fetched(kind.scheme, 4)
+            unpack_panel(*(Value(builder, a) for a in args[:4]), kind.scheme, repeat,
+                         lambda at, nbytes: _fetch(at, nbytes, place))
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(i64, i64, i64, i64, kind), codegen
+
+
+def _sums(kind, vectors: list[Value], x: Value, aux: Value, codes: Value, heads: Value, columns: Value) -> list[Value]:
+    """vectors + 16 rows times the tokens, by unit."""
+    floats = _unit_bf16 if kind.operand == BF16 else _unit_floats
+    emit = floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
+    x_bytes, unit_bytes, m = kind.x_bytes, kind.scheme.unit_bytes, len(vectors)
+    step = 2 if kind.operand == BF16 else 1  # columns of plain numbers at a time
+    hold, size, units = Hold(columns.builder, m), kind.scheme.strip, columns >> 5
+    opened = open_heads(heads, kind.scheme, hold)
+
+    def strip(i, vectors, count=size):
+        at = codes + i * (size * unit_bytes)
+        at_once = kind.int8 and count == 2 and isinstance(opened, Grid16) and m <= opened.STRIP_TOKENS
+        _fetch(at, count * unit_bytes, STRIP_AHEAD if at_once else _fetched(kind.scheme, m))
+        xs, auxs = x + i * (size * UNIT * m * x_bytes), aux + i * (size * AUX_BYTES * m)
+        if at_once:
+            return _strip_int8(vectors, xs, auxs, at, opened, i, hold)
+        for u in range(count):
+            vectors = emit(kind, vectors, xs + u * (UNIT * m * x_bytes), auxs + u * (AUX_BYTES * m), at, 8 * u,
+                           opened, i * size + u, hold)
+        return vectors
+
+    def column(i, vectors):
+        k = (columns & -UNIT) + i * step
+        if step == 2:
+            return _pair(kind, vectors, x + k * (2 * m), codes + k * (unit_bytes // UNIT))
+        return add_products(vectors, numbers(codes + k * (unit_bytes // UNIT), kind.scheme.header), x + k * (4 * m))
+
+    vectors = repeat(units >> (size - 1), vectors, strip)
+    if size == 2:
+        vectors = repeat(units & 1, vectors, lambda i, vectors: strip((units >> 1) + i, vectors, 1))
+    if kind.scheme.is_float:
+        vectors = repeat((columns & (UNIT - 1)) >> (step - 1), vectors, column)
+    for place in range(size if kind.ragged else 0):  # of the half of a unit in its strip
+        def half(_, vectors, place=place):
+            at = codes + (units >> (size - 1)) * (size * unit_bytes)
+            return _unit_f32(kind, vectors, x + units * (UNIT * 4 * m), aux, at, 8 * place, opened, units, hold, 1)
+
+        vectors = repeat((columns >> 4) & (units + place + 1 if size == 2 else 1) & 1, vectors, half)
+    return vectors
+
+
+def _fetch(at: Value, nbytes: int, place: tuple[int, int, int] | None) -> None:
+    """Begin to fetch what lies as far beyond these codes as `_fetched` says."""
+    if place:
+        ahead, cache, step = place
+        for line in range(0, nbytes, step):
+            prefetch(at + ahead + line, cache)
 
 
 def _zeros(total: list[Value], kind: str) -> list[Value]:
@@ -166,7 +169,9 @@ def _unit_int8(kind, total, x, aux, codes, first, heads, unit, hold):
         return _table_int8(kind, total, x, aux, codes, first, heads, unit)
     if kind.scheme.by_16:
         return _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold)
-    acc = _dot(kind.scheme, hold, x, codes, first, range(8), each_i32(aux + 8 * m, m))
+    words = each_word(aux + 8 * m, m)
+    minus = [broadcast(word) for word in words] if m > FEW_TOKENS else [word.splat(16) for word in words]
+    acc = _dot(kind.scheme, hold, x, codes, first, range(8), minus)
     scales = scale(heads, unit, 0, kind.scheme)
     total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
     return add_products(total, base(heads, unit, 0, kind.scheme), aux + 4 * m) if kind.scheme.with_base else total
@@ -212,15 +217,15 @@ def _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     m = len(total)
     minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
     if kind.scheme.header == GRID:
-        scales, minus_zeros = heads.scale(unit, 0), -heads.zero(unit, 0)
+        scales, minus_zeros = scale(heads, unit, 0, kind.scheme), -zero(heads, unit, 0, kind.scheme)
         acc = _dot(kind.scheme, hold, x, codes, first, range(8), minus_all)
         parts = add_products([a.to_f32() * s for a, s in zip(acc, each_f32(aux, m))], minus_zeros, aux + 4 * m)
         return [fma(p, scales, t) for t, p in zip(total, parts)]
     sums = None
     for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
         acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus)
-        scales, zero = heads.scale(unit, half), heads.zero(unit, half)
-        parts = [exact_fma(s, zero, a.to_f32()) for a, s in zip(acc, each_f32(aux + (16 + 4 * half) * m, m))]
+        scales, zeros = (read(heads, unit, half, kind.scheme) for read in (scale, zero))
+        parts = [exact_fma(s, zeros, a.to_f32()) for a, s in zip(acc, each_f32(aux + (16 + 4 * half) * m, m))]
         sums = [p * scales if sums is None else fma(p, scales, sums[t]) for t, p in enumerate(parts)]
     return [fma(s, x_scale, t) for t, s, x_scale in zip(total, sums, each_f32(aux, m))]
 
@@ -247,7 +252,7 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
     dot = Dot(zeros if with_base else offsets)
     for group in groups:
         dot.add(column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m), scheme.largest)
-        if group % 4 == 3:
+        if group % 4 == 3 or scheme.unpacked:
             codes = dot.before(codes)
     return dot.sums()
 

@@ -8,13 +8,14 @@ import numpy as np
 
 from numflow.cpu.linear.activations import TOKEN_TILE
 from numflow.cpu.linear.expert_routes_kernels import rows_of_matrix
+from numflow.cpu.linear.kinds import has_panel, x_bytes
 from numflow.cpu.linear.slots import EXPERT_LINEAR as EXPERTS
 from numflow.cpu.linear.slots import LINEAR
-from numflow.cpu.linear.tile import row_tile, x_bytes
+from numflow.cpu.linear.tile import fill_panel, panel_tile, row_tile
 from numflow.cpu.runtime.access import f64, i64, share
 from numflow.cpu.simd.tile import store_tile, sums_of_pairs, zeros_1, zeros_2, zeros_4, zeros_8
 from numflow.cpu.simd.vector import inline, merged
-from numflow.cpu.weights.layout import AUX_BYTES
+from numflow.cpu.weights.layout import AUX_BYTES, PANEL_ROWS
 
 _widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
 
@@ -30,21 +31,23 @@ def linear(args, thread, n_threads, kind):
     rows = i64(i64(args, LINEAR.header), i64(args, LINEAR.rows_field)) << i64(args, LINEAR.pairs)
     block, bias = i64(args, LINEAR.token_block), i64(args, LINEAR.bias)
     begin, end = share((i64(args, LINEAR.rows) + 15) // 16, thread, n_threads)
+    panel = i64(args, LINEAR.panel) + thread * i64(args, LINEAR.panel_bytes)
     for first in range(0, rows, block):
         for tile in range(begin, end):
             rows_of_tile(args, tile, tile, 0, bias, first, min(first + block, rows), first, 0,
-                         addend + 64 * tile if addend else 0, stride, factor, kind)
+                         addend + 64 * tile if addend else 0, stride, factor, panel, kind)
 
 
 @merged
 def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, place, routes, addend, addend_stride, factor,
-                 kind):
+                 panel, kind):
     """Rows of one tile for rows first .. last of the operand, from its row `place` on, cut as activations.py cuts them.
 
     tile is counted in the output from `column` on, matrix_tile in the matrix (they differ for experts and heads). Row t
     is token t, of pairs t / 2: row t of y, or row routes[t - first] where `routes` is an address. bias: address of
-    [matrix tiles][16], or 0; addend: of the tile's columns of token 0 (store_tile), or 0. The slots read here are
-    those that `linear` and `expert_linear` share.
+    [matrix tiles][16], or 0; addend: of the tile's columns of token 0 (store_tile), or 0. panel: memory for one
+    (weights/panel.py), which is filled where many rows meet it. The slots read here are those that `linear` and
+    `expert_linear` share.
     """
     pairs = i64(args, LINEAR.pairs)
     columns, stride = i64(args, LINEAR.columns), 4 * i64(args, LINEAR.y_stride)
@@ -52,13 +55,19 @@ def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, place, rout
     heads = i64(args, LINEAR.heads) + matrix_tile * i64(args, LINEAR.head_bytes)
     bias = bias + 64 * matrix_tile if bias else 0
     lanes, y = i64(args, LINEAR.rows) - 16 * tile, i64(args, LINEAR.y) + 4 * column + 64 * tile
+    by_panel = has_panel(kind) and last - first >= PANEL_ROWS
+    if by_panel:
+        fill_panel(panel, codes, heads, columns, kind)
     for t in range(first, last, TOKEN_TILE):
         left, row = last - t, place + t - first
         x = i64(args, LINEAR.x) + x_bytes(row * columns, kind)
         aux = i64(args, LINEAR.aux) + row * (columns >> 5) * AUX_BYTES
         out, index = (y, routes + 4 * (t - first >> pairs)) if routes else (y + (t >> pairs) * stride, 0)
         more = addend + (t >> pairs) * addend_stride if addend else 0
-        if left > 4:
+        if by_panel and left > 2:
+            _store(panel_tile(zeros_4(), x, aux, panel, columns, kind), out, stride, index, left, lanes, bias, more,
+                   addend_stride, factor, pairs)
+        elif left > 4:
             _store(row_tile(_widest(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
                    more, addend_stride, factor, pairs)
         elif left > 2:
@@ -91,10 +100,11 @@ def expert_linear(args, thread, n_threads, kind):
     groups, capacity = i64(args, EXPERTS.groups), i64(args, EXPERTS.capacity)
     tokens = i64(i64(args, EXPERTS.header), i64(args, EXPERTS.rows_field))
     begin, end = share(tiles if groups else tiles * matrices, thread, n_threads)
+    panel = i64(args, EXPERTS.panel) + thread * i64(args, EXPERTS.panel_bytes)
     for x in range(matrices):
         count, place, routes, head = rows_of_matrix(groups, capacity, matrices, tokens, x)
         low, high = (begin, end) if groups else (max(begin - x * tiles, 0), min(end - x * tiles, tiles))
         for tile in range(low, high if count > 0 else low):
             rows_of_tile(args, tile, x * tiles + tile, head * i64(args, EXPERTS.rows), bias, 0,
                          count << i64(args, EXPERTS.pairs), place << i64(args, EXPERTS.pairs), routes, 0, 0,
-                         np.float32(0), kind)
+                         np.float32(0), panel, kind)

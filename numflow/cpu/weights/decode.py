@@ -14,7 +14,7 @@ from numflow.cpu.simd.lookup import lookup16
 from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.weights.decode_own import Grid, of_four, of_pair, pair_codes
-from numflow.cpu.weights.layout import PIECES, UNIT, Scheme
+from numflow.cpu.weights.layout import PIECES, UNIT, Panel, Scheme
 from numflow.cpu.weights.look_up import book_of, looked_up, step_values
 from numflow.cpu.weights.tables import floats8, table_numbers
 from numflow.quant.hub_types import SIZES
@@ -39,7 +39,7 @@ Heads = Value | Grid
 
 def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
     """The tile's headers at address `heads`, as the functions below take them."""
-    if not scheme.is_own:
+    if not scheme.is_own or scheme.unpacked:
         return heads
     by_16 = {"avx512": Grid16Avx512, "avx2": Grid16Avx2, "avxvnni": Grid16Avx2, "neon": Grid16Neon}
     return (by_16.get(isa(), Grid) if scheme.header == GRID16 else Grid)(heads, scheme, hold)
@@ -50,6 +50,8 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
 
     hold: what constants pass through.
     """
+    if scheme.unpacked:
+        return load(codes + 64 * group, "u8", 64)
     if scheme.bits == 3.5:
         return of_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
     if scheme.in_fours:
@@ -75,6 +77,8 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     header = scheme.header
     if isinstance(heads, Grid):
         return heads.scale(unit, half)
+    if isinstance(scheme, Panel):
+        return load(scheme.head(heads, unit, half), "f32", 16)
     block = _block(heads, unit, half, scheme)
     if header == SCALED:
         scales = _typed(block, scheme.scale)
@@ -98,10 +102,19 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     return load_f16(block) * (load(block + 64 + _by_16(unit, half), "u8", 16) & 15).widen().to_f32()
 
 
+def zero(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
+    """Codes that stand for zero, f32x16, of numflow's own schemes."""
+    if isinstance(heads, Grid):
+        return heads.zero(unit, half)
+    return _second(heads, unit, half, scheme)
+
+
 def base(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     """Terms added to code * scale, f32x16, for the kinds that have one (Kind.with_base)."""
     if isinstance(heads, Grid):
         return -(heads.scale(unit, half) * heads.zero(unit, half))
+    if scheme.unpacked:
+        return _second(heads, unit, half, scheme)
     header, block = scheme.header, _block(heads, unit, half, scheme)
     if header == BASE:
         return load_f16(block + 32)
@@ -113,6 +126,12 @@ def base(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     if header == SUPER:
         return -(load_f16(block + 32) * load(block + 192 + _by_32(unit), "u8", 16).widen().to_f32())
     return -(load_f16(block + 32) * (load(block + 64 + _by_16(unit, half), "u8", 16) >> 4).widen().to_f32())
+
+
+def _second(heads: Value, unit: Value, half: int, scheme: Scheme) -> Value:
+    """The zero or base that a panel has beside a scale."""
+    assert isinstance(scheme, Panel)
+    return load(scheme.head(heads, unit, half) + 64, "f32", 16)
 
 
 def _block(heads: Value, unit: Value, half: int, scheme: Scheme) -> Value:

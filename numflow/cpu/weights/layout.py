@@ -47,6 +47,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.cpu.simd.isa import isa
 from numflow.quant.grids import GRIDS, GridType
 from numflow.quant.hub_types import SIZES
 from numflow.quant.stored import (
@@ -96,6 +97,11 @@ class Scheme(Kind):
     def grid(self) -> GridType | None:
         """The type of grids whose table codes are looked up in, if they are."""
         return GRIDS.get(self.name.upper())
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether codes and headers are those of a panel."""
+        return False
 
     @property
     def unit_parts(self) -> tuple[int, int, int]:
@@ -167,6 +173,53 @@ class Scheme(Kind):
 
 
 SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items()}
+
+
+@dataclass(frozen=True)
+class Panel(Scheme):
+    """A scheme whose codes are a byte each and whose headers are float32 (panel.py)."""
+
+    @property
+    def unpacked(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def halves(self) -> int:
+        """Headers of a unit."""
+        return 2 if self.by_16 else 1
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of the codes of a unit of a tile."""
+        return ROWS * UNIT
+
+    @property
+    def strip(self) -> int:
+        """One unit."""
+        return 1
+
+    def tile_bytes(self, columns: int) -> tuple[int, int]:
+        """Bytes of codes and of headers of one tile of `columns` columns."""
+        return ROWS * columns, columns // UNIT * self.halves * 2 * 4 * ROWS
+
+    def head(self, heads: Any, unit: Any, half: int) -> Any:
+        """Address of the scale of a unit, or of its half; 64 bytes behind is the zero or base."""
+        return heads + unit * (self.halves * 2 * 4 * ROWS) + half * (2 * 4 * ROWS)
+
+
+def _pays(scheme: Scheme) -> bool:
+    """Whether a panel saves more than a load: not of bytes, nor where a number's planes are looked up in a table."""
+    return isa() in ("avx2", "avxvnni") and not (scheme.is_float or scheme.table) and scheme.bits != 8
+
+
+PANELS = {name: Panel(**vars(scheme)) for name, scheme in SCHEMES.items() if _pays(scheme)}
+PANEL_ROWS = 8  # of an operand, from which on a panel is faster
+
+
+def panel_bytes(name: str, columns: int) -> int:
+    """Bytes of the panel of a tile of so many columns; 0 of schemes without."""
+    return sum(PANELS[name].tile_bytes(columns)) if name in PANELS else 0
 
 
 class _Form:

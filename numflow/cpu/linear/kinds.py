@@ -1,0 +1,63 @@
+"""The kind of a product, a type of compiled code: a scheme of layout.py, and the operand that it meets."""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from numflow.cpu.linear.activations import BF16, F32, INT8, NAMES
+from numflow.cpu.simd.value import Value
+from numflow.cpu.weights.layout import PANELS, SCHEMES
+
+
+class SchemeType(types.Type):
+    """A scheme of layout.py, the operand that it meets, and whether half of a unit may end a row: the type of a value
+    without content. panel: whether what is read is a panel (panel.py) of such a matrix."""
+
+    def __init__(self, name: str, operand: int, ragged: bool, panel: bool = False):
+        self.scheme = PANELS[name] if panel else SCHEMES[name]
+        self.operand, self.int8, self.ragged = operand, operand == INT8, ragged
+        self.x_bytes = {INT8: 1, BF16: 2, F32: 4}[operand]
+        super().__init__(name=f"Scheme({name}, {NAMES[operand]}, ragged={ragged}, panel={panel})")
+
+    @property
+    def panel(self) -> "SchemeType | None":
+        """The kind of a panel of such a matrix, if one pays."""
+        if self.scheme.name not in PANELS or not self.int8:
+            return None
+        return SchemeType(self.scheme.name, self.operand, self.ragged, True)
+
+
+register_model(SchemeType)(models.OpaqueModel)
+
+
+@intrinsic(prefer_literal=True)
+def scheme(typingctx, name, operand, ragged):
+    """The scheme of that name and its operand, for the functions of this room; all arguments are constants."""
+    def codegen(context, builder, signature, args):
+        return context.get_dummy_value()
+    return SchemeType(name.literal_value, operand.literal_value, bool(ragged.literal_value))(
+        name, operand, ragged), codegen
+
+
+@intrinsic
+def x_bytes(typingctx, count, kind):
+    """Bytes of `count` elements of x."""
+    def codegen(context, builder, signature, args):
+        return builder.mul(args[0], ir.Constant(args[0].type, kind.x_bytes))
+    return types.int64(types.int64, kind), codegen
+
+
+@intrinsic
+def code_bytes(typingctx, count, kind):
+    """Bytes of the codes of `count` columns of a tile: whole units, or plain numbers."""
+    def codegen(context, builder, signature, args):
+        return ((Value(builder, args[0]) * kind.scheme.unit_bytes) >> 5).llvm
+    return types.int64(types.int64, kind), codegen
+
+
+@intrinsic
+def has_panel(typingctx, kind):
+    """A constant: whether many tokens meet a panel of a tile."""
+    def codegen(context, builder, signature, args):
+        return context.get_constant(types.boolean, kind.panel is not None)
+    return types.boolean(kind), codegen
