@@ -84,24 +84,29 @@ def test_a_long_text_holds_a_window_and_a_chunk(checkpoint):
 
 
 SETTINGS = [{}, {"n": 3, "temperature": 1.0, "seed": 5}, {"num_beams": 3}, {"speculate": "ngram"}]
+PROMPTS = [TEXT[:90], TEXT[:130], TEXT[50:190], [*TEXT[:90], 5, 6]]
+
+
+@pytest.fixture(scope="module", params=["mixed", "narrow"])
+def expected(request, checkpoint, narrow):
+    """A checkpoint, and each prompt by each of SETTINGS alone where everything is kept."""
+    path = checkpoint if request.param == "mixed" else narrow
+    with whole(path, **REFERENCE) as model:
+        return path, [[one.ids for one in model.generate(prompt, max_tokens=20, ignore_eos=True, **own).choices]
+                      for prompt in PROMPTS for own in SETTINGS]
 
 
 @pytest.mark.parametrize("options", [{}, {"preemption": "swap"}, {"preemption": "recompute"}, {"prefix_cache": False},
                                      {"max_step_tokens": 7}], ids=str)
-@pytest.mark.parametrize("kind", ["mixed", "narrow"])
-def test_side_by_side(kind, options, checkpoint, narrow):
+def test_side_by_side(expected, options):
     """Samples, beams, guesses, swapped and read again: each gives what it gives alone where everything is kept."""
-    path = checkpoint if kind == "mixed" else narrow
-    prompts = [TEXT[:90], TEXT[:130], TEXT[50:190], [*TEXT[:90], 5, 6]]
-    with whole(path, **REFERENCE) as model:
-        expected = [[one.ids for one in model.generate(prompt, max_tokens=20, ignore_eos=True, **own).choices]
-                    for prompt in prompts for own in SETTINGS]
+    path, expected = expected
     with windowed(path, **REFERENCE) as model:
         if "preemption" in options:
             options = {**options, "kv_memory": 78 * model.program.block_bytes}
         with numflow.Engine(model, **options) as engine:
             handles = [engine.submit(prompt, max_tokens=20, ignore_eos=True, priority=number % 2, **own)
-                       for number, prompt in enumerate(prompts) for own in SETTINGS]
+                       for number, prompt in enumerate(PROMPTS) for own in SETTINGS]
             found = [[one.ids for one in handle.results(100)] for handle in handles]
             stats = engine.stats
         assert found == expected
