@@ -127,20 +127,21 @@ def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, par
     least, most = begin_tile(args, scratch, rows, half, coded, sequence, head, first, count)
     begin, end, total = least // SPAN, most // SPAN + 1, total_slot(args, scratch)
     partials = i64(args, SLOTS.partials) + tile * parts * partial_bytes(args)
-    if parts == 1:
+    if end <= begin:
         clear_slot(args, total)
     for span in range(begin if parts == 1 else max(begin, part), end if parts == 1 else min(end, part + 1)):
-        slot = scratch + OWN if parts == 1 else partials + span * partial_bytes(args)
+        own = total if span == begin else scratch + OWN
+        slot = own if parts == 1 else partials + span * partial_bytes(args)
         span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, least, most, slot)
-        if parts == 1:
+        if parts == 1 and span > begin:
             merge(args, scratch, count, total, slot)
     if parts > 1:
         done = i64(args, SLOTS.counters) + SPANS_DONE + 8 * tile
         if fetch_add(done, 1) < parts - 1:
             return
         exchange(done, 0)
-        clear_slot(args, total)
-        for span in range(begin, end):
+        total = partials + begin * partial_bytes(args) if begin < end else total
+        for span in range(begin + 1, end):
             merge(args, scratch, count, total, partials + span * partial_bytes(args))
     _finish(args, scratch, count, total)
 

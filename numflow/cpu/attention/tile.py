@@ -145,7 +145,7 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
         next_v = v + (following - key) * i64(args, SLOTS.v_size)
         keys, decoded = min(most + 1 - base, CHUNK), scratch + i64(args, SLOTS.decoded)
         if coded is None:
-            _scores(args, scratch, rows, half, k, v)
+            _scores(args, scratch, rows, half, keys, k, v)
         else:
             _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
         _probabilities(args, scratch, rows, base, most)
@@ -168,7 +168,7 @@ def _coded_scores(args, scratch, rows, half, keys, k, ahead, decoded):
         coded_scores(rows, kind, width, size, keys, k, ahead, region, scratch + SCORES)
     else:
         decode_keys(kind, width, keys, k, size, region, decoded, ahead)
-        _scores(args, scratch, rows, None, decoded, decoded)
+        _scores(args, scratch, rows, None, keys, decoded, decoded)
 
 
 @inline
@@ -225,13 +225,13 @@ def _chunk(args, sequence, head, key):
 
 
 @inline
-def _scores(args, scratch, rows, half, k, ahead):
-    """q k^T * scale of the chunk whose keys are at k, some groups of 16 keys at a time."""
+def _scores(args, scratch, rows, half, keys, k, ahead):
+    """q k^T * scale of the chunk whose `keys` keys are at k, some groups of 16 keys at a time."""
     for at in range(SCORES, SCORES + 256 * rows, 64):
         store_f32(scratch + at, zero_f32())
     size = 4 if half is None else 2
     width, group, columns = i64(args, SLOTS.k_width), 16 * size * i64(args, SLOTS.k_width), _columns(rows)
-    for first in range(0, CHUNK // GROUP, columns):
+    for first in range(0, (keys + GROUP - 1) // GROUP, columns):
         add_wide_products(rows, columns, half, width, scratch + SCORES + 64 * first, 256,
                           scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, 16 * size,
                           ahead + first * group)
@@ -240,21 +240,44 @@ def _scores(args, scratch, rows, half, k, ahead):
 @inline
 def _probabilities(args, scratch, rows, base, most):
     """exp(score - running maximum), hidden keys 0; FACTOR is what older sums are to be multiplied by."""
+    if _as_they_are(args, scratch, rows, base):
+        _probabilities_of(args, scratch, rows, base, base + CHUNK, True)
+    else:
+        _probabilities_of(args, scratch, rows, base, min(base + CHUNK, most + 1), None)
+
+
+@inline
+def _as_they_are(args, scratch, rows, base):
+    """Whether every row sees all keys of a chunk, and nothing is done to its scores."""
+    plain = not (i64(args, SLOTS.softcap) | i64(args, SLOTS.slopes) | i64(args, SLOTS.bias) | i64(args, SLOTS.chosen))
+    first, last = i64(scratch + FIRST, 0), i64(scratch + LAST, 0)
+    for r in range(1, rows):
+        first, last = max(first, i64(scratch + FIRST, r)), min(last, i64(scratch + LAST, r))
+    return plain and first <= base and base + CHUNK - 1 <= last
+
+
+@inline
+def _probabilities_of(args, scratch, rows, base, end, plain):
+    """The probabilities of keys base .. end - 1; `plain`: as `_as_they_are` says, which unrolls the loops."""
     for r in range(rows):
         peak, group = splat(_HIDDEN), scratch + SCORES + 256 * r
-        for key in range(base, min(base + CHUNK, most + 1), GROUP):
-            score = _biased(args, scratch, load_f32(group), r, key)
-            store_f32(group, score)
-            peak, group = larger(score, peak), group + 64
+        if plain is None:
+            for key in range(base, end, GROUP):
+                score = _biased(args, scratch, load_f32(group), r, key)
+                store_f32(group, score)
+                peak, group = larger(score, peak), group + 64
+        else:
+            for at in range(0, 4 * CHUNK, 64):
+                peak = larger(load_f32(group + at), peak)
         f32_ptr(scratch + NEXT_PEAK)[r] = max(f32_ptr(scratch + PEAK)[r], max_lanes(peak))
     store_f32(scratch + FACTOR, exp(load_f32(scratch + PEAK) - load_f32(scratch + NEXT_PEAK)))
     store_f32(scratch + PEAK, load_f32(scratch + NEXT_PEAK))
     for r in range(rows):
         peak, total, group = splat(f32_ptr(scratch + PEAK)[r]), zero_f32(), scratch + SCORES + 256 * r
-        for _ in range(base, min(base + CHUNK, most + 1), GROUP):
-            probability = exp(load_f32(group) - peak)
-            store_f32(group, probability)
-            total, group = total + probability, group + 64
+        for at in range(0, 4 * (end - base) if plain is None else 4 * CHUNK, 64):
+            probability = exp(load_f32(group + at) - peak)
+            store_f32(group + at, probability)
+            total = total + probability
         older = load_f32(scratch + SUMS + 64 * r) * f32_ptr(scratch + FACTOR)[r]
         store_f32(scratch + SUMS + 64 * r, older + total)
 

@@ -14,7 +14,7 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin
 
 from numflow.cpu.simd.fma import fma_ir
-from numflow.cpu.simd.isa import has_half
+from numflow.cpu.simd.isa import has_half, isa
 from numflow.cpu.simd.vector import call, f32x16, first_lanes, masked_store, op
 from numflow.cpu.simd.vector import splat as splat_ir
 
@@ -109,10 +109,11 @@ def with_sign(builder, a, sign):
 
 
 @op(f32x16, f32x16)
-def two_to(builder, n):
-    """2^n for whole n in -126 .. 127."""
-    biased = builder.add(builder.fptosi(n, ir.VectorType(_I32, 16)), _vector_of(_I32, [127] * 16))
-    return builder.bitcast(builder.shl(biased, _vector_of(_I32, [23] * 16)), _F32X16)
+def two_to(builder, rounded):
+    """2^n for whole n in -126 .. 127, given n + 1.5 * 2^23, whose low bits are n."""
+    bits = builder.bitcast(rounded, ir.VectorType(_I32, 16))
+    biased = builder.add(builder.shl(bits, _vector_of(_I32, [23] * 16)), _vector_of(_I32, [127 << 23] * 16))
+    return builder.bitcast(biased, _F32X16)
 
 
 @op(f32x16, f32x16, types.int64, types.int64, types.float32)
@@ -164,7 +165,16 @@ def load_part(builder, address, count):
 @op(types.void, types.int64, f32x16, types.int64)
 def store_part(builder, address, value, count):
     """The first `count` lanes; the others' memory is not touched."""
-    masked_store(builder, value, builder.inttoptr(address, _F32X16.as_pointer()), first_lanes(builder, count))
+    pointer = builder.inttoptr(address, _F32X16.as_pointer())
+    if isa() == "avx512":
+        masked_store(builder, value, pointer, first_lanes(builder, count))
+        return
+    # Without masks of its own a processor takes many instructions for a part.
+    with builder.if_else(builder.icmp_signed(">=", count, count.type(16))) as (all_lanes, some_lanes):
+        with all_lanes:
+            builder.store(value, pointer).align = 4
+        with some_lanes:
+            masked_store(builder, value, pointer, first_lanes(builder, count))
 
 
 @op(types.void, types.int64, types.float32)
