@@ -2,8 +2,8 @@
 
 import inspect
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -23,11 +23,12 @@ from numflow.engine.runner.kv_memory import plan_memory
 from numflow.engine.speculate.blocks import build_block, find_block
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, option, quoted
-from numflow.executor.contract import ADAPT
+from numflow.executor.contract import ADAPT, Quantiser
 from numflow.formats.mapped import release_memory
 from numflow.machine import free_memory
 from numflow.network.adapters.steps import adaptable
 from numflow.ops import Network
+from numflow.partition.cut.devices import CPU, parse_devices
 from numflow.partition.cut.plan import single_device
 from numflow.registry.progress import reporter
 
@@ -94,13 +95,15 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
         elif _is_named(how.draft):
             check_draft(ModelFacts.of(headers), how.draft, how.offline, how.progress)
     quantising = None
-    with closing(reporter(how.progress and how.weights is not None)) as told:
+    with closing(reporter(how.progress and how.weights is not None)) as told, \
+            _quantiser(program_class, how, options) as rows_of:
         if how.weights is not None:
             from numflow.engine.requantise import Requantising, requantised
 
             quantising = Requantising(how.weights, how.imatrix, how.calibration, backend,
                                       how.transport != LoadOptions.transport)
-            checkpoint, headers = requantised(checkpoint, chosen, quantising, threads, told, not merging), None
+            checkpoint = requantised(checkpoint, chosen, quantising, threads, told, not merging, rows_of)
+            headers = None
         built = headers or build()
         if not several:
             built = built if choosing is None else adaptable(built, checkpoint)
@@ -195,6 +198,21 @@ def _add_block(model: Model, built: Network, checkpoint, program_class, options)
     except BaseException:
         model.close()
         raise
+
+
+@contextmanager
+def _quantiser(program_class, how: LoadOptions, options: dict[str, Any]) -> Iterator[Quantiser | None]:
+    """What quantises weights beside the processors, if anything does: the first GPU of those that are named. Devices
+    of other processes quantise by themselves."""
+    found = None
+    if how.weights is not None and how.transport == LoadOptions.transport:
+        first = next((device for device in parse_devices(how.devices or "0") if device.name != CPU), None)
+        found = None if first is None else program_class.quantiser(options.get("gpu", "auto"), int(first.name))
+    try:
+        yield found
+    finally:
+        if found is not None:
+            found.close()
 
 
 def _executor(backend: str):

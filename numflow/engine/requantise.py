@@ -21,6 +21,7 @@ from numflow.network.quantise.quantise import (
 )
 from numflow.network.quantise.transposed import transposed
 from numflow.ops import Network
+from numflow.quant import RowsOf
 from numflow.registry.progress import Silent
 from numflow.spec.reader import Spec
 
@@ -42,12 +43,13 @@ class Requantising:
 
 
 def requantised(checkpoint: Checkpoint, spec: Spec, how: Requantising, threads: int | None, reporter: Silent,
-                kept: bool = True) -> Checkpoint:
+                kept: bool = True, rows_of: RowsOf | None = None) -> Checkpoint:
     """The checkpoint with its matrices in the types that a recipe says; each is quantised when it is read, or read from
     what an earlier start has kept of it.
 
     reporter: told which matrices stay as they are, and why, and how far quantising is; closed by the caller.
     kept: whether the next start may find what is quantised: the checkpoint has what its files have.
+    rows_of: searches in place of the processors: a GPU's.
 
     Raises:
         RequestError: no such recipe, or a calibration of another model. FormatError: a calibration file that is none.
@@ -70,8 +72,10 @@ def requantised(checkpoint: Checkpoint, spec: Spec, how: Requantising, threads: 
     sizes = {name: tensor_type(scheme).row_bytes(tensor.columns) * tensor.rows
              for name, scheme in plan.schemes.items() for tensor in [checkpoint.tensors[name]]}
     tensors = KeptTensors.open(original, imatrix, sum(sizes.values()), METHOD if later else "") if kept else None
-    what = f"quantising to {recipe.name}" + (", kept for the next start" if tensors is not None else "")
-    return quantised(checkpoint, plan, calibration or later, threads, tensors, _Told(reporter, what, sizes, later))
+    where = "" if rows_of is None else " on the GPU"
+    what = f"quantising to {recipe.name}{where}" + (", kept for the next start" if tensors is not None else "")
+    return quantised(checkpoint, plan, calibration or later, threads, tensors, _Told(reporter, what, sizes, later),
+                     rows_of)
 
 
 def _own(checkpoint: Checkpoint, spec: Spec, built: Network, backend: str, threads: int | None, reporter: Silent,

@@ -13,9 +13,20 @@ from numflow.errors import RequestError
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.passes.grouping import Group
 from numflow.ops import Batch, Network, TraceRow, View
+from numflow.quant.layout import RowScheme
 
 SAMPLE, TRACE, WALK, PROFILE, ADAPT = "sample", "trace", "walk", "profile", "adapt"
 Progress = Callable[[str, int, int], None]  # (what is made, how many are done, of how many)
+
+
+class Quantiser(Protocol):
+    """A `quant.RowsOf` that holds a device between its first call and `close`."""
+
+    def __call__(self, x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None, name: str) -> np.ndarray:
+        """Rows of a matrix, as a quant.RowsOf."""
+
+    def close(self) -> None:
+        """Give the device back; a later call takes it again."""
 
 
 class Program(Protocol):
@@ -40,6 +51,12 @@ class Program(Protocol):
     threads: int | None
     compile_s: float = 0.0
     can: frozenset[str] = frozenset()
+
+    @classmethod
+    def quantiser(cls, gpu: Any = "auto", device: int = 0) -> "Quantiser | None":
+        """The search of a device for what weights are quantised to; None where the processors do that. gpu: as the
+        program's option of this name. Nothing is opened before the first call."""
+        return None
 
     @property
     def failure(self) -> str:

@@ -10,6 +10,8 @@ with a share of outliers kept apart is a scheme too, such as q3h+0.5% (apart.py)
 with the same bytes: in NumPy, to be read, and as compiled kernels, which the functions here use.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from numflow.errors import RequestError, did_you_mean
@@ -20,10 +22,11 @@ from numflow.quant.layout import ROW_SCHEMES, RowScheme
 from numflow.quant.outliers import Sparse, split
 from numflow.quant.scheme import checked_weights
 
-__all__ = ["SCHEMES", "AnyScheme", "InferflowScheme", "OutlierScheme", "RowScheme", "Sparse", "decode", "encode",
-           "encode_with_outliers", "find", "takes_calibration"]
+__all__ = ["SCHEMES", "AnyScheme", "InferflowScheme", "OutlierScheme", "RowScheme", "RowsOf", "Sparse", "decode",
+           "encode", "encode_with_outliers", "find", "takes_calibration"]
 
 AnyScheme = RowScheme | InferflowScheme | OutlierScheme
+RowsOf = Callable[[np.ndarray, RowScheme, np.ndarray | None, str], np.ndarray]  # (x, scheme, importance, name) -> rows
 SCHEMES: dict[str, RowScheme | InferflowScheme] = {**ROW_SCHEMES, **INFERFLOW_SCHEMES}
 
 
@@ -45,7 +48,7 @@ def takes_calibration(scheme: AnyScheme) -> bool:
 
 
 def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = None, moment: np.ndarray | None = None,
-           name: str = "matrix", threads: int | None = None) -> np.ndarray:
+           name: str = "matrix", threads: int | None = None, rows_of: RowsOf | None = None) -> np.ndarray:
     """Quantise a matrix. What calibration knows may be used by numflow's own schemes: one of the two.
 
     Args:
@@ -54,6 +57,7 @@ def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = Non
         moment: [K, K], second moment of the inputs that x is multiplied with, for error feedback (feedback.py).
         name: what error messages call the matrix.
         threads: default all processors.
+        rows_of: searches in place of the processors for numflow's own schemes, to the same bytes.
 
     Returns:
         uint8 [N, scheme.row_bytes(K)]
@@ -67,7 +71,7 @@ def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = Non
         base = scheme.base
         if importance is None and moment is None and takes_calibration(scheme):
             importance = np.ones(x.shape[1:], np.float32)  # of all but the outliers
-        return apart.encode(x, scheme, lambda dense, c: encode(dense, base, c, moment, name, threads),
+        return apart.encode(x, scheme, lambda dense, c: encode(dense, base, c, moment, name, threads, rows_of),
                             lambda raw: decode(raw, base, x.shape[1], threads), importance, name)
     if isinstance(scheme, InferflowScheme):
         from numflow.quant import inferflow_kernels
@@ -78,13 +82,15 @@ def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = Non
     from numflow.quant.layout_kernels import pack
     from numflow.quant.search_kernels import search
 
+    if moment is None and rows_of is not None:
+        return rows_of(x, scheme, importance, name)
     if moment is None:
         return pack(search(x, scheme, importance, name, threads), threads)
     from numflow.quant.feedback import search_with_feedback
 
     if importance is not None:
         raise RequestError(f"{name} has both importances and a second moment, which says more")
-    return pack(search_with_feedback(x, scheme, moment, name, threads), threads)
+    return pack(search_with_feedback(x, scheme, moment, name, threads, rows_of), threads)
 
 
 def encode_with_outliers(x: np.ndarray, scheme: AnyScheme, share: float, importance: np.ndarray | None = None,

@@ -12,10 +12,12 @@ from itertools import repeat
 from numflow.cuda.compiler.compile import Binary, cached
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.survey import kernels_of
+from numflow.cuda.weights import quantise
 from numflow.lab.shapes import Shape, random_checkpoint, random_network
 from numflow.network import WeightSource
 from numflow.network.adapters.steps import adaptable
 from numflow.network.states import matrix_states
+from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from tests.cuda.attention_shapes import attention_kernels
 from tests.cuda.matrices import QUANTISED, blank_rows, experts_case, linear_case
@@ -71,6 +73,7 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     for kind in (*grouped, APART[0]):
         case = experts_case(kind, 64, 512, experts=2, chosen=1, fill="blank")  # tiles of 16, 64 and 128 routes
         found |= kernels_of(case.network, case.weights)
+    found |= {kernel.name: kernel for scheme in ROW_SCHEMES.values() for kernel in quantise.kernels(scheme)}
     return dict(sorted(found.items()))
 
 

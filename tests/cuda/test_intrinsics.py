@@ -60,6 +60,13 @@ def test_halves():
     assert arithmetic.round_to_int(float("nan")) == 0
 
 
+def test_rounding_down():
+    for value, expected in ((2.5, 2), (-2.5, -3), (-0.0, 0), (1e20, 2**31 - 1), (-np.inf, -2**31), (np.nan, 0)):
+        assert arithmetic.floor_to_int(f32(value)) == expected
+    for value in (0, 0.49999997, 0.99999994, 1, 7.5, 2**21 + 0.75, 2**22 - 0.5):
+        assert arithmetic.floor_exactly(f32(value)) == np.floor(value)
+
+
 def test_integers_wrap():
     assert u32(-1) == 0xFFFFFFFF
     assert i32(0x80000000) == -0x80000000

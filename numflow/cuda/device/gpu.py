@@ -34,13 +34,18 @@ _FAULTS = {"ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR"
 _CURRENT = threading.local()  # context that a thread has
 
 
+def chosen_device(name: str = "auto") -> str:
+    """The device that a name stands for: "auto" is what $NUMFLOW_CUDA says, else the GPU."""
+    return os.environ.get("NUMFLOW_CUDA", "gpu") if name == "auto" else name
+
+
 def open_device(name: str = "auto", index: int = 0, seed: int = 0, careful: bool | None = None) -> Device:
-    """A device by name: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU. careful: as of Gpu.
+    """A device by name: "gpu", "simulator" or "auto" (`chosen_device`). careful: as of Gpu.
 
     Raises:
         DeviceError: no driver, no GPU, or no such device.
     """
-    chosen = os.environ.get("NUMFLOW_CUDA", "gpu") if name == "auto" else name
+    chosen = chosen_device(name)
     if chosen == "simulator":
         return Simulated(index, seed)
     if chosen != "gpu":
@@ -138,7 +143,7 @@ class Gpu:
         self._check(source, nbytes)
         data = np.empty(nbytes, np.uint8)
         if nbytes:
-            self._ask("cuMemcpyAsync", data.ctypes.data, self.address(source), nbytes, self._stream)
+            self._ask("cuMemcpyAsync", data.__array_interface__["data"][0], self.address(source), nbytes, self._stream)
             self.synchronize()
         return data
 
@@ -351,7 +356,7 @@ class Gpu:
     def _ask(self, name: str, *args: Any) -> Any:
         """Call a function of the driver; its results, or the error as a DeviceError."""
         code, *results = getattr(self._cu, name)(*args)
-        if int(code):
+        if code:
             what = getattr(code, "name", str(code))
             if "OUT_OF_MEMORY" in what:
                 raise DeviceMemoryError(f"{self.name} has no memory left for {args[0]} bytes; it takes fewer with "

@@ -122,6 +122,12 @@ def round_to_int(value) -> int:
     return 0 if value != value else int(min(max(np.rint(value), -2147483648.0), 2147483647.0))
 
 
+@asm((i32,), (f32,), "cvt.rmi.s32.f32 $0, $1;")
+def floor_to_int(value) -> int:
+    """Largest integer that is not above; clamped, NaN is 0."""
+    return 0 if value != value else int(min(max(np.floor(value), -2147483648.0), 2147483647.0))
+
+
 # ---- mathematics on f32
 
 
@@ -215,6 +221,14 @@ def multiply_exactly(a, b):
 def divide_exactly(a, b):
     """a / b, rounded once."""
     return f32(a) / f32(b)
+
+
+@asm((f32,), (f32,), "{.reg .f32 above; fma.rm.f32 above, $1, 0f3F800000, 0f4B000000; "
+                     "sub.rn.f32 $0, above, 0f4B000000;}")
+def floor_exactly(x):
+    """Largest whole number that is not above x, for x from 0 to 2^22: x + 2^23 rounded down has no room for the rest.
+    Two additions, where a conversion has a quarter of their rate."""
+    return f32(np.floor(f32(x)))
 
 
 # ---- matrices of a warp (mma.sync). Lane l holds, with g = l // 4 and t = l % 4:

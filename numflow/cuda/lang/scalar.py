@@ -51,6 +51,7 @@ def _signed(bits: int) -> Callable:
 
 
 f32 = Scalar("f32", np.dtype(np.float32), "float32", np.float32)
+f64 = Scalar("f64", np.dtype(np.float64), "float64", np.float64)
 i32 = Scalar("i32", np.dtype(np.int32), "int32", _signed(32))
 i8 = Scalar("i8", np.dtype(np.int8), "int8", _signed(8))
 u8 = Scalar("u8", np.dtype(np.uint8), "uint8", _unsigned(8))

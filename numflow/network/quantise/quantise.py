@@ -19,7 +19,7 @@ from numflow.network.quantise.calibration import Calibration, LaterCalibration
 from numflow.network.quantise.imatrix_files import for_tensors
 from numflow.network.quantise.kept import KeptTensors
 from numflow.ops import Network
-from numflow.quant import encode, find, takes_calibration
+from numflow.quant import RowsOf, encode, find, takes_calibration
 from numflow.quant.recipe import KEEP, Recipe
 
 _PRODUCTS = ("linear", "expert_linear", "head_linear")
@@ -184,14 +184,15 @@ def uncalibrated(calibration: Calibration | None, plan: QuantisePlan) -> str:
 
 def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibration | LaterCalibration | None = None,
               threads: int | None = None, kept: KeptTensors | None = None,
-              told: Callable[[Tensor, bool], None] = lambda tensor, there: None) -> Checkpoint:
+              told: Callable[[Tensor, bool], None] = lambda tensor, there: None,
+              rows_of: RowsOf | None = None) -> Checkpoint:
     """The checkpoint with the tensors of `plan` in other types.
 
     A tensor is quantised each time its bytes are asked for, except for the one that was asked for last, so that the
     parts of a fused one cost no more than the whole, and for what is kept on disk.
 
     kept: quantised before, of the same checkpoint and calibration. told: called with each that is to be quantised now
-    and False, and with each that is there and True.
+    and False, and with each that is there and True. rows_of: as of `encoded`.
     """
     last: dict[str, np.ndarray] = {}
 
@@ -199,7 +200,7 @@ def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibrati
         found = None if kept is None else kept.take(tensor, scheme)
         if found is None:
             told(tensor, False)
-            found = encoded(tensor, scheme, calibration, threads)
+            found = encoded(tensor, scheme, calibration, threads, rows_of)
             if kept is not None:
                 kept.keep(tensor, scheme, found)
         told(tensor, True)
@@ -220,9 +221,11 @@ def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibrati
 
 
 def encoded(tensor: Tensor, scheme: str, calibration: Calibration | LaterCalibration | None = None,
-            threads: int | None = None) -> np.ndarray:
+            threads: int | None = None, rows_of: RowsOf | None = None) -> np.ndarray:
     """A tensor quantised, to a scheme or a GGUF type: uint8 [rows, row_bytes], with all that the calibration knows of
     it where that is of use.
+
+    rows_of: searches in place of the processors for numflow's own schemes, to the same bytes.
 
     Raises:
         RequestError, FormatError: as `numflow.quant.encode` and `numflow.formats.gguf_writer.encode`.
@@ -239,4 +242,4 @@ def encoded(tensor: Tensor, scheme: str, calibration: Calibration | LaterCalibra
         importance = np.repeat(importance, tensor.rows // len(importance), axis=0)
     if of_gguf:
         return gguf_writer.encode(x, scheme, tensor.name, threads, importance)
-    return encode(x, find(scheme), importance, moment, tensor.name, threads)
+    return encode(x, find(scheme), importance, moment, tensor.name, threads, rows_of)

@@ -11,6 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from numflow.cuda.program import Program
+from numflow.cuda.weights import quantise
 from numflow.lab.shapes import Shape, random_network
 from numflow.learn.cases.build import error, run_case
 from numflow.network import WeightSource
@@ -20,6 +21,7 @@ from numflow.network.states import matrix_states
 from numflow.ops import ADAPTING, Batch, param
 from numflow.quant import SCHEMES
 from numflow.quant.kv import CODED
+from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
 from tests.cuda.attention_shapes import FORMS, attention_case, every_bias, latent_case
@@ -203,8 +205,11 @@ def _long(device) -> None:
 
 def _functions() -> Iterator[Job]:
     """Tests that launch kernels by hand and know their results."""
-    from tests.cuda import test_join, test_moe, test_sample
+    from tests.cuda import test_join, test_moe, test_quantise, test_sample
 
+    for name, scheme in ROW_SCHEMES.items():
+        kernels = tuple(kernel.name for kernel in quantise.kernels(scheme))
+        yield _function(test_quantise, f"quantise-{name}", kernels, "test_the_bytes_of_the_processor", name)
     for parts, width in test_join.SIZES:
         for int8 in (False, True):
             name = f"attention_join{'_int8' * int8}"
