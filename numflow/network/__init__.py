@@ -1,6 +1,7 @@
 """Spec + checkpoint -> Network: a flat list of steps on named buffers and weights, as plain data."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from numflow.spec.reader import Spec, load_spec
 from numflow.spec.resolve import Resolved
 
 __all__ = ["RawMatrix", "WeightSource", "bits_per_weight", "build", "build_draft", "check_step", "choose_spec",
-           "resolve", "verify"]
+           "further", "resolve", "verify", "with_further"]
 
 
 def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
@@ -76,7 +77,7 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[
     return _finished(builder, _facts(builder, spec), fuse)
 
 
-def build_draft(spec: Spec, checkpoint: Checkpoint, model: Network, streams: int = 0) -> Network:
+def build_draft(spec: Spec, checkpoint: Checkpoint, model: Network, streams: int = 0, fuse: bool = True) -> Network:
     """The network of the block that drafts for `model`: its own that predicts a further token, or, of a spec of type
     "draft", one that reads so many columns of its streams. Reads no weights.
 
@@ -94,7 +95,28 @@ def build_draft(spec: Spec, checkpoint: Checkpoint, model: Network, streams: int
     else:
         further_block(builder)
     facts = {**model.facts, "layers": 1, "type": "decoder"} | ({} if words is None else {"words": words})
-    return _finished(builder, facts, True)
+    return _finished(builder, facts, fuse)
+
+
+def further(spec: Spec, checkpoint: Checkpoint, model: Network) -> Network | None:
+    """The model's own block that predicts a further token, with fuse=False; None where the checkpoint has none."""
+    if spec.type != "decoder":
+        return None
+    names = TensorNames(spec, checkpoint)
+    layers = model.facts["layers"]
+    if not all(names.has(f"{module}.weight", layers, "draft") for module in ("mtp_proj", "mtp_norm")):
+        return None
+    return build_draft(spec, checkpoint, model, fuse=False)
+
+
+def with_further(spec: Spec, checkpoint: Checkpoint, model: Network) -> Network:
+    """Steps and weights of a model, built with fuse=False, with those of its further block as one more entry: for all
+    that look at tensors. The block's caches and buffers are not in it."""
+    block = further(spec, checkpoint, model)
+    if block is None:
+        return model
+    return replace(model, entries={**model.entries, "further": block.entries["main"]},
+                   weights={**block.weights, **model.weights})
 
 
 def _finished(builder: Builder, facts: Mapping[str, Any], fuse: bool) -> Network:

@@ -9,9 +9,13 @@ from safetensors.numpy import load_file, save_file
 
 from numflow.engine.engine import Engine
 from numflow.engine.load import load
+from numflow.engine.quantise.export import export_gguf
 from numflow.errors import RequestError, SpecError
+from numflow.formats import open_checkpoint
 from numflow.learn.cases.chance import chi_square, limit
+from numflow.quant.recipe import Recipe
 from tests.engine.published import write_case
+from tests.engine.test_export_folders import write_tokenizer
 from tests.engine.test_state import facts
 from tests.specs.case import relative_error
 from tests.specs.weights import values
@@ -91,6 +95,33 @@ def test_the_numbers_of_the_block(tmp_path, name, backend):
                 found = drafter._catch_up(np.array(IDS[:count], np.int32))
                 assert relative_error(found, wanted[count - 2]) < 1e-4
                 drafter.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
+def test_a_gguf_file_has_the_block_too(tmp_path, name):
+    """Under the names of llama.cpp's converter, counted as one more layer; it drafts from there as from its source."""
+    folder, target = tmp_path / "model", tmp_path / "model.gguf"
+    tensors = with_block(name, folder)
+    write_tokenizer(folder, len(tensors["model.embed_tokens.weight"]))
+    export_gguf(open_checkpoint(folder), target, Recipe("Q8_0", "Q8_0"))
+    quantised = open_checkpoint(target)
+    start = "blk.3.nextn."
+    assert {name.removeprefix(start) for name in quantised.tensors if name.startswith(start)} == {
+        "enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head_norm.weight"}
+    assert quantised.tensors[f"{start}eh_proj.weight"].type.name == "Q8_0"
+    known = {key.partition(".")[2]: value for key, value in quantised.config.items()}
+    assert known["block_count"] == 4 and known["nextn_predict_layers"] == 1
+    assert name != "qwen3_5" or known["attention.recurrent_layers"] == [True, False, True, False]
+    export_gguf(open_checkpoint(folder), target, Recipe("F32", "F32"), replace=True)
+    rows = []
+    for path in (folder, target):
+        with load(path, backend="reference", draft="mtp") as model:
+            request = model.request(IDS, {"max_tokens": 1})
+            drafter = model.core.drafters.make(request, request.sampler())
+            drafter.saw(0, IDS, model.hidden(IDS))
+            rows.append(drafter._catch_up(np.array(IDS, np.int32)).copy())
+            drafter.close()
+    assert relative_error(rows[1], rows[0]) < 5e-5
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", pytest.param("deepseek_v3", marks=pytest.mark.slow)])

@@ -55,7 +55,8 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     check_target(Path(target), source, replace)
     chosen = network.choose_spec(source, spec)
     seen, pairs, alignment = as_gguf_file(source, chosen)
-    built = network.build(chosen if source.naming == "gguf" else network.choose_spec(seen), seen, fuse=False)
+    read = chosen if source.naming == "gguf" else network.choose_spec(seen)
+    built = network.with_further(read, seen, network.build(read, seen, fuse=False))
     plan = plan_of(built, seen, by_tensor(recipe, built, seen, chosen, calibration is not None))
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())

@@ -7,6 +7,7 @@ file is built, each tensor being made up as it is asked for; then that network i
 step (match.py), which says where each row comes from and that nothing else differs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from numflow import network
 from numflow.errors import NetworkError, RequestError, SpecError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
+from numflow.network.build.draft import further_block
 from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.gguf.invent import Inventor, NamesToBe
 from numflow.network.gguf.match import CLOSE, Mismatch, WeightPair, matched
@@ -70,6 +72,7 @@ class _Piece:
     part: Part
     first: int
     pair: WeightPair
+    source: WeightSource
 
     def is_all_of(self, tensor: Tensor) -> bool:
         """Whether the tensor is the weight, row by row."""
@@ -83,12 +86,12 @@ class _Writing:
     def __init__(self, checkpoint: Checkpoint, spec: Spec, family: Spec, architecture: str):
         self.source, self.family = checkpoint, family
         self.network = network.build(spec, checkpoint, fuse=False)
-        self.weights = WeightSource(self.network, checkpoint)
+        self.block = network.further(spec, checkpoint, self.network)
         if "labels" in self.network.facts:
             raise RequestError(f"{checkpoint.path}: no GGUF files of classifiers are written; {_INSTEAD}")
         self.resolved, self.names = network.resolve(spec, checkpoint)
         layers = self.network.facts["layers"]
-        self.metadata = metadata_of(family, architecture, self.resolved, layers)
+        self.metadata = metadata_of(family, architecture, self.resolved, layers, 0 if self.block is None else 1)
         self.metadata[f"{architecture}.vocab_size"] = self.network.facts["vocabulary"]
         self._last: dict[str, np.ndarray] = {}  # the bytes that were asked for last: they are read more than once
         self.literals = self._factors()
@@ -99,22 +102,28 @@ class _Writing:
         if divisors := self._divisors(target):
             self.literals |= divisors
             target = self._built()
-        pairs = matched(self.network, target)
-        return self._filled(self.invented, target, pairs)
+        matches = [(self.network, target, matched(self.network, target))]
+        if self.block is not None:
+            block = network.build_draft(self.chosen, self.invented, target, fuse=False)
+            matches.append((self.block, block, matched(self.block, block)))
+        return self._filled(self.invented, matches)
 
     def _built(self) -> Network:
-        """The network of the file to be, its tensors made up."""
+        """The network of the file to be, its tensors made up, those of a further block too."""
         made = dict(self.literals)
         empty = Checkpoint(self.source.path, "gguf", "gguf", made, self.metadata, {})
         names = NamesToBe(self.family, empty, self.names, self.resolved)
-        builder = Inventor(Resolved(self.family, empty.config, "gguf", names.has), names, empty, made)
-        (encoder_and_decoder if self.family.type == "encoder-decoder" else decoder_or_encoder)(builder)
+        resolved = Resolved(self.family, empty.config, "gguf", names.has)
+        (encoder_and_decoder if self.family.type == "encoder-decoder" else decoder_or_encoder)(
+            Inventor(resolved, names, empty, made))
+        if self.block is not None:
+            further_block(Inventor(resolved, names, empty, made))
         self.invented = empty
         # As whoever opens the file will see it.
-        chosen = network.choose_spec(empty)
-        if chosen.name != self.family.name:
-            raise RequestError(f"{self.source.path}: as GGUF it would be taken for {chosen.name!r}; {_INSTEAD}")
-        return network.build(chosen, empty, fuse=False)
+        self.chosen = network.choose_spec(empty)
+        if self.chosen.name != self.family.name:
+            raise RequestError(f"{self.source.path}: as GGUF it would be taken for {self.chosen.name!r}; {_INSTEAD}")
+        return network.build(self.chosen, empty, fuse=False)
 
     def _divisors(self, target: Network) -> dict[str, Tensor]:
         """Divisors from the frequencies that GGUF's metadata yields to those of the model, as a tensor."""
@@ -147,19 +156,18 @@ class _Writing:
         name = None if text is None else self.resolved.evaluate(f"gguf.written.{module}", text)
         return None if name is None else f"{name}.weight"
 
-    def _filled(self, invented: Checkpoint, target: Network, pairs: list[WeightPair]) -> Checkpoint:
+    def _filled(self, invented: Checkpoint, matches: list[tuple[Network, Network, list[WeightPair]]]) -> Checkpoint:
+        """matches: networks of the source, those that they are in the file, and their weights in pairs."""
         pieces: dict[str, list[_Piece]] = {}
-        for pair in pairs:
-            weight, first = target.weights[pair.target], 0
-            for part in weight.parts:
-                tensor = invented.tensors[part.tensor]
-                count = tensor.rows * tensor.columns if len(weight.shape) == 1 else tensor.rows
-                if part.transpose:
-                    count = tensor.rows * tensor.columns // weight.shape[1]
-                count = count if part.rows is None else len(part.rows)
-                pieces.setdefault(part.tensor, []).append(_Piece(weight, part, first, pair))
-                first += count
-        large = {name for name in matrices(target) if np.prod(invented.tensors[name].shape) >= SMALLEST}
+        for ours, target, pairs in matches:
+            source = WeightSource(ours, self.source)
+            for pair in pairs:
+                for piece in _pieces(invented, target.weights[pair.target], pair, source):
+                    known = pieces.setdefault(piece.part.tensor, [])
+                    if not known or known[0].source is source:  # what a further block shares with the model is there
+                        known.append(piece)
+        large = {name for _, target, _ in matches for name in matrices(target)
+                 if np.prod(invented.tensors[name].shape) >= SMALLEST}
         tensors = {name: self._tensor(tensor, pieces[name], name in large)
                    if name in pieces and name not in self.literals else tensor
                    for name, tensor in invented.tensors.items()}
@@ -167,7 +175,7 @@ class _Writing:
 
     def _tensor(self, tensor: Tensor, pieces: list[_Piece], large: bool) -> Tensor:
         """large: a matrix whose bytes count; others are F32, which other programs compute with exactly."""
-        kinds = {kind for piece in pieces for kind in self.network.weights[piece.pair.source].types}
+        kinds = {kind for piece in pieces for kind in piece.source.network.weights[piece.pair.source].types}
         plain = large and len(kinds) == 1 and kinds <= set(_KEPT)
         kind = TYPES[kinds.pop() if plain else "F32"]
 
@@ -191,12 +199,24 @@ class _Writing:
 
     def _of_source(self, piece: _Piece) -> np.ndarray:
         """Values of the source for a weight of the target, in the target's order."""
-        values = self.weights.f32(piece.pair.source)
+        values = piece.source.f32(piece.pair.source)
         if piece.pair.order is not None:
             values = values[piece.pair.order]
         if piece.pair.columns is not None:
             values = values[:, piece.pair.columns]
         return values - np.float32(piece.weight.add) if piece.weight.add else values
+
+
+def _pieces(invented: Checkpoint, weight: Weight, pair: WeightPair, source: WeightSource) -> Iterator[_Piece]:
+    """The rows of each tensor that a weight of the file has, by where they are in the weight."""
+    first = 0
+    for part in weight.parts:
+        tensor = invented.tensors[part.tensor]
+        count = tensor.rows * tensor.columns if len(weight.shape) == 1 else tensor.rows
+        if part.transpose:
+            count = tensor.rows * tensor.columns // weight.shape[1]
+        yield _Piece(weight, part, first, pair, source)
+        first += count if part.rows is None else len(part.rows)
 
 
 def _put(whole: np.ndarray, piece: _Piece, values: np.ndarray) -> None:

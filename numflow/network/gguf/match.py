@@ -15,7 +15,7 @@ import numpy as np
 from numflow.errors import RequestError
 from numflow.ops import Network, Step, View, param
 
-_LAYER = re.compile(r"(enc\.|dec\.)?blk\.\d+")
+_LAYER = re.compile(r"(enc\.|dec\.|draft\.)?blk\.\d+")
 CLOSE = 2e-6  # numbers of which one has gone through float32
 
 

@@ -15,18 +15,20 @@ from numflow.spec.schema import SECTIONS
 _ABSENT = (None, "none", 0, 0.0)
 
 
-def metadata_of(spec: Spec, architecture: str, source: Resolved, layers: int) -> dict[str, Any]:
+def metadata_of(spec: Spec, architecture: str, source: Resolved, layers: int, further: int = 0) -> dict[str, Any]:
     """GGUF metadata, keys complete, for a model whose values `source` holds.
 
     spec: the family's, with the GGUF keys; the spec of `source` is this one or extends it. What may differ by layer is
-    taken from the last one, which has experts where any has.
+    taken from the last one, which has experts where any has. further: blocks behind the last layer.
     """
     found = {key: value for key, value in _of_sources(spec, source, layers - 1) if not _absent(value)}
     for key, text in spec.section("gguf").get("metadata", {}).items():
-        value = _stated(source, f"gguf.metadata.{key}", text, layers)
+        value = _stated(source, f"gguf.metadata.{key}", text, layers, further)
         found.pop(key, None)
         if value not in (None, "none") and not (isinstance(value, list) and all(one is False for one in value)):
             found[key] = value
+    if further:
+        found |= {"block_count": layers + further, "nextn_predict_layers": further}
     named = {f"{architecture}.{key}": value for key, value in found.items()}
     return {"general.architecture": architecture, **named}
 
@@ -71,8 +73,9 @@ def _word(table: Mapping[str, Any], value: Any) -> Any:
     return next(iter(numbers or words), value)
 
 
-def _stated(source: Resolved, where: str, text: Any, layers: int) -> Any:
-    """A literal or an expression; `{ each = "..." }` is one value for every layer."""
+def _stated(source: Resolved, where: str, text: Any, layers: int, further: int) -> Any:
+    """A literal or an expression; `{ each = "..." }` is one value for every layer and block behind them."""
     if isinstance(text, Mapping):
-        return [source.evaluate(where, text["each"], layer) for layer in range(layers)]
+        return [source.evaluate(where, text["each"], layer, "draft" if layer >= layers else "")
+                for layer in range(layers + further)]
     return source.evaluate(where, text, layers - 1) if isinstance(text, str) else text
