@@ -37,7 +37,8 @@ def test_a_wrong_file_names_case_place_size_and_cause(tmp_path):
     facts = verdict(tmp_path, HEAD + "    return x / np.sqrt((x * x).mean(-1, keepdims=True)) * weight\n")
     assert not facts["passed"]
     assert re.fullmatch(r"case rms_norm-tiny-values \(1 of 7\): run 0, row 0, column 0: got \S+, expected \S+, off by "
-                        r"\S+ \(allowed \S+\); 320 of 320 numbers are wrong, in 5 of 5 rows", facts["message"])
+                        r"\S+ \(allowed \S+\); 320 of 320 numbers are wrong, in 5 of 5 rows; each row is what is "
+                        r"expected times a factor of its own, 28\.\d to 30\.\d", facts["message"])
     assert facts["cause"] == "a norm without eps"
     assert facts["place"]["wrong_rows"] == 5 and facts["case"] == "rms_norm-tiny-values"
 

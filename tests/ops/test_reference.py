@@ -285,11 +285,12 @@ def _row(step, weights, q, at, memory, shape):
         query, scores, values = q.reshape(heads, -1)[h], [], []
         for position, (k, *v) in memory.items():
             distance = position - at
-            hidden = shape.kind == "self" and param(step, "causal") and distance > 0
+            hidden = param(step, "causal") and distance > 0
+            far = param(step, "window") and abs(distance) >= param(step, "window")
             chunk = param(step, "chunk")
             if chunk and position // chunk != at // chunk:
                 continue
-            if hidden or (param(step, "window") and abs(distance) >= param(step, "window")):
+            if shape.kind == "self" and (hidden or far):
                 continue
             score = param(step, "scale") * float(query @ k[g])
             if param(step, "softcap"):

@@ -26,6 +26,7 @@ SELF = {
     "attention-chunk-long": (2, 1, 64, {"chunk": 128}, (), LONG),
     "attention-chunk-window": (2, 2, 16, {"chunk": 16, "window": 9}, (), SCHEDULE),
     "attention-softcap": (4, 2, 32, {"softcap": 2.0}, (), SCHEDULE),
+    "attention-softcap-slopes": (4, 2, 32, {"softcap": 1.5}, ("slopes",), SHORT),
     "attention-slopes": (6, 6, 16, {}, ("slopes",), SCHEDULE),
     "attention-sinks": (4, 2, 64, {}, ("sinks",), SCHEDULE),
     "attention-sinks-window": (4, 2, 16, {"window": 5}, ("sinks",), SCHEDULE),
@@ -47,7 +48,8 @@ def attention_cases():
             (4, 1, 28, 20, {}, SCHEDULE), (6, 2, 40, 32, {"softcap": 2.0}, SHORT),
             (5, 1, 96, 48, {"window": 7}, SCHEDULE), (2, 1, 64, 64, {}, LONG), (9, 1, 352, 320, {}, SHORT)):
         yield _values_in_keys(heads, kv_heads, k_dim, prefix, params, schedule)
-    yield _cross()
+    yield _cross("attention-cross", causal=False)
+    yield _cross("attention-cross-window", causal=True, window=2)
     for heads, size, top_k, schedule in ((3, 16, 5, SCHEDULE), (2, 24, 60, LONG), (1, 8, 300, SHORT)):
         yield _indexed(heads, size, top_k, schedule)
 
@@ -93,13 +95,13 @@ def _indexed(heads, size, top_k, schedule):
     return b.case(y, schedule, bound=2e-5)
 
 
-def _cross():
-    """An encoder writes its memory once; queries of the decoder see all of it and nothing else."""
-    b = Builder("attention-cross")
+def _cross(name, **params):
+    """An encoder writes its memory once; queries of the decoder see all of it and nothing else, whatever the params."""
+    b = Builder(name)
     cache = b.cache(kv_heads=2, k_dim=16, kind="cross")
     k, v = b.inputs(32, 32, entry="encode")
     b.step("cache_write", (k, v), (), entry="encode", cache=cache)
     (q,) = b.inputs(64)
     y = b.buffer(64)
-    b.step("attention", (q,), (y,), cache=cache, heads=4, scale=0.25, causal=False)
+    b.step("attention", (q,), (y,), cache=cache, heads=4, scale=0.25, **params)
     return b.case(y, (((0, 3), (1, 1), (2, 4)), ((1, 2), (0, 1)), ((2, 1),)), encoder=(9, 33, 2), bound=2e-5)

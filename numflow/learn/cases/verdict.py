@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from numflow.learn.cases.alike import alike
+
 Functions = Mapping[str, Callable[..., Any]]
 
 
@@ -20,7 +22,8 @@ class Verdict:
 
     case:     the first case that fails, `number` of `of`; of a check that passes, the number of cases.
     message:  one line.
-    place:    of a number that is wrong: run, row, column, got, expected, off, allowed, and how many are wrong.
+    place:    of a number that is wrong: run, row, column, got, expected, off, allowed, how many are wrong, and what
+              those have in common.
     cause:    the known mistake that gives the same wrong numbers.
     error:    the exception that the function raised.
     evidence: what the function gave in that case; mistakes that give the same are its cause.
@@ -84,7 +87,7 @@ def furthest(actual: np.ndarray, expected: np.ndarray, bound: float, heads: int 
     numbers = {"got": float(actual[at]), "expected": float(expected[at]), "off": float(off[at]),
                "allowed": bound * scale}
     return place | numbers | {"wrong": int(bad.sum()), "numbers": bad.size, "wrong_rows": int(rows.sum()),
-                              "rows": len(bad)}
+                              "rows": len(bad), "alike": alike(actual, expected, bad, heads)}
 
 
 def described(place: Mapping[str, Any]) -> str:
@@ -96,7 +99,8 @@ def described(place: Mapping[str, Any]) -> str:
         where += f", column {place['column']}"
     rows = f", in {place['wrong_rows']} of {place['rows']} rows" if "column" in place else ""
     return (f"{where}: got {place['got']:.6g}, expected {place['expected']:.6g}, off by {place['off']:.2g} (allowed "
-            f"{place['allowed']:.1g}); {place['wrong']} of {place['numbers']} numbers are wrong{rows}")
+            f"{place['allowed']:.1g}); {place['wrong']} of {place['numbers']} numbers are wrong{rows}"
+            f"{'; ' if place['alike'] else ''}{place['alike']}")
 
 
 def same(one: Any, other: Any, bound: float = 1e-4) -> bool:

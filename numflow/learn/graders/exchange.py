@@ -102,6 +102,9 @@ def _sum(all_reduce: Callable, group: tuple, adds: tuple) -> tuple[str, Any]:
             return f"device {device} waits for ever", f"waits {sorted(set(group) - set(found))}"
     evidence = [found[device] for device in group]
     for device in group:
+        if found[device] is None:
+            return (f"all_reduce returns nothing on device {device}, which has {'a' if device in adds else 'no'} term; "
+                    "all of the group get the sum"), evidence
         y = array(found[device], expected, f"all_reduce returns on device {device} something ")
         if place := furthest(y, expected, 1e-5):
             return f"device {device} of {list(group)}, {described(place)}", evidence
@@ -115,14 +118,21 @@ def _sum(all_reduce: Callable, group: tuple, adds: tuple) -> tuple[str, Any]:
 def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple, adds: tuple,
              kind: Callable = program.World) -> tuple[dict, dict[int, Any]]:
     """Results and exceptions of each device's thread; those that wait too long have neither."""
-    world = kind(dict.fromkeys(group))
+    class Watching(kind):  # type: ignore[misc, valid-type]
+        def put(self, sender, receiver, x):
+            if isinstance(x, np.ndarray) and np.shares_memory(x, given[sender]):
+                raise Wrong(f"device {sender} puts x itself, not a copy: the engine writes over x as soon as "
+                            "all_reduce returns, and others may not have taken it yet")
+            super().put(sender, receiver, x)
+
+    world = Watching(dict.fromkeys(group))
+    given = {device: terms[device].copy() for device in terms}
     found: dict[int, Any] = {}
     errors: dict[int, Any] = {}
 
     def run(device):
         try:
-            x = terms[device].copy() if device in terms else None
-            found[device] = all_reduce(x, world=world, device=device, group=group, adds=adds)
+            found[device] = all_reduce(given.get(device), world=world, device=device, group=group, adds=adds)
         except DeviceError as error:  # it waited, and the wait was broken off
             errors[device] = str(error)
         except Exception as error:

@@ -9,7 +9,8 @@ import numpy as np
 
 from numflow.learn.cases.verdict import Wrong
 from numflow.learn.graders.calls import array
-from numflow.quant.feedback import feedback_reference
+from numflow.learn.graders.header_faults import fault, squares
+from numflow.quant.feedback import feedback_reference, prepared
 from numflow.quant.layout import ROW_SCHEMES, Fields
 from numflow.quant.search import search_reference
 
@@ -32,6 +33,7 @@ def feedback_case(name: str, seed: int, zeros: bool = False) -> tuple[tuple, Cal
     fields = search_reference(x, scheme, importance, False, "x")
     expected = feedback_reference(x.copy(), scheme, moment, fields)
     least = output_error(x, moment, fields, expected)
+    order = prepared(moment, x.shape[1], "matrix")[0]
 
     def judge(found: Any) -> str:
         codes = array(found, expected, "feedback returns codes ")
@@ -40,10 +42,12 @@ def feedback_case(name: str, seed: int, zeros: bool = False) -> tuple[tuple, Cal
         error = output_error(x, moment, fields, codes)
         if error <= AS_GOOD * least:
             return ""
-        row, column = (int(at[0]) for at in np.nonzero(codes != expected))
+        place = int(np.argmax((codes != expected).any(axis=0)[order]))
+        column = int(order[place])
+        row = int(np.argmax(codes[:, column] != expected[:, column]))
         return (f"the outputs are off by {error:.4g}, {error / least:.2f} times numflow's {least:.4g}; the first code "
-                f"that differs is in row {row}, column {column}: got {codes[row, column]}, expected "
-                f"{expected[row, column]}")
+                f"that differs is in row {row}, column {column}, place {place} of the order: got "
+                f"{codes[row, column]}, expected {expected[row, column]}")
 
     return (x, scheme, moment, fields), judge
 
@@ -77,14 +81,14 @@ def searched(kind: str, name: str) -> Fields:
 def row_errors(headers: Callable, kind: str, name: str) -> list[tuple[str, float]]:
     """Bars of the errors of a function and of numflow's search, in percent of the weights."""
     x = rows_of(kind)
-    return [(f"{kind}, {label}", 100 * float(np.sqrt(_squares(fields, x).sum() / np.square(x, dtype=float).sum())))
+    return [(f"{kind}, {label}", 100 * float(np.sqrt(squares(fields, x).sum() / np.square(x, dtype=float).sum())))
             for label, fields in (("yours", headers(x, ROW_SCHEMES[name])), ("numflow", searched(kind, name)))]
 
 
 def headers_judge(kind: str, name: str) -> Callable[[Any], str]:
     """The judge of fields of a kind's rows: their shapes, and an error that is near that of numflow's search."""
     x, scheme, own = rows_of(kind), ROW_SCHEMES[name], searched(kind, name)
-    least = _squares(own, x)
+    least = squares(own, x)
 
     def judge(found: Any) -> str:
         if not isinstance(found, Fields):
@@ -93,30 +97,12 @@ def headers_judge(kind: str, name: str) -> Callable[[Any], str]:
             array(getattr(found, name), getattr(own, name), f"headers returns {name} ")
         if found.codes.max() >= scheme.levels:
             return f"codes up to {int(found.codes.max())}, and {scheme.name} has 0 .. {scheme.levels - 1}"
-        errors = _squares(found, x)
+        errors = squares(found, x)
         row = int(np.argmax(errors - AS_GOOD * least))
         if errors[row] <= AS_GOOD * least[row] + 1e-12 or errors.sum() <= AS_GOOD * least.sum():
             return ""
+        said = fault(found, own, x)
         return (f"row {row}: the sum of squared errors is {errors[row]:.4g}, "
-                f"{errors[row] / max(least[row], 1e-30):.3g} times numflow's {least[row]:.4g}{_alike(found, own)}")
+                f"{errors[row] / max(least[row], 1e-30):.3g} times numflow's {least[row]:.4g}{said and f'; {said}'}")
 
     return judge
-
-
-def _alike(found: Fields, own: Fields) -> str:
-    """Sentences about choices that were not tried: all headers or codes have in common what numflow's have not."""
-    scheme = found.scheme
-    parts = [("window", lambda f: f.rows & 3), ("step code", lambda f: f.rows >> 2 & 31),
-             ("S", lambda f: f.blocks & (1 << scheme.scale_bits) - 1), ("Z", lambda f: f.blocks >> scheme.scale_bits)]
-    said = [f"every {'row' if name in ('window', 'step code') else 'block'} has the {name} {part(found).flat[0]}"
-            for name, part in parts if np.ptp(part(found)) == 0 < np.ptp(part(own))]
-    if found.codes.max() < own.codes.max():
-        said.append(f"no code is above {found.codes.max()}, and there are 0 .. {scheme.levels - 1}")
-    return "".join(f"; {each}" for each in said)
-
-
-def _squares(fields: Fields, x: np.ndarray) -> np.ndarray:
-    """Sums of squared errors by row."""
-    with np.errstate(all="ignore"):
-        off = fields.values().astype(np.float64) - x
-    return np.nan_to_num((off * off).sum(axis=1), nan=np.inf)

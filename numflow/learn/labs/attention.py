@@ -202,6 +202,49 @@ def attention__self_unseen(q, slopes=None, sinks=None, buckets=None, *, batch, c
     return attention(q, slopes, sinks, buckets, batch=Shifted, cache=Known, **given)
 
 
+def attention__biased_first(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, **given):
+    """a bias that is added before the softcap: it comes after"""
+    if slopes is None or not given["softcap"]:
+        return attention(q, slopes, sinks, buckets, batch=batch, cache=cache, heads=heads, **given)
+    y = np.empty((len(q), heads * cache.value_dim), np.float32)
+    for b, length in enumerate(cache.lengths(batch)):
+        rows = slice(batch.starts[b], batch.starts[b + 1])
+        k, v = cache.read(cache.table(batch)[b], length)
+        k, v = (np.repeat(a, heads // a.shape[1], axis=1).transpose(1, 0, 2) for a in (k, v))
+        distance = np.arange(length) - batch.positions[rows, None]
+        scores = given["scale"] * (q[rows].reshape(-1, heads, k.shape[2]).transpose(1, 0, 2) @ k.transpose(0, 2, 1))
+        scores = given["softcap"] * np.tanh((scores + slopes[:, None, None] * distance) / given["softcap"])
+        scores[:, distance > 0] = -np.inf
+        e = np.exp(scores - scores.max(axis=2, keepdims=True))
+        y[rows] = (e / e.sum(axis=2, keepdims=True) @ v).transpose(1, 0, 2).reshape(e.shape[1], -1)
+    return y
+
+
+def attention__window_of_cross(q, slopes=None, sinks=None, buckets=None, *, batch, cache, window, **given):
+    """a mask on the keys of an encoder: where cache.shape.kind is "cross" neither causal nor window count"""
+    if cache.shape.kind != "cross":
+        return attention(q, slopes, sinks, buckets, batch=batch, cache=cache, window=window, **given)
+    kind = type("Self", (), {"kind": "self", "__getattr__": lambda self, name: getattr(cache.shape, name)})()
+    seen = type("Seen", (), {"shape": kind, "__getattr__": lambda self, name: getattr(cache, name)})()
+    return attention(q, slopes, sinks, buckets, batch=batch, cache=seen, window=window, **given)
+
+
+def attention__over_queries(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, **given):
+    """a softmax over the queries: its sum is over the keys of one query"""
+    y = np.empty((len(q), heads * cache.value_dim), np.float32)
+    for b, length in enumerate(cache.lengths(batch)):
+        rows = slice(batch.starts[b], batch.starts[b + 1])
+        k, v = cache.read(cache.table(batch)[b], length)
+        k, v = (np.repeat(a, heads // a.shape[1], axis=1).transpose(1, 0, 2) for a in (k, v))
+        distance = np.arange(length) - batch.positions[rows, None]
+        scores = given["scale"] * (q[rows].reshape(-1, heads, k.shape[2]).transpose(1, 0, 2) @ k.transpose(0, 2, 1))
+        scores[:, distance > 0] = -np.inf
+        e = np.exp(scores - scores.max(axis=2, keepdims=True))
+        p = e / e.sum(axis=1, keepdims=True)
+        y[rows] = (p @ v).transpose(1, 0, 2).reshape(p.shape[1], -1)
+    return y
+
+
 def bench(functions):
     """The prompt of 256 tokens, 8 heads of 64 columns, 2 heads of keys."""
     from numflow.learn.graders.reference import bars

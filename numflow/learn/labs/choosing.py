@@ -198,6 +198,35 @@ def verify__upside_down(p, guess, q, accept, other):
     return draw(p.ids, np.maximum(p.probabilities - q.of(p.ids), 0), other)
 
 
+def top_p__first_places(c, p):
+    """as many candidates as it takes, but the first of c.ids in place of the most probable ones"""
+    return c.keep(np.arange(len(top_p(c, p).ids)))
+
+
+def accept__forced(state, id):
+    """a step for a token that was forced: one that is not among the candidates changes nothing"""
+    if id in state.drawn.ids:
+        accept(state, id)
+    else:
+        state.mu += state.eta * state.tau
+
+
+def accept__twice(state, id):
+    """a step of twice the size"""
+    before = state.mu
+    accept(state, id)
+    state.mu += state.mu - before
+
+
+def verify__not_normalised(p, guess, q, accept, other):
+    """max(0, p - q) that is not normalised: its sum is less than 1"""
+    at = np.array([guess])
+    if accept * q.of(at)[0] < p.of(at)[0]:
+        return guess
+    rest = np.cumsum(np.maximum(p.probabilities - q.of(p.ids), 0))
+    return int(p.ids[min(int(np.searchsorted(rest, other, side="right")), len(p.ids) - 1)])
+
+
 def story(functions, model):
     """The text of a model whose tokens `top_p` and `accept` choose."""
     from numflow.learn.graders.stories import chosen

@@ -41,13 +41,13 @@ def feedback(x, scheme, moment, fields):
 
 
 def _feedback(x, scheme, fields, order, upper, sign=1.0, divided=True, reach=None, codes_only=False,
-              blocks=None, columns=None):
+              blocks=None, columns=None, turn=1):
     blocks = (order if blocks is None else blocks) // scheme.block
     scales, zeros = (part[:, blocks] for part in fields.scales_and_zeros())
     w, codes = x[:, order if columns is None else columns], np.zeros(x.shape, np.uint8)
     for j, column in enumerate(order):
         scale, zero = np.where(scales[:, j] > 0, scales[:, j], np.float32(1)), zeros[:, j]
-        code = np.clip(np.floor(w[:, j] / scale + zero + np.float32(0.5)), 0, scheme.levels - 1)
+        code = np.clip(np.floor(w[:, j] / scale + np.float32(turn) * zero + np.float32(0.5)), 0, scheme.levels - 1)
         error = w[:, j] / scale - (code - zero) if codes_only else w[:, j] - scale * (code - zero)
         error = np.float32(sign) * (error / upper[j, j] if divided else error)
         end = None if reach is None else j + 1 + reach
@@ -108,6 +108,19 @@ def feedback__left_in_order(x, scheme, moment, fields):
     """codes that were not put back: column j of the order is column order[j] of x"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper)[:, order]
+
+
+def feedback__in_block(x, scheme, moment, fields):
+    """errors that only columns of the same 32 places make up for: all later ones are to"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    places = np.arange(len(order)) // scheme.block
+    return _feedback(x, scheme, fields, order, upper * (places[:, None] == places))
+
+
+def feedback__zero_subtracted(x, scheme, moment, fields):
+    """a zero that is subtracted: code = w / scale + zero"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper, turn=-1)
 
 
 def grade(functions):

@@ -176,6 +176,20 @@ def moe_route__worst(logits, bias=None, **given):
     return ids, gates / gates.sum(axis=1, keepdims=True) if given["normalize"] else gates
 
 
+def moe_route__over_tokens(logits, bias=None, **given):
+    """a softmax over the tokens: each token has one over its experts"""
+    if given["score"] != "softmax":
+        return moe_route(logits, bias, **given)
+    e = np.exp(logits - logits.max(axis=1, keepdims=True))
+    scores = e / e.sum(axis=0, keepdims=True)
+    value = scores if bias is None else scores + bias
+    ids = np.argsort(-value, axis=1, kind="stable")[:, :given["width"]].astype(np.int32)
+    gates = np.take_along_axis(scores, ids, axis=1)
+    if given["normalize"]:
+        gates = gates / gates.sum(axis=1, keepdims=True)
+    return ids, (gates * np.float32(given["scale"])).astype(np.float32)
+
+
 def bench(functions):
     """256 tokens, 128 experts in 8 groups, 8 chosen."""
     from numflow.learn.graders.reference import bars

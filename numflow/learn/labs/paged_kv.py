@@ -155,6 +155,23 @@ def truncate__still_named(table, tokens):
         table.allocator.release(table.blocks[needed:])
 
 
+def extend__shrinks(table, tokens):
+    """blocks that `extend` gives back: those that are there already stay, and truncate is for the others"""
+    truncate(table, tokens)
+    extend(table, tokens)
+
+
+def fork__none_is_all(table, count=None):
+    """a count of 0 that is taken for None: `if count` is false for both"""
+    return fork(table, count or None)
+
+
+def truncate__one(table, tokens):
+    """one block that is given back where several are beyond the tokens"""
+    if len(table.blocks) > -(-tokens // table.block_size):
+        table.allocator.release([table.blocks.pop()])
+
+
 def bench(functions):
     """Blocks of eight answers to one prompt of 400 tokens, 30 tokens each."""
     from numflow.engine.schedule.blocks import BlockAllocator, BlockTable

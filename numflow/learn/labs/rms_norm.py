@@ -110,6 +110,24 @@ def rms_norm__by_column(x, weight=None, *, eps, groups):
     return y if weight is None else y * np.resize(weight, x.shape[1])
 
 
+def rms_norm__all_tokens(x, weight=None, *, eps, groups):
+    """a mean over all tokens: each row has a mean of its own"""
+    parts = x.reshape(len(x), groups, -1)
+    return rms_norm__weighted(parts / np.sqrt(np.mean(parts * parts) + np.float32(eps)), weight)
+
+
+def rms_norm__weight_repeated(x, weight=None, *, eps, groups):
+    """a weight whose numbers are repeated one by one (np.repeat): each group has the whole weight (np.tile)"""
+    if weight is not None:
+        weight = np.repeat(weight, x.shape[1] // len(weight))
+    return rms_norm(x, weight, eps=eps, groups=groups)
+
+
+def rms_norm__eps_squared(x, weight=None, *, eps, groups):
+    """a norm with eps squared"""
+    return rms_norm(x, weight, eps=eps * eps, groups=groups)
+
+
 def bench(functions):
     """4096 rows of 4096 columns."""
     from numflow.learn.graders.reference import bars

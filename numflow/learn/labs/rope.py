@@ -172,6 +172,24 @@ def rope__zeros(x, angles, *, heads, head_dim, pairing, start):
     return np.where(turned, y, np.float32(0)).reshape(x.shape)
 
 
+def rope_angles__first_position(inv_freq, *, batch, scale):
+    """the position of the first token for all"""
+    table = rope_angles(inv_freq, batch=batch, scale=scale)
+    return np.repeat(table[:1], len(table), axis=0)
+
+
+def rope_angles__one_frequency(inv_freq, *, batch, scale):
+    """one frequency for all pairs: pair i has inv_freq[i]"""
+    return rope_angles(np.full_like(inv_freq, inv_freq[0]), batch=batch, scale=scale)
+
+
+def rope__first_head(x, angles, *, heads, head_dim, pairing, start):
+    """a turn of the first head alone: every head has columns [start, start + 2F)"""
+    y = x.copy()
+    y[:, :head_dim] = rope(x, angles, heads=heads, head_dim=head_dim, pairing=pairing, start=start)[:, :head_dim]
+    return y
+
+
 def bench(functions):
     """2048 tokens, 32 heads of 128 columns."""
     from numflow.learn.graders.reference import bars

@@ -111,6 +111,17 @@ def plan__two_tokens(waiting, running, free_blocks, budget):
     return [(request, tokens if request.prompt else 2) for request, tokens in chosen]
 
 
+def plan__writers_free(waiting, running, free_blocks, budget):
+    """requests that write and do not count: each takes one token of the budget"""
+    return plan(waiting, running, free_blocks, budget + sum(request.prompt == 0 for request in running))
+
+
+def plan__forgotten(waiting, running, free_blocks, budget):
+    """prompts that were begun and are forgotten: those that run go on reading"""
+    chosen = plan(waiting, running, free_blocks, budget)
+    return [(request, tokens) for request, tokens in chosen if request not in running or request.prompt == 0]
+
+
 def grade(functions):
     """A few requests, then many."""
     from numflow.learn.graders.clock import grade_plan

@@ -120,12 +120,13 @@ def all_reduce__to_adds(x=None, *, world, device, group, adds):
 
 def all_reduce__written_over(x=None, *, world, device, group, adds):
     """an array that is written to after it was put: it must not be changed any more"""
+    total = None if x is None else x.copy()
     if device in adds:
         for other in group:
-            world.put(device, other, x)
+            world.put(device, other, total)
     terms = [world.take(other, device).copy() for other in adds]
-    if x is not None:
-        x *= 0
+    if total is not None:
+        total *= 0
     return sum(terms[1:], terms[0])
 
 
@@ -140,6 +141,21 @@ def all_reduce__takes_first(x=None, *, world, device, group, adds):
     if device in adds:
         for other in group:
             world.put(device, other, x.copy())
+    return sum(terms[1:], terms[0])
+
+
+def all_reduce__for_adds_alone(x=None, *, world, device, group, adds):
+    """a sum for the devices of `adds` alone: all of `group` get it"""
+    total = all_reduce(x, world=world, device=device, group=group, adds=adds)
+    return total if device in adds else None
+
+
+def all_reduce__itself(x=None, *, world, device, group, adds):
+    """an x that was put itself: the engine writes over x as soon as all_reduce returns; put x.copy()"""
+    if device in adds:
+        for other in group:
+            world.put(device, other, x)
+    terms = [world.take(other, device) for other in adds]
     return sum(terms[1:], terms[0])
 
 

@@ -190,6 +190,33 @@ def gemv__exchange_inside(y, pairs, scale, x, count):
         y[row] = total * scale[row]
 
 
+def gemv__no_neighbours(y, pairs, scale, x, count):
+    """a butterfly without its round of mask 1: every second lane is not in the sum"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _butterfly(_sum(pairs, x, count, row, lane), (16, 8, 4, 2))
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
+def gemv__steps_of_16(y, pairs, scale, x, count):
+    """lanes that go on by 16 pairs: those of the upper half of the warp are counted twice, 32 are a step"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _butterfly(_sum(pairs, x, count, row, lane) + _sum(pairs, x, count, row, lane + 16))
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
+def gemv__odd_column_twice(y, pairs, scale, x, count):
+    """column 2 j + 1 for both codes of pair j: the first one is of column 2 j"""
+    row, lane, total = i.block_x(), i.lane_index(), f32(0)
+    for at in range(lane, count, WARP):
+        pair = pairs[row * count + at]
+        total += f32(pair % LEVELS + pair // LEVELS - 2 * ZERO) * x[2 * at + 1]
+    total = _butterfly(total)
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
 def story(functions, model):
     """The text of a model whose square matrices, those at the end of attention, `gemv` multiplies on the simulator."""
     import numpy as np

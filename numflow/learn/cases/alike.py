@@ -1,0 +1,94 @@
+"""The sentence about what wrong numbers have in common: a factor, an offset, other places, or where they are."""
+
+import numpy as np
+
+CLOSE = 1e-3  # of factors that count as one
+MANY = 3      # numbers that it takes to speak of all
+
+
+def alike(actual: np.ndarray, expected: np.ndarray, bad: np.ndarray, heads: int = 0) -> str:
+    """What the wrong numbers have in common, "" if nothing is seen. Arrays [rows] or [rows, columns]; bad: where."""
+    if bad.sum() < MANY:
+        return ""
+    got, wanted = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    with np.errstate(all="ignore"):
+        return _value(got[bad]) or _one(got, wanted, bad) or _moved(got, wanted, bad) or _factors(
+            got, wanted, bad, heads) or _where(bad, heads)
+
+
+def _value(got: np.ndarray) -> str:
+    if np.isnan(got).all():
+        return "all of them are NaN"
+    return f"all of them are {got[0]:.6g}" if np.ptp(got) == 0 else ""
+
+
+def _one(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
+    """The factor or the offset that all share."""
+    ratio = got[bad] / wanted[bad]
+    if _same(ratio):
+        factor = float(np.median(ratio))
+        return "all of them have the wrong sign" if abs(factor + 1) < CLOSE else (
+            f"each of them is {factor:.5g} times what is expected")
+    off = got[bad] - wanted[bad]
+    return f"each of them is {float(np.median(off)):+.5g} off" if _same(off) else ""
+
+
+def _moved(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
+    """Where right numbers stand in wrong places."""
+    if np.array_equal(got, wanted) or np.ptp(wanted) == 0:
+        return ""
+    spread = max(float(np.std(wanted)), 1e-3)
+
+    def equal(axis):
+        a, b = (np.sort(x, axis=axis) for x in (got, wanted))
+        return bool(np.allclose(a, b, rtol=1e-5, atol=1e-5 * spread))
+
+    if got.ndim == 2 and equal(1):
+        return "each row has the right numbers in other columns"
+    if got.ndim == 2 and equal(0):
+        return "each column has the right numbers in other rows"
+    return "the right numbers stand in other places" if equal(None) else ""
+
+
+def _factors(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray, heads: int) -> str:
+    """Rows, heads or columns that have a factor of their own."""
+    if got.ndim != 2:
+        return ""
+    ratio = np.where(bad, got / wanted, np.nan)
+    by_head = ratio.reshape(-1, ratio.shape[1] // heads) if heads and ratio.shape[1] % heads == 0 else None
+    for what, groups in (("row", ratio), ("row of a head", by_head), ("column", ratio.T)):
+        if groups is None:
+            continue
+        filled = [group[~np.isnan(group)] for group in groups if (~np.isnan(group)).sum() >= MANY]
+        if len(filled) > 1 and sum(map(len, filled)) == bad.sum() and all(map(_same, filled)):
+            factors = [float(np.median(group)) for group in filled]
+            return (f"each {what} is what is expected times a factor of its own, {min(factors):.3g} to "
+                    f"{max(factors):.3g}")
+    return ""
+
+
+def _where(bad: np.ndarray, heads: int) -> str:
+    """The part that is wrong, where another is all right."""
+    if bad.ndim != 2:
+        return ""
+    parts = [("row", ~bad.any(axis=1)), ("column", ~bad.any(axis=0))]
+    if heads and bad.shape[1] % heads == 0:
+        parts.insert(0, ("head", ~bad.reshape(len(bad), heads, -1).any(axis=(0, 2))))
+    return next((_right(what, np.flatnonzero(right)) for what, right in parts if right.any()), "")
+
+
+def _right(what: str, places: np.ndarray) -> str:
+    """A sentence about rows, columns or heads that are right; of three and more that follow one another, the ends."""
+    if len(places) == 1:
+        return f"{what} {places[0]} is right"
+    if len(places) > 2 and np.all(np.diff(places) == 1):
+        return f"{what}s {places[0]} to {places[-1]} are right"
+    return f"{what}s {', '.join(map(str, places[:4]))}{' and more' * (len(places) > 4)} are right"
+
+
+def _same(values: np.ndarray) -> bool:
+    """Whether at least three numbers are one, nearly, and not 0."""
+    if len(values) < MANY or not np.isfinite(values).all():
+        return False
+    middle = float(np.median(values))
+    return middle != 0 and bool((np.abs(values - middle) <= CLOSE * abs(middle)).all())
