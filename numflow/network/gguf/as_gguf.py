@@ -98,7 +98,7 @@ class _Writing:
 
     def checkpoint(self) -> Checkpoint:
         target = self._built()
-        pairs = matched(self.network, target, divided=True)
+        matched(self.network, target, divided=True)
         if divisors := self._divisors(target):
             self.literals |= divisors
             target = self._built()
