@@ -6,7 +6,8 @@ from numflow.cuda.lang.arithmetic import add_exactly, divide_exactly, multiply_e
 from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.scalar import f32, u8, u32
-from numflow.cuda.weights.search import Headers, nearest, scale_of
+from numflow.cuda.weights.search import Headers, nearest
+from numflow.cuda.weights.search_rows import scale_of
 from numflow.quant.layout import HEADER_BYTES, PAIR_LEVELS, UNIT, RowScheme
 
 THREADS = 128
