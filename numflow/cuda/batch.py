@@ -1,16 +1,19 @@
 """The batch of a run in device memory.
 
-One upload brings it: counts i32 [4] (call.py), then the arrays of `ARRAYS` one after the other, each with room for as
-many tokens, rows or sequences as there may be. Kernels of a recorded run find the next batch at the same addresses.
-The rotary frequencies of sequences where they depend on the length come with it (network.by_length), as bits.
+One copy from pinned memory brings it: counts i32 [4] (call.py), then the arrays of `ARRAYS` one after the other, each
+with room for as many tokens, rows or sequences as there may be. Kernels of a recorded run find the next batch at the
+same addresses. The rotary frequencies of sequences where they depend on the length come with it (network.by_length), as
+bits, and how tokens are drawn (sample.py).
 """
 
 from collections.abc import Sequence
+from struct import pack_into
 
 import numpy as np
 
 from numflow.cuda.device.device import Device, Ref
 from numflow.cuda.lang.parameters import Places, Texts
+from numflow.cuda.sample.sample import WORDS
 from numflow.network.windows import table_name
 
 COUNTS = 16  # i32, of which the first 4 are used
@@ -18,12 +21,7 @@ COUNTS = 16  # i32, of which the first 4 are used
 ARRAYS = {"tokens": "tokens", "positions": "tokens", "types": "tokens", "sequence_of": "tokens",
           "logit_rows": "logits", "starts": "starts", "frequencies": "rows", "lengths": "sequences", "blocks": "tables",
           "cross_blocks": "tables", "cross_lengths": "sequences", "slots": "sequences", "adapters": "tokens",
-          "wanted_adapters": "logits"}
-
-
-def longest_table(arrays: dict[str, np.ndarray]) -> int:
-    """Block ids of a sequence in the widest of a batch's tables."""
-    return max(array.shape[1] for array in arrays.values() if array.ndim == 2)
+          "wanted_adapters": "logits", "choices": "choices"}
 
 
 class BatchMemory:
@@ -35,14 +33,21 @@ class BatchMemory:
     def __init__(self, device: Device, capacity: dict[str, int], frequencies: int = 0, windows: Sequence[int] = ()):
         self.device, self.capacity = device, capacity
         room = {**capacity, "starts": capacity["sequences"] + 1,
-                "tables": capacity["sequences"] * capacity["table"], "rows": capacity["sequences"] * frequencies}
+                "tables": capacity["sequences"] * capacity["table"], "rows": capacity["sequences"] * frequencies,
+                "choices": capacity["logits"] * WORDS}
+        rooms = {name: room[what] for name, what in ARRAYS.items()}
+        rooms |= {table_name(window): room["tables"] for window in windows}
         self._begin, at = {}, COUNTS
-        for name, what in (ARRAYS | {table_name(window): "tables" for window in windows}).items():
+        for name, numbers in rooms.items():
             self._begin[name] = at
-            at += -(-max(room[what], 1) // 4) * 4
-        self._host = np.zeros(at, np.int32)
-        self._memory = device.alloc(at * 4)
-        device.upload(self._memory.at(), self._host)
+            at += -(-max(numbers, 1) // 4) * 4
+        self._memory, self._pinned = device.alloc(4 * at), device.alloc_host(4 * at)
+        self._host, self._sent = device.host_array(self._pinned).view(np.int32), None
+        self._host[:] = 0
+        self._arrays = {name: self._host[begin:begin + rooms[name]] for name, begin in self._begin.items()}
+        self._ids = device.alloc_host(4 * capacity["logits"])
+        self._chosen = device.host_array(self._ids).view(np.int32)
+        self._send()
 
     @property
     def counts(self) -> Ref:
@@ -65,7 +70,16 @@ class BatchMemory:
 
     def host(self, name: str, count: int) -> np.ndarray:
         """The first numbers of an array of the batch, as they were brought."""
-        return self._host[self._begin[name]:self._begin[name] + count]
+        return self._arrays[name][:count]
+
+    @property
+    def ids(self) -> Ref:
+        """Place of the tokens that a device picks: memory of the host."""
+        return self._ids.at()
+
+    def chosen(self, count: int) -> np.ndarray:
+        """The tokens picked for the first rows, once the device is done."""
+        return self._chosen[:count].copy()
 
     @property
     def stride(self) -> int:
@@ -74,24 +88,22 @@ class BatchMemory:
 
     def free(self) -> None:
         """Give the memory back."""
-        self.device.free(self._memory)
-
-    def fits(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Whether there is room for these arrays."""
-        have = self.capacity
-        return (arrays["tokens"].size <= have["tokens"] and arrays["logit_rows"].size <= have["logits"]
-                and arrays["lengths"].size <= have["sequences"]
-                and longest_table(arrays) <= have["table"])
+        for memory in (self._memory, self._pinned, self._ids):
+            self.device.free(memory)
 
     def load(self, arrays: dict[str, np.ndarray], counts: tuple[int, ...]) -> None:
         """Bring a batch to the device."""
-        self._host[:len(counts)] = counts
-        for name, begin in self._begin.items():
-            if (array := arrays.get(name)) is None:  # the table of a window that no step of this entry has
+        self.device.until(self._sent)
+        pack_into(f"{len(counts)}i", self._host, 0, *counts)
+        for name, array in arrays.items():
+            if not array.size:
                 continue
-            if array.ndim == 2:
-                rows = self._host[begin:begin + len(array) * self.stride].reshape(len(array), self.stride)
-                rows[:, :array.shape[1]] = array
+            if array.ndim == 1:
+                self._arrays[name][:array.size] = array
             else:
-                self._host[begin:begin + array.size] = array
-        self.device.upload(self._memory.at(), self._host)
+                self._arrays[name].reshape(-1, self.stride)[:len(array), :array.shape[1]] = array
+        self._send()
+
+    def _send(self) -> None:
+        self.device.copy(self._memory.at(), self._pinned.at(), self._pinned.nbytes)
+        self._sent = self.device.mark(self._sent)

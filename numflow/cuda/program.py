@@ -6,7 +6,6 @@ from itertools import groupby
 
 import numpy as np
 
-from numflow.cuda.batch import longest_table
 from numflow.cuda.bind import bind
 from numflow.cuda.context import Context, Weights
 from numflow.cuda.device.call import N_LOGIT_ROWS, Call, Sizes
@@ -16,7 +15,7 @@ from numflow.cuda.exchange.exchange import HostCall, World
 from numflow.cuda.exchange.nccl import CHOICES
 from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.cuda.patterns import Together, together
-from numflow.cuda.sample.sample import WORDS, best, encode, pick
+from numflow.cuda.sample.sample import best, encode, pick
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
 from numflow.cuda.state.matrix_state import slot_numbers
@@ -27,6 +26,7 @@ from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Progress
 from numflow.network.adapters.parts import AdaptedParts
+from numflow.network.batch import ends
 from numflow.network.windows import cache_windows
 from numflow.ops import Batch, Network, Step, TraceRow, View
 
@@ -136,18 +136,15 @@ class Program(OneDevice):
 
     def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
         """A token for each wanted row, picked as its choice says; see executor.contract.Program."""
-        end, sizes = self._end(entry, "logits"), self._load(batch, entry)
-        rows, logits, ctx = sizes.rows[N_LOGIT_ROWS], self.network.outputs["logits"], self._ctx
-        if len(choices) != rows:
+        if len(choices) != (rows := len(batch.logit_rows)):
             raise RequestError(f"{rows} rows cannot be picked from by {len(choices)} choices")
-        ids = ctx.scratch("chosen tokens", 4 * ctx.capacity["logits"])
-        if all(choice.temperature == 0 for choice in choices):
-            self._walk((entry, end, "greedy"), sizes, lambda: best(ctx, logits, ids))
-        else:
-            settings = ctx.scratch("choices", 4 * WORDS * ctx.capacity["logits"])
-            self.device.upload(settings, encode(choices))
-            self._walk((entry, end, "drawn"), sizes, lambda: pick(ctx, logits, settings, ids))
-        return self.device.download(ids, 4 * rows).view(np.int32)
+        end, drawn = self._end(entry, "logits"), any(choice.temperature for choice in choices)
+        sizes = self._load(batch, entry, encode(choices).reshape(-1) if drawn else None)
+        ctx, logits = self._ctx, self.network.outputs["logits"]
+        self._walk((entry, end, "drawn" if drawn else "greedy"), sizes,
+                   lambda: pick(ctx, logits) if drawn else best(ctx, logits))
+        self.device.synchronize()
+        return ctx.batch.chosen(rows)
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run step by step, waiting for each; one TraceRow per step."""
@@ -242,18 +239,23 @@ class Program(OneDevice):
         works = [work for call in calls for work in call.launches(sizes) if isinstance(work, Launch)]
         return works[-1].kernel.location if works else "-"
 
-    def _load(self, batch: Batch, entry: str) -> Sizes:
-        """Check the batch, make room for it and bring it to the device."""
+    def _load(self, batch: Batch, entry: str, choices: np.ndarray | None = None) -> Sizes:
+        """Check the batch, make room for it and bring it to the device, with how tokens are drawn."""
         arrays, rows = self._checked(batch, entry), self._rows(batch)
         sequences = arrays["lengths"].size
         counts = (rows["tokens"], rows["logits"], rows["routes"], sequences)
-        needed = {**rows, "sequences": sequences, "table": longest_table(arrays)}
+        needed = {**rows, "sequences": sequences,
+                  "table": max(array.shape[1] for array in arrays.values() if array.ndim == 2)}
         if (capacity := grown(self._ctx.capacity, needed)) is not None:
             self._ctx.reset(capacity)
             self._bind()
-        frequencies = self._ctx.by_length.rows(arrays["limits"]).reshape(-1).view(np.int32)
-        self._ctx.batch.load({**arrays, "frequencies": frequencies}, counts)
-        self._sizes = Sizes(counts, int(max(arrays["lengths"].max(initial=0), arrays["cross_lengths"].max(initial=0))))
+        limits = arrays.pop("limits")
+        if self._ctx.by_length.width:
+            arrays["frequencies"] = self._ctx.by_length.rows(limits).reshape(-1).view(np.int32)
+        if choices is not None:
+            arrays["choices"] = choices
+        self._ctx.batch.load(arrays, counts)
+        self._sizes = Sizes(counts, max(ends(arrays["lengths"])[1], ends(arrays["cross_lengths"])[1]))
         return self._sizes
 
     def _upload(self, view: View, values: np.ndarray) -> None:

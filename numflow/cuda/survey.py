@@ -40,6 +40,12 @@ class Notebook:
     def launch(self, work: Launch) -> None:
         self.launches.append(work)
 
+    def host_array(self, memory: Memory) -> np.ndarray:
+        return np.zeros(memory.nbytes, np.uint8)
+
+    def until(self, event: None) -> None:
+        """Nothing is running."""
+
     def mark(self, again: None = None) -> None:
         """Nothing is running."""
 

@@ -8,6 +8,8 @@ from numflow.errors import RequestError
 from numflow.network.windows import STATE, cache_windows, table_name
 from numflow.ops import Batch, Network, Step, View, param, states_of
 
+FEW = 32  # numbers that Python looks at sooner than NumPy
+
 
 class BatchBounds:
     """Exclusive upper bounds of a batch's ids and positions, from the steps of one entry that look them up."""
@@ -43,7 +45,7 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
     `lengths` [B], the keys of each sequence once the batch is written, which are its `limits` where none are given.
     The block tables of windows have the names of `windows.table_name`.
 
-    `adapters` [T] and `wanted_adapters` [R] are the adapters of rows, -1 for none.
+    `adapters` [T] and `wanted_adapters` [R] are the adapters of rows, -1 for none; empty where there are no adapters.
 
     blocks: KV blocks that there are, by window, and slots of STATE. adapters: numbers that adapters may have.
 
@@ -51,19 +53,18 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
         RequestError: arrays of the batch disagree, or an id or a position is out of range.
     """
     tokens, positions, starts, rows = (_i32(a) for a in (batch.tokens, batch.positions, batch.starts, batch.logit_rows))
-    types = _i32(batch.types) if batch.types is not None else np.zeros(tokens.size, np.int32)
+    types = np.zeros(tokens.size, np.int32) if batch.types is None else _i32(batch.types)
     if not tokens.size:
         raise RequestError("a batch without tokens")
     if positions.size != tokens.size or types.size != tokens.size:
         raise RequestError(f"a batch of {tokens.size} tokens has {positions.size} positions and {types.size} types")
-    counts = starts[1:] - starts[:-1]
-    if not starts.size or starts[0] != 0 or starts[-1] != tokens.size or (counts < 0).any():
-        raise RequestError(f"starts of a batch should rise from 0 to {tokens.size}, are {starts.tolist()[:8]}")
+    decoding = starts.size == tokens.size + 1 and starts.tolist() == [*range(starts.size)]
+    counts, sequence_of = (np.ones_like(tokens), starts[:-1]) if decoding else _sequences(starts, tokens.size)
     for what, values, limit in (("token id", tokens, limits.tokens), ("token type", types, limits.types),
-                                ("position", positions, limits.positions), ("logit row", rows, tokens.size)):
+                                ("position", positions, limits.positions or 1 << 31), ("logit row", rows, tokens.size)):
         _check_range(what, values, limit)
-    sequence_of = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
-    lengths, tables = _lengths(positions, starts, counts), {"blocks": _table(batch.blocks, counts.size)}
+    lengths = positions + np.int32(1) if decoding else _lengths(positions, starts, counts)
+    tables = {"blocks": _table(batch.blocks, counts.size)}
     chosen = lengths if batch.limits is None else _of_sequences("limits", batch.limits, counts.size)
     cross_table, cross_lengths = _table(batch.cross_blocks, counts.size), np.zeros(counts.size, np.int32)
     for window in limits.windows:
@@ -76,11 +77,15 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
         cross_lengths = lengths if limits.writes_cross else _of_sequences("cross_lengths", batch.cross_lengths,
                                                                                  counts.size)
         _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
-    own = np.full(tokens.size, -1, np.int32)
+    own = wanted = np.zeros(0, np.int32)
     if batch.adapters is not None:
         own = _of_sequences("adapters", batch.adapters, counts.size)[sequence_of]
         _check_range("adapter", own + 1, adapters + 1)
-    return {"adapters": own, "wanted_adapters": own[rows], "tokens": tokens,
+    elif adapters:
+        own = np.full(tokens.size, -1, np.int32)
+    if own.size:
+        wanted = own[rows]
+    return {"adapters": own, "wanted_adapters": wanted, "tokens": tokens,
             "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
             "limits": chosen, "slots": slots, **tables}
@@ -102,10 +107,16 @@ def given_rows(batch: Batch, limits: BatchBounds) -> list[tuple[View, np.ndarray
     return found
 
 
+def _sequences(starts: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of each sequence i32 [B], and the sequence of each token i32 [T]."""
+    counts = starts[1:] - starts[:-1]
+    if not starts.size or starts[0] != 0 or starts[-1] != tokens or (counts < 0).any():
+        raise RequestError(f"starts of a batch should rise from 0 to {tokens}, are {starts.tolist()[:8]}")
+    return counts, np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+
+
 def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """i32 [B], keys of each sequence once the batch is written. Positions rise by one within a sequence."""
-    if positions.min() < 0:
-        raise RequestError(f"position {positions.min()} of a token is negative")
     if positions.size > counts.size:
         rises = positions[1:] - positions[:-1] == 1
         rises[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] < positions.size)] - 1] = True
@@ -132,6 +143,14 @@ def _slots(slots: np.ndarray | None, counts: np.ndarray, there: int) -> np.ndarr
     return own
 
 
+def ends(values: np.ndarray) -> tuple[int, int]:
+    """The smallest and the largest of some numbers."""
+    if values.size <= FEW:
+        numbers = values.ravel().tolist()
+        return min(numbers), max(numbers)
+    return int(values.min()), int(values.max())
+
+
 def _i32(array) -> np.ndarray:
     return np.ascontiguousarray(array, np.int32)
 
@@ -146,7 +165,10 @@ def _table(blocks: np.ndarray | None, sequences: int) -> np.ndarray:
 
 
 def _check_range(what: str, values: np.ndarray, limit: int | None) -> None:
-    if limit is not None and values.size and values.view(np.uint32).max() >= limit:
+    if limit is None or not values.size:
+        return
+    least, most = ends(values)
+    if least < 0 or most >= limit:
         bad = values[(values < 0) | (values >= limit)][0]
         raise RequestError(f"{what} {bad} is out of range: it should be in 0 .. {limit - 1}")
 
@@ -154,12 +176,12 @@ def _check_range(what: str, values: np.ndarray, limit: int | None) -> None:
 def _check_blocks(what: str, table: np.ndarray, tokens: np.ndarray, block_size: int, blocks: int,
                   first: np.ndarray | None = None) -> None:
     """Every block that holds one of the first tokens[b] tokens of sequence b, but for first[b], must be there."""
-    needed = -(-tokens // block_size)
-    most = needed.max(initial=0)
+    longest = ends(tokens)[1]
+    most = -(-longest // block_size)
     if most > table.shape[1]:
-        raise RequestError(f"{tokens.max()} tokens need {most} {what}s, the table has {table.shape[1]}")
+        raise RequestError(f"{longest} tokens need {most} {what}s, the table has {table.shape[1]}")
     used = table[:, :most]
     if len(used) > 1 or first is not None:
-        own = np.arange(most) < needed[:, None]
+        own = np.arange(most) < -(-tokens // block_size)[:, None]
         used = used[own if first is None else own & (np.arange(most) >= (first // block_size)[:, None])]
     _check_range(what, used, blocks)

@@ -13,8 +13,7 @@ N_TOKENS, N_LOGIT_ROWS, N_ROUTES, N_SEQUENCES = range(4)
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Sizes that the grids of a run must cover. rows: by field; keys: of the longest sequence.
 
     In a recorded run these are what there is room for; kernels read the counts of the batch on the device.

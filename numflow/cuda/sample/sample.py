@@ -7,11 +7,11 @@ TOP_P (in 2**-32).
 
 import math
 from collections.abc import Sequence
+from struct import pack
 
 import numpy as np
 
 from numflow.cuda.device.call import N_LOGIT_ROWS, Call, per_row
-from numflow.cuda.device.device import Ref
 from numflow.cuda.lang.arithmetic import float_of, fmin
 from numflow.cuda.lang.intrinsic import SharedArray
 from numflow.cuda.lang.intrinsics import block_x, lane_index, shuffle_xor, sync_block, thread_index
@@ -33,34 +33,36 @@ _top_k, _top_p = narrower(True), narrower(False)
 
 
 def encode(choices: Sequence[Choice]) -> np.ndarray:
-    """The settings of rows, uint32 [R, WORDS]."""
-    rows = np.zeros((len(choices), WORDS), np.uint32)
-    for row, choice in zip(rows, choices):
-        row[:2] = _float_bits(choice.temperature), _share(choice.uniform)
-        for at, (name, value) in enumerate(choice.filters):
-            row[2 + 2 * at:4 + 2 * at] = {"min_p": lambda v: (MIN_P, _float_bits(math.log(v))),
-                                          "top_k": lambda v: (TOP_K, min(int(v), MOST_TOKENS)),
-                                          "top_p": lambda v: (TOP_P, _share(v))}[name](value)
-    return rows
+    """The settings of rows, int32 [R, WORDS]."""
+    rows = b"".join(_row(choice).ljust(4 * WORDS, b"\0") for choice in choices)
+    return np.frombuffer(rows, np.int32).reshape(-1, WORDS)
 
 
-def _float_bits(value: float) -> int:
-    return int(np.float32(value).view(np.uint32))
+def _row(choice: Choice) -> bytes:
+    row = pack("<fI", choice.temperature, _share(choice.uniform))
+    for name, value in choice.filters:
+        if name == "min_p":
+            row += pack("<If", MIN_P, math.log(value))
+        else:
+            row += pack("<II", *((TOP_P, _share(value)) if name == "top_p" else (TOP_K, min(int(value), MOST_TOKENS))))
+    return row
 
 
 def _share(value: float) -> int:
     return min(int(value * 2.0**32), 2**32 - 1)
 
 
-def best(ctx, logits: View, ids: Ref) -> Call:
+def best(ctx, logits: View) -> Call:
     """logits f32 [R, V] -> ids i32 [R]: the largest of each row, the first of equals; -1 for a row that has none, or
     an infinite one, or any NaN."""
-    return per_row(None, _best, N_LOGIT_ROWS, 1, ids, *ctx.view(logits), ctx.batch.counts, _width(logits))
+    return per_row(None, _best, N_LOGIT_ROWS, 1, ctx.batch.ids, *ctx.view(logits), ctx.batch.counts, _width(logits))
 
 
-def pick(ctx, logits: View, settings: Ref, ids: Ref) -> Call:
+def pick(ctx, logits: View) -> Call:
     """The same, but drawn as each row's settings say."""
-    return per_row(None, _pick, N_LOGIT_ROWS, 1, ids, *ctx.view(logits), settings, ctx.batch.counts, _width(logits))
+    batch = ctx.batch
+    return per_row(None, _pick, N_LOGIT_ROWS, 1, batch.ids, *ctx.view(logits), batch.ref("choices"), batch.counts,
+                   _width(logits))
 
 
 def _width(logits: View) -> int:
