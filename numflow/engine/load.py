@@ -202,7 +202,7 @@ def _add_block(model: Model, built: Network, checkpoint, program_class, options)
 
 @contextmanager
 def _quantiser(program_class, how: LoadOptions, options: dict[str, Any]) -> Iterator[Quantiser | None]:
-    """What quantises weights beside the processors, if anything does: the first GPU of those that are named. Devices
+    """A search for weights beside that of the processors, if there is one: of the first GPU that is named. Devices
     of other processes quantise by themselves."""
     found = None
     if how.weights is not None and how.transport == LoadOptions.transport:

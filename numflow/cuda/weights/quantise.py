@@ -61,7 +61,7 @@ class Quantiser:
 
 
 def kernels(scheme: RowScheme) -> tuple[Kernel, Kernel, Kernel]:
-    """What a scheme is quantised by: what blocks would like, the headers, the rows."""
+    """The kernels of a scheme: what blocks would like, the headers, the rows."""
     return likes_kernel(scheme), search_kernel(scheme), pack_kernel(scheme)
 
 

@@ -49,7 +49,7 @@ _RANGES, _LANES, _WIDE, _REACH = search.RANGES, search.LANES, search.WIDE, searc
 
 
 class Blocks(NamedTuple):
-    """What is known of each block [N, B]: its range with 0, the scale and the zero that it would like, and the sum of
+    """Facts about each block [N, B]: its range with 0, the scale and the zero that it would like, and the sum of
     its squares."""
 
     low: f32.ptr
