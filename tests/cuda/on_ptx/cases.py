@@ -131,14 +131,15 @@ def _matrices(kind: str) -> Iterator[Job]:
 def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
     """A decoder of one layer: one token, a few, a prompt; steps that kernels do together."""
     network, weights = decoder(Shape(1, width, 4, 2, ffn, 40, 64), kind, None if _is_made(kind) else stored)
-    _compare(network, weights, device, 6, (
+    _compare_logits(network, weights, device, 6, (
         Batch(np.arange(sequences * count, dtype=np.int32) % 40, np.tile(np.arange(count), sequences),
               np.arange(sequences + 1) * count, np.arange(sequences)[:, None],
               np.arange(1, sequences + 1) * count - 1)
         for sequences, count in ((1, 1), (3, 1), (5, 1), (1, 12))), units=units)
 
 
-def _compare(network, weights, device, blocks: int, batches: Iterable[Batch], units: bool = True, **options) -> None:
+def _compare_logits(network, weights, device, blocks: int, batches: Iterable[Batch], units: bool = True,
+                    **options) -> None:
     """Logits of batches, one after the other, on the device and, where it checks, of the reference."""
     programs: list = [Program(network, weights, gpu=device, units=units, **options)]
     if hasattr(device, "checks"):
@@ -198,7 +199,7 @@ def _long(device) -> None:
     """A decoder whose keys are cut into parts: a prompt, then a token, whose parts are an operand where they join."""
     network, weights = decoder(Shape(1, 512, 4, 2, 256, 40, 512), "q4", None)
     ids = np.random.default_rng(0).integers(0, 40, 301, dtype=np.int32)
-    _compare(network, weights, device, 5, (
+    _compare_logits(network, weights, device, 5, (
         Batch(ids[begin:end], np.arange(begin, end), np.array([0, end - begin]), np.arange(5)[None],
               np.array([end - begin - 1])) for begin, end in ((0, 300), (300, 301))), block_size=64)
 
