@@ -24,6 +24,9 @@ def markdown() -> str:
         lines += [f"## {heading}", "", "| family | specification | config.json | GGUF |", "|---|---|---|---|"]
         lines += [_row(spec) for spec in sorted(found, key=lambda spec: spec.title.casefold())]
         lines.append("")
+    noted = {spec.title: spec.section("model")["notes"] for spec in list_specs()
+             if spec.section("detect") and "notes" in spec.section("model")}
+    lines += ["## Notes", "", *(f"- {title}: {note}" for title, note in sorted(noted.items()))]
     return "\n".join(lines).rstrip() + "\n"
 
 
