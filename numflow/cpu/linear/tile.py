@@ -36,6 +36,7 @@ from numflow.cpu.weights.decode import (
 )
 from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
 from numflow.cpu.weights.layout import AUX_BYTES, PIECES, UNIT, Scheme
+from numflow.cpu.weights.look_up import Known
 from numflow.cpu.weights.panel import unpack as unpack_panel
 from numflow.cpu.weights.tables import FLOATS8, Floats8, Planes
 from numflow.quant.stored import GRID
@@ -171,7 +172,7 @@ def _unit_int8(kind, total, x, aux, codes, first, heads, unit, hold):
         return _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold)
     words = each_word(aux + 8 * m, m)
     minus = [broadcast(word) for word in words] if m > FEW_TOKENS else [word.splat(16) for word in words]
-    acc = _dot(kind.scheme, hold, x, codes, first, range(8), minus)
+    acc = _dot(kind.scheme, hold, x, codes, first, range(8), minus, {})
     scales = scale(heads, unit, 0, kind.scheme)
     total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
     return add_products(total, base(heads, unit, 0, kind.scheme), aux + 4 * m) if kind.scheme.with_base else total
@@ -181,9 +182,9 @@ def _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     """Scales by 16 columns: total + x_scale * (scale0 * dot0 + scale1 * dot1 + base0 * sum0 + base1 * sum1)."""
     m = len(total)
     minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
-    parts = None
+    parts, known = None, {}
     for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
-        acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus)
+        acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus, known)
         scales = scale(heads, unit, half, kind.scheme)
         parts = [a.to_f32() * scales if parts is None else fma(a.to_f32(), scales, parts[t]) for t, a in enumerate(acc)]
         if kind.scheme.with_base:
@@ -218,12 +219,12 @@ def _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
     if kind.scheme.header == GRID:
         scales, minus_zeros = scale(heads, unit, 0, kind.scheme), -zero(heads, unit, 0, kind.scheme)
-        acc = _dot(kind.scheme, hold, x, codes, first, range(8), minus_all)
+        acc = _dot(kind.scheme, hold, x, codes, first, range(8), minus_all, {})
         parts = add_products([a.to_f32() * s for a, s in zip(acc, each_f32(aux, m))], minus_zeros, aux + 4 * m)
         return [fma(p, scales, t) for t, p in zip(total, parts)]
     sums = None
     for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
-        acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus)
+        acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus, {})
         scales, zeros = (read(heads, unit, half, kind.scheme) for read in (scale, zero))
         parts = [exact_fma(s, zeros, a.to_f32()) for a, s in zip(acc, each_f32(aux + (16 + 4 * half) * m, m))]
         sums = [p * scales if sums is None else fma(p, scales, sums[t]) for t, p in enumerate(parts)]
@@ -231,10 +232,11 @@ def _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold):
 
 
 def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups: range,
-         minus: list[Value]) -> list[Value]:
+         minus: list[Value], known: Known) -> list[Value]:
     """The sums of (code - zero) * x over some column groups, or of code * x where a base follows.
 
     minus: minus the sums of x over those columns; a dot that starts from zero * minus ends as that of code - zero.
+    known: as column_group takes it.
     """
     in_place = scheme.bits == 2 and scheme.with_base
     if in_place and len(minus) <= FEW_TOKENS and isa() in ("avx512", "avxvnni"):
@@ -244,9 +246,10 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
     if scheme.code_bits == 8 and isa() in ("avx2", "neon"):  # bytes with a sign: pairs' sums fit 16 bits, sdot wants it
         acc = [-offset for offset in offsets] if with_base else zeros
         for group in groups:
-            vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
+            words = each_word(x + 4 * m * group, m)
+            vector = column_group(codes, scheme, first + group, hold=hold, known=known)
             acc = [dot4_signed(a, vector - scheme.zero, word) for a, word in zip(acc, words)]
-            if m > FEW_TOKENS and not scheme.grid:  # of which groups share what they look up
+            if m > FEW_TOKENS or (scheme.grid and group % 2):
                 codes, acc = in_order(codes, acc)
         return acc
     dot = Dot(zeros if with_base else offsets)
@@ -310,11 +313,11 @@ def _strip_int8(total, x, aux, codes, heads, strip, hold):
 def _unit_f32(kind, total, x, aux, codes, first, heads, unit, hold, halves=2):
     if kind.scheme.table in FLOATS8:
         return _unit_floats8(kind, total, x, codes, first, heads, unit, halves)
-    acc = _zeros(total, "f32")
+    acc, known = _zeros(total, "f32"), {}
     for half in range(halves):
         scales, offsets = scale_and_offset(heads, unit, half, kind.scheme)
         for group in range(4 * half, 4 * half + 4):
-            vector = column_group(codes, kind.scheme, first + group)
+            vector = column_group(codes, kind.scheme, first + group, known=known)
             for column in range(4):
                 numbers_ = code_numbers(vector, kind.scheme, lambda lanes, column=column: lanes.byte_of_4(column))
                 row = weights(numbers_, scales, offsets, kind.scheme)

@@ -43,20 +43,21 @@ def lookup128(indices: Value, table: list[int], hold: Keep = as_it_is) -> Value:
     return low.call("llvm.x86.avx512.vpermi2var.qi.512", low.llvm.type, indices, high)
 
 
-def lookup_words(indices: Value, table: np.ndarray, name: str) -> Value:
-    """table[index] of i32 lanes or of one i32; the table u32 is known now. name: of the table in the code."""
-    builder, found = indices.builder, indices.builder.module.globals.get(name)
+def lookup_words(indices: list[Value], table: np.ndarray, name: str) -> Value:
+    """table[index], i32 lanes, or one i32 of one index; the table u32 is known now. name: of the table in the code."""
+    builder = indices[0].builder
+    found = builder.module.globals.get(name)
     if found is None:
         word = ir.IntType(32)
         found = cgutils.global_constant(builder.module, name, ir.Constant(
             ir.ArrayType(word, len(table)), [ir.Constant(word, int(entry)) for entry in table]))
         found.align = 64
     at = Value(builder, builder.ptrtoint(found, ir.IntType(64)))
-    if indices.lanes == 1:
-        return _entry(at, indices)
-    words = Value(builder, ir.Constant(indices.llvm.type, ir.Undefined))
-    for lane in range(indices.lanes):
-        words = words.with_lane(lane, _entry(at, indices.lane(lane)))
+    if len(indices) == 1:
+        return _entry(at, indices[0])
+    words = Value(builder, ir.Constant(llvm_type("i32", len(indices)), ir.Undefined))
+    for lane, index in enumerate(indices):
+        words = words.with_lane(lane, _entry(at, index))
     return words
 
 

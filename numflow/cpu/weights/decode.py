@@ -15,7 +15,7 @@ from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.weights.decode_own import Grid, of_four, of_pair, pair_codes
 from numflow.cpu.weights.layout import PIECES, UNIT, Panel, Scheme
-from numflow.cpu.weights.look_up import book_of, looked_up, step_values
+from numflow.cpu.weights.look_up import Known, book_of, looked_up, step_values
 from numflow.cpu.weights.tables import floats8, table_numbers
 from numflow.quant.hub_types import SIZES
 from numflow.quant.stored import (
@@ -45,10 +45,11 @@ def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
     return (by_16.get(isa(), Grid) if scheme.header == GRID16 else Grid)(heads, scheme, hold)
 
 
-def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = None, hold: Keep = as_it_is) -> Value:
+def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = None, hold: Keep = as_it_is,
+                 known: Known | None = None) -> Value:
     """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row, or u8x4 of one row.
 
-    hold: what constants pass through.
+    hold: what constants pass through. known: empty for the first group of a unit, and the same for its others.
     """
     if scheme.unpacked:
         return load(codes + 64 * group, "u8", 64)
@@ -57,7 +58,8 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     if scheme.in_fours:
         return of_four(pair_codes(codes, group // 4, row, hold), group % 4, hold)
     if scheme.grid:
-        return _of_book(looked_up(codes, scheme, group, row, hold), book_of(scheme), scheme.zero)
+        found = looked_up(codes, scheme, group, row, hold, {} if known is None else known)
+        return _of_book(found, book_of(scheme), scheme.zero)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     pieces = PIECES[scheme.bits][group]
     first, *others = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)

@@ -18,6 +18,7 @@ import functools
 
 import numpy as np
 from llvmlite import ir
+from numba.core import cgutils
 
 from numflow.cpu.simd.bits import moved
 from numflow.cpu.simd.isa import isa
@@ -27,6 +28,7 @@ from numflow.cpu.simd.value import Value, load, save
 from numflow.cpu.weights.layout import ROWS, Scheme
 from numflow.quant.grids import GridType, table
 
+Known = dict[int, Value]  # what has been looked up of a unit, for groups of columns that share it
 _AT_ONCE = 64    # places
 _ONES = 0x01010101  # bit 0 of each byte of a word
 _HELD = 256      # entries of tables that registers have room for
@@ -97,7 +99,7 @@ def _position(grid: GridType, index: int, row: Value) -> Value:
 
 # Reading.
 
-def looked_up(codes: Value, scheme: Scheme, group: int, row: Value | None, hold: Keep) -> Value:
+def looked_up(codes: Value, scheme: Scheme, group: int, row: Value | None, hold: Keep, known: Known) -> Value:
     """Codes of columns [4 * group, 4 * group + 4) of the unit at `codes`: u8x64, or u8x4 of one row."""
     grid, (low, above, _) = _grid(scheme), scheme.unit_parts
     at_once, index = divmod(group * 4 // grid.width, 4)
@@ -105,7 +107,13 @@ def looked_up(codes: Value, scheme: Scheme, group: int, row: Value | None, hold:
     if row is None and isa() == "avx512":
         found = _from_bytes(grid, places, planes, group, hold)
     else:
-        found = _from_words(grid, places, planes, group, index, row)
+        if (4 * at_once + index) not in known:
+            rows = _rows_of(grid, places, planes, at_once, index, known) if row is None else None
+            known[4 * at_once + index] = _words_at(grid, places, planes, index, row, rows)
+        words = known[4 * at_once + index]
+        if grid.width == 8:
+            words = (words >> 4 if group % 2 else words) & 0x0F0F0F0F
+        found = words.as_("u8", 4 * words.lanes)
     if not grid.sign:
         return found
     signs = codes + (low + above)
@@ -152,24 +160,41 @@ def _mask(at: Value) -> Value:
     return Value(at.builder, at.builder.bitcast(bits.llvm, ir.VectorType(ir.IntType(1), 64)))
 
 
-def _from_words(grid: GridType, places: Value, planes: Value, group: int, index: int, row: Value | None) -> Value:
-    if row is None:
-        positions = _positions(grid, index)
-        place = load(places, "u8", _AT_ONCE).pick(positions).widen()
-        above = [_bits_at(planes + 8 * bit, positions) for bit in range(grid.high)]
-    else:
+def _words_at(grid: GridType, places: Value, planes: Value, index: int, row: Value | None,
+              rows: list[Value] | None) -> Value:
+    """Words of codes of 16 rows, i32x16, whose places are `rows`, or of one row; eighths are bits of them."""
+    if row is not None:
         position = _position(grid, index, row)
-        place = load(places + position, "u8").widen()
-        shift = (position & 7).narrow("i32")
+        place, shift = load(places + position, "u8").widen(), (position & 7).narrow("i32")
         above = [load(planes + (position >> 3) + 8 * bit, "u8").widen() >> shift & 1 for bit in range(grid.high)]
-    for bit in range(_index_bits(grid)):
-        place = place | above[bit] << 8 + bit
-    words = lookup_words(place, _words(grid.name), f"grid_{grid.name}")
-    if grid.width == 8:
-        words = (words >> 4 if group % 2 else words) & 0x0F0F0F0F
-    if _has_eighths(grid):
-        words = words | above[-1] * (4 * _ONES)
-    return words.as_("u8", 4 * words.lanes)
+        for bit in range(_index_bits(grid)):
+            place = place | above[bit] << 8 + bit
+        rows = [place]
+    words = lookup_words(rows or [], _words(grid.name), f"grid_{grid.name}")
+    if not _has_eighths(grid):
+        return words
+    eighth = above[-1] if row is not None else _bits_at(planes + 8 * (grid.high - 1), _positions(grid, index))
+    return words | eighth * (0x44 * _ONES)
+
+
+def _rows_of(grid: GridType, places: Value, planes: Value, at_once: int, index: int, known: Known) -> list[Value]:
+    """Places of 16 rows, i32 each. They are read from memory, one after the other: taking lanes of a vector is slower.
+
+    Places of more than 8 bits are put together, 64 at once, on the stack.
+    """
+    positions = _positions(grid, index)
+    if not _index_bits(grid):
+        return [load(places + position, "u8").widen() for position in positions]
+    key = -1 - at_once
+    if key not in known:
+        whole = load(places, "u8", _AT_ONCE).widen("u16")
+        for bit in range(_index_bits(grid)):
+            whole = whole | _mask(planes + 8 * bit).choose(Value(whole.builder, whole.like(1 << 8 + bit)), 0)
+        builder = places.builder
+        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(16), _AT_ONCE))
+        known[key] = Value(builder, builder.ptrtoint(memory, ir.IntType(64)))
+        save(known[key], whole)
+    return [load(known[key] + 2 * position, "u16").widen() for position in positions]
 
 
 def _bits_at(at: Value, positions: list[int]) -> Value:

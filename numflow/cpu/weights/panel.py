@@ -26,9 +26,9 @@ def unpack(panel: Value, codes: Value, heads: Value, columns: Value, scheme: Sch
         at = codes + i * (size * scheme.unit_bytes)
         fetch(at, count * scheme.unit_bytes)
         for u in range(count):
-            unit = i * size + u
+            unit, known = i * size + u, {}
             for group in range(8):
-                code = column_group(at, scheme, 8 * u + group, hold=hold)
+                code = column_group(at, scheme, 8 * u + group, hold=hold, known=known)
                 save(panel + unit * to.unit_bytes + 64 * group, code)
             for half in range(to.halves):
                 place = to.head(panel_heads, unit, half)
