@@ -14,10 +14,12 @@ import hypothesis
 import pytest
 
 from numflow import places
+from numflow.cpu.runtime.cores import default_threads
 from tests.shares import share
 
 REPO = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("NUMFLOW_SHARED") or REPO.parent / "shared")
+MOST_PROCESSES = 8  # that share the suite; each collects all of it
 
 # A shell starts what runs in its background with interrupts ignored; tests, and commands they start, are to hear them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,6 +42,15 @@ gc.set_threshold(20_000, 10, 10)
 def pytest_addoption(parser):
     parser.addoption("--share", type=share, default=(0, 1), metavar="K/N",
                      help="of the slow tests only a share, by their names: 0/4 is the first of four")
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads these options after this
+def pytest_cmdline_main(config):
+    """The whole default suite is shared out among processes, one for each core; files that are named have one."""
+    option = config.option
+    if (getattr(option, "numprocesses", 0) is None and not option.usepdb and not option.collectonly
+            and option.markexpr.startswith("not slow") and config.args_source is not pytest.Config.ArgsSource.ARGS):
+        option.numprocesses, option.dist = min(default_threads(), MOST_PROCESSES), "worksteal"
 
 
 def pytest_collection_modifyitems(config, items):

@@ -4,9 +4,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import hypothesis
+from pytest import Config
 
+from tests import conftest
 from tests.conftest import REPO
 
 
@@ -44,7 +47,31 @@ def test_no_example_is_kept():
 
 
 def test_a_test_that_hangs_ends_the_run_with_its_stack(tmp_path):
-    path = tmp_path / "test_hanging.py"
-    path.write_text("import threading\n\ndef test_hanging():\n    threading.Event().wait()\n")
-    done = pytest("-p", "no:cacheprovider", "-o", "faulthandler_timeout=0.5", str(path))
+    done = pytest("-p", "no:cacheprovider", "-o", "faulthandler_timeout=0.5", hanging(tmp_path))
     assert done.returncode == 1 and "Timeout" in done.stderr and "test_hanging.py" in done.stderr
+
+
+def test_a_test_that_hangs_in_a_shared_run_fails_with_its_stack(tmp_path):
+    """Its process ends, and another one goes on with the rest."""
+    done = pytest("-p", "no:cacheprovider", "-n", "1", "-o", "faulthandler_timeout=0.5", hanging(tmp_path))
+    assert done.returncode == 1 and "Timeout" in done.stderr and "test_hanging.py" in done.stderr
+    assert "crashed while running" in done.stdout and "1 failed, 1 passed" in done.stdout
+
+
+def hanging(folder) -> str:
+    """A file of two tests, of which the first never ends."""
+    path = folder / "test_hanging.py"
+    path.write_text("import threading\n\ndef test_hanging():\n    threading.Event().wait()\n\n"
+                    "def test_fine():\n    pass\n")
+    return str(path)
+
+
+def test_the_whole_default_suite_is_shared_out_and_nothing_else():
+    """Not files or marks that a command line names, nor where somebody debugs or says how many processes there are."""
+    named, found = Config.ArgsSource.ARGS, Config.ArgsSource.TESTPATHS
+    usual = {"numprocesses": None, "dist": "no", "usepdb": False, "collectonly": False, "markexpr": "not slow and more"}
+    for source, given, shared in ((found, {}, True), (named, {}, False), (found, {"markexpr": "slow"}, False),
+                                  (found, {"usepdb": True}, False), (found, {"numprocesses": 0}, False)):
+        option = SimpleNamespace(**usual | given)
+        conftest.pytest_cmdline_main(SimpleNamespace(option=option, args_source=source))
+        assert (option.dist == "worksteal") is shared and bool(option.numprocesses) is shared

@@ -35,7 +35,9 @@ def _expected(raw, x, ids, mode, bias, shared):
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("Q4_K", "int8"), ("Q4_K", "f32"), ("F16", "f32"), ("q3h", "int8"),
-                                            ("q3h", "int16"), ("F16", "bf16"), ("IQ2_XXS", "int8"), ("Q1_0", "int8")])
+                                            ("q3h", "int16"), ("F16", "bf16"),
+                                            *(pytest.param(kind, "int8", marks=pytest.mark.slow)
+                                              for kind in ("IQ2_XXS", "Q1_0"))])
 @pytest.mark.parametrize("shared", [True, False])
 def test_as_linear_of_each_expert(kind, mode, shared):
     raw, packed = pack_stored(kind, EXPERTS * ROWS, 256, EXPERTS)

@@ -71,7 +71,8 @@ def test_a_draft_model_changes_no_greedy_token(settings, strength):
 
 
 @pytest.mark.parametrize(("strength", "settings"), [
-    (0.4, {}), (-0.5, {"top_k": 5}), (0.7, {"temperature": 1.4, "repetition_penalty": 1.3}), (0.4, {"n": 3})])
+    (0.4, {}), (-0.5, {"top_k": 5}), (0.7, {"temperature": 1.4, "repetition_penalty": 1.3}),
+    pytest.param(0.4, {"n": 3}, marks=pytest.mark.slow)])
 def test_a_draft_model_changes_no_distribution(strength, settings):
     """Counts of the first two letters and of the third, against plain sampling's exact probabilities."""
     exact, third = np.zeros((8, 8)), np.zeros(8)

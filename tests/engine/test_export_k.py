@@ -24,7 +24,8 @@ def types(path) -> dict[str, str]:
     return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "q3_k", "Q4_K", "q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("Q2_K", "q3_k", "Q6_K")),
+                                  "Q4_K", "q5_K"])
 def test_each_k_type(source, tmp_path, name):
     target, checkpoint = tmp_path / "x.gguf", formats.open_checkpoint(source)
     report = export_gguf(checkpoint, target, read_recipe(name, WRITTEN, MIXES))
@@ -40,7 +41,8 @@ def test_each_k_type(source, tmp_path, name):
     assert np.linalg.norm(found - expected) < (0.4 if int(name[1]) > 3 else 1.2) * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("name", ["Q2_K_S", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS", "IQ4_NL"])
+@pytest.mark.parametrize("name", ["Q2_K_S", "Q3_K_M", "Q4_K_M", "IQ4_XS", "IQ4_NL",
+                                  *(pytest.param(name, marks=pytest.mark.slow) for name in ("Q5_K_M", "Q6_K"))])
 def test_all_readers_see_the_same_numbers(source, tmp_path, name):
     """To the bit, here gguf-py; so in float32 a file's logits are the same whoever de-quantises it, but for the order
     of sums: matrices of one type are multiplied together."""

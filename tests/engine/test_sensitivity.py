@@ -51,7 +51,7 @@ def test_what_hurts_most_is_found(source, calibration):
     assert again == pytest.approx(costs[:2], rel=1e-4)  # every group is put back
 
 
-@pytest.mark.parametrize("case", ["modernbert_embedding", "m2m100"])
+@pytest.mark.parametrize("case", ["modernbert_embedding", pytest.param("m2m100", marks=pytest.mark.slow)])
 def test_encoders_have_a_sensitivity_too(tmp_path, case):
     """Of hidden states where there is no head; what both halves of an encoder-decoder read is the same text."""
     found = calibrate(write_translator(tmp_path, (), case=case), "w1 w2 w3 w4 w5 w6 " * 9, 24, 2)
@@ -101,6 +101,7 @@ def test_errors_are_those_of_the_matrices(source, calibration, tmp_path):
     assert plain["q2"] > 2 * plain["q3"] > 8 * plain["q5"] > 32 * plain["q8"]
 
 
+@pytest.mark.slow  # of the same as the test of `allocate`
 def test_a_model_that_is_small_already_stays(source, calibration, tmp_path):
     quantize(formats.open_checkpoint(source), tmp_path / "small", read_recipe("q3"))
     with pytest.raises(RequestError, match="takes no more than 5 bits per weight as it is"):
