@@ -137,11 +137,13 @@ def gpus(monkeypatch):
 
 @pytest.mark.slow
 def test_models_are_quantised_by_their_gpu(gpus, tmp_path):
-    """One matrix of a model, for the simulator's sake: numbers are those of weights that the processor quantised."""
+    """A few rows of a model, for the simulator's sake: numbers are those of weights that the processor quantised."""
     opened, loaded = gpus
     recipe = tmp_path / "one.toml"
-    recipe.write_text('[tensors]\n"model.layers.1.self_attn.q_proj.weight" = "q8"\n')
-    path, options = write_model(tmp_path / "model"), {"weights": recipe, "calibration": False, "activations": "f32"}
+    name = "model.layers.1.self_attn.q_proj"
+    recipe.write_text(f'[tensors]\n"{name}.weight" = "q8"\n')
+    path = write_model(tmp_path / "model", change=lambda tensors: tensors[name + ".weight"][4:].fill(0))
+    options = {"weights": recipe, "calibration": False, "activations": "f32"}
     options["devices"] = "1;0"
     with numflow.load(path, "cuda", **options) as model:
         logits = model.logits([1, 2, 3])
