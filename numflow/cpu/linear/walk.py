@@ -67,10 +67,10 @@ def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, place, rout
         if by_panel and left > 2:
             _store(panel_tile(zeros_4(), x, aux, panel, columns, kind), out, stride, index, left, lanes, bias, more,
                    addend_stride, factor, pairs)
-        elif left > 4:
+        elif left > TOKEN_TILE // 2:
             _store(row_tile(_widest(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
                    more, addend_stride, factor, pairs)
-        elif left > 2:
+        elif TOKEN_TILE == 8 and left > 2:
             _store(row_tile(zeros_4(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
                    more, addend_stride, factor, pairs)
         elif left == 2:
