@@ -11,13 +11,12 @@ import functools
 import numpy as np
 
 from numflow.errors import RequestError
-from numflow.quant.k_types import BLOCK, error_weights, half
+from numflow.quant.k_types import BLOCK, error_weights, fitted, half
 from numflow.quant.stored import IQ4
 
 IQ4_TYPES = ("IQ4_NL", "IQ4_XS")
 _SIZE = 32   # weights of a scale
 _STEPS = 32  # scales of IQ4_XS are -32 .. 31 times d
-_FITS = 2    # times that d is fitted to the codes
 
 
 @functools.cache
@@ -66,23 +65,14 @@ def _shared(x: np.ndarray, w: np.ndarray, scales: np.ndarray, threads: int | Non
     from numflow.quant.threads import over_rows
 
     grouped = scales.reshape(len(x), -1, BLOCK // _SIZE)
-    largest = np.take_along_axis(grouped, np.abs(grouped).argmax(axis=2)[..., None], axis=2)[..., 0]
-    stored, sums = np.empty(scales.shape, np.int8), np.empty((*largest.shape, 3), np.float32)
+    stored, sums = np.empty(scales.shape, np.int8), np.empty((*grouped.shape[:2], 3), np.float32)
 
     def run(d: np.ndarray) -> np.ndarray:
         over_rows(iq4_kernels.steps_of_scales, len(x), threads, x, w, levels()[0], np.float32(_STEPS), d, scales,
                   stored, sums)
         return sums[..., 0].copy()
 
-    d = half(-largest / np.float32(_STEPS))  # the largest gets -32, which has no counterpart above
-    error = run(d)
-    for _ in range(_FITS):
-        _, qq, qx = np.moveaxis(sums.astype(np.float64), 2, 0)
-        new_d = half(np.divide(qx, qq, out=np.zeros_like(qx), where=qq > 0))
-        new_error = run(new_d)
-        d = np.where(new_error < error, new_d, d)
-        error = np.minimum(error, new_error)
-    run(d)
+    d = fitted(grouped, np.float32(_STEPS), run, sums)
     steps = (stored + _STEPS).astype(np.uint8).reshape(grouped.shape)
     above = np.bitwise_or.reduce((steps >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16), axis=2)
     below = steps[..., 0::2] & 15 | (steps[..., 1::2] & 15) << 4

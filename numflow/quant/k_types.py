@@ -5,6 +5,7 @@
 k_kernels.py finds the codes; here they are put where GGML has them. What an imatrix knows weights the squared errors.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,8 +122,18 @@ def _signed(x: np.ndarray, w: np.ndarray, kind: KType, threads: int | None) -> t
                   sums)
         return sums[..., 0].copy()
 
-    grouped = scales.reshape(rows, columns // BLOCK, -1)
-    largest = np.take_along_axis(grouped, np.abs(grouped).argmax(axis=2)[..., None], axis=2)[..., 0]
+    d = fitted(scales.reshape(rows, columns // BLOCK, -1), levels, run, sums)
+    return d.astype(np.float16), stored, codes
+
+
+def fitted(scales: np.ndarray, levels: np.floating, run: Callable[[np.ndarray], np.ndarray], sums: np.ndarray
+           ) -> np.ndarray:
+    """Scales f32 [N, B] of scales [N, B, n], fitted to their codes by least squares.
+
+    run: codes by some scales and returns the errors; `sums` [N, B, 3] then has what the next fit takes. The last call
+    is by the scales that are returned.
+    """
+    largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=2)[..., None], axis=2)[..., 0]
     d = half(-largest / levels)  # the largest gets -levels, which has no counterpart above
     error = run(d)
     for _ in range(_FITS):
@@ -132,7 +143,7 @@ def _signed(x: np.ndarray, w: np.ndarray, kind: KType, threads: int | None) -> t
         d = np.where(new_error < error, new_d, d)
         error = np.minimum(error, new_error)
     run(d)
-    return d.astype(np.float16), stored, codes
+    return d
 
 
 def half(x: np.ndarray) -> np.ndarray:

@@ -15,7 +15,14 @@ def write_checkpoint(folder, dtype=np.float32, **config):
     """config.json and model.safetensors with random weights, no tokenizer. config: further keys of it, of which none
     changes a shape. Returns the folder."""
     folder.mkdir(exist_ok=True)
-    rng, d, f, v, kv = np.random.default_rng(0), 32, 48, 50, 16
+    save_file(random_tensors(50, 0, dtype), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    return folder
+
+
+def random_tensors(vocabulary, seed, dtype=np.float32):
+    """Weights of a Llama of two layers, 32 wide."""
+    rng, d, f, v, kv = np.random.default_rng(seed), 32, 48, vocabulary, 16
     shapes = {"model.embed_tokens.weight": (v, d), "model.norm.weight": (d,), "lm_head.weight": (v, d)}
     for layer in range(2):
         at = f"model.layers.{layer}."
@@ -24,8 +31,5 @@ def write_checkpoint(folder, dtype=np.float32, **config):
                    at + "mlp.gate_proj.weight": (f, d), at + "mlp.up_proj.weight": (f, d),
                    at + "mlp.down_proj.weight": (d, f), at + "input_layernorm.weight": (d,),
                    at + "post_attention_layernorm.weight": (d,)}
-    tensors = {name: (0.3 * rng.standard_normal(shape) + (len(shape) == 1)).astype(dtype)
-               for name, shape in shapes.items()}
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG | config))
-    return folder
+    return {name: (0.3 * rng.standard_normal(shape) + (len(shape) == 1)).astype(dtype)
+            for name, shape in shapes.items()}

@@ -5,6 +5,8 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
+from tests.engine.tiny import random_tensors
+
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
 CONTEXT = 512
 TEMPLATE = (
@@ -20,23 +22,13 @@ def write_chat_model(folder, seed: int = 0):
     """A model that writes printable letters at random. Returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     printable, size = _write_tokenizer(folder)
-    d, f, kv, rng = 32, 48, 16, np.random.default_rng(seed)
-    shapes = {"model.embed_tokens.weight": (size, d), "model.norm.weight": (d,), "lm_head.weight": (size, d)}
-    for layer in range(2):
-        at = f"model.layers.{layer}."
-        shapes |= {at + "self_attn.q_proj.weight": (d, d), at + "self_attn.k_proj.weight": (kv, d),
-                   at + "self_attn.v_proj.weight": (kv, d), at + "self_attn.o_proj.weight": (d, d),
-                   at + "mlp.gate_proj.weight": (f, d), at + "mlp.up_proj.weight": (f, d),
-                   at + "mlp.down_proj.weight": (d, f), at + "input_layernorm.weight": (d,),
-                   at + "post_attention_layernorm.weight": (d,)}
-    tensors = {name: (0.3 * rng.standard_normal(shape) + (len(shape) == 1)).astype(np.float32)
-               for name, shape in shapes.items()}
+    tensors = random_tensors(size, seed)
     rare = np.ones(size, bool)
     rare[printable] = False
     tensors["lm_head.weight"][rare] *= 0.01  # the other bytes hardly ever come
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": d, "intermediate_size": f,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
         "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": size,
         "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
         "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "float32"}))

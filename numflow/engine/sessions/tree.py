@@ -14,8 +14,6 @@ from numflow.engine.schedule.pools import room
 from numflow.engine.schedule.prefix import START, Node
 from numflow.engine.sessions.session_file import PIECE_BLOCKS, SessionFile, TextTree
 
-NO_TEXT = np.zeros(0, np.int32)
-
 
 @dataclass(frozen=True)
 class HeldTree:
