@@ -1,0 +1,74 @@
+"""Panels (weights/panel.py): from how many rows on a tile is taken apart once, and that what is multiplied stays."""
+
+import numpy as np
+import pytest
+
+from numflow.cpu.linear.linear import linear
+from numflow.cpu.simd.isa import isa
+from numflow.cpu.weights.layout import PANEL_ROWS, PANELS, panel_bytes
+from numflow.formats.types import to_f32
+from numflow.ops import Step, View
+from tests.cpu.matrices import Bench, activations, columns_of, pack_stored, run_linear
+
+WITHOUT = pytest.mark.skipif(isa() not in ("avx2", "avxvnni"), reason="32 registers hold more tokens")
+
+
+class _Kept(Bench):
+    """A bench that keeps the memory of panels."""
+
+    panel: np.ndarray | None = None
+
+    def scratch(self, name: str, nbytes: int) -> np.ndarray:
+        memory = super().scratch(name, nbytes)
+        if name == "panel":
+            self.panel = memory
+        return memory
+
+
+def _panel_after(kind: str, rows: int, mode: str = "int8") -> np.ndarray | None:
+    _, packed = pack_stored(kind, 16, columns_of(kind))
+    x = activations(rows, packed.shape[1])
+    bench = _Kept({"x": x.shape[1], "y": 16}, {"x": "tokens", "y": "tokens"}, rows, packed, mode)
+    bench.array("x")[:, :x.shape[1]] = x
+    bench.run(linear(Step("linear", (View("x", 0, x.shape[1]),), (View("y", 0, 16),), {"weight": "w"}), bench), rows)
+    return bench.panel
+
+
+@WITHOUT
+@pytest.mark.parametrize("kind", ["Q4_0", "q3h", "Q6_K"])
+def test_many_rows_meet_a_panel(kind):
+    untouched = _panel_after(kind, PANEL_ROWS - 1)
+    assert untouched is not None and (untouched == 0xA5).all()
+    filled = _panel_after(kind, PANEL_ROWS)
+    assert filled is not None and not (filled == 0xA5).all(), "no panel was made"
+
+
+@WITHOUT
+def test_bytes_and_floats_have_none():
+    assert _panel_after("Q8_0", 2 * PANEL_ROWS) is None
+    assert _panel_after("Q4_0", 2 * PANEL_ROWS, "f32") is None
+    assert panel_bytes("b8_scale", 64) == panel_bytes("f32", 64) == 0
+
+
+@WITHOUT
+@pytest.mark.parametrize("kind", ["q4", "q3h", "q5"])
+def test_a_panel_holds_the_weights(kind):
+    """(code - zero) * scale, which are blocks of 32 columns here, are the numbers of the rows."""
+    raw, _ = pack_stored(kind, 16, columns_of(kind))
+    panel, columns = _panel_after(kind, PANEL_ROWS), columns_of(kind)
+    assert panel is not None and len(panel) == panel_bytes(kind, columns) == sum(PANELS[kind].tile_bytes(columns))
+    codes = panel[:16 * columns].reshape(-1, 8, 16, 4).astype(np.float64)  # [unit][column group][row][column]
+    heads = panel[16 * columns:].view(np.float32).reshape(-1, 2, 16).astype(np.float64)
+    weights = (codes - heads[:, None, 1, :, None]) * heads[:, None, 0, :, None]
+    found = weights.transpose(2, 0, 1, 3).reshape(16, columns)
+    np.testing.assert_allclose(found, to_f32(raw.rows, kind), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_K", "q2", "q6", "Q3_K"])
+def test_rows_around_the_first_panel(kind):
+    """The same bits just below, at and above the number of rows that has a panel, and of those left over behind it."""
+    _, packed = pack_stored(kind, 45, columns_of(kind))
+    x = activations(PANEL_ROWS + 4, packed.shape[1])
+    together = run_linear(packed, x, "int8")
+    for rows in range(PANEL_ROWS - 1, PANEL_ROWS + 4):
+        np.testing.assert_array_equal(run_linear(packed, x[:rows], "int8", threads=2), together[:rows])
