@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from experiments.gpu_suite import counters
 from experiments.gpu_suite.__main__ import PARTS, STAGES, apart
 from experiments.gpu_suite.report import write
 from experiments.gpu_suite.setting import FAULT_CODE, INTERRUPTED, MOST_FAILURES, OVER, Setting, kept
+from numflow.cuda.survey import Notebook
+from tests.cuda.kernels import compiler_is_there
 
 BEGIN = """
 import os, sys, time
@@ -169,3 +172,82 @@ def test_every_part_is_there():
     for place in PARTS.values():
         module, _, function = place.partition(".")
         assert callable(getattr(import_module(f"experiments.gpu_suite.{module}"), function))
+
+
+# As `ncu` prints: its own words, those of the program, columns, units, kernels. It says what it was asked for.
+PROFILER = """#!{python}
+import json, os, sys
+asked = sys.argv[1:]
+metrics = asked[asked.index("--metrics") + 1].split(",")
+module, case = asked[asked.index("-m") + 1], asked[asked.index("--case") + 1]
+assert module == "experiments.gpu_suite.counters" and asked[asked.index("--page") + 1] == "raw" and "--csv" in asked
+if case.startswith("q3h"):
+    print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access GPU performance counters")
+    sys.exit(1)
+with open(asked[asked.index("--names") + 1], "w") as names:
+    json.dump(["gemv_q4_int8_1", "_ZN5mine", "NVIDIA H100 80GB HBM3"], names)
+print("==PROF== Connected to process 7")
+print("the program's own line")
+quoted = lambda cells: print(",".join(f'"{{cell}}"' for cell in cells))
+quoted(["ID", "Process ID", "Kernel Name", *metrics])
+quoted(["", "", "", *("unit" for _ in metrics)])
+quoted(["0", "7", "_ZN5other", *("9" for _ in metrics)])
+quoted(["1", "7", "_ZN5mine", *("8" for _ in metrics)])
+quoted(["2", "7", "_ZN5mine(unsigned int*)", *(f"{{1 + at}},000" for at in range(len(metrics)))])
+print("==PROF== Disconnected")
+"""
+
+
+@pytest.fixture
+def profiler(tmp_path, monkeypatch):
+    """A program called ncu that counts nothing."""
+    path = tmp_path / "bin" / "ncu"
+    path.parent.mkdir()
+    path.write_text(PROFILER.format(python=sys.executable))
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path.parent))
+
+
+def test_counters_of_the_profiler_beside_the_model(profiler, tmp_path, monkeypatch):
+    names = ("instructions", "sectors of a read", "sectors of a write", "conflicts", "us", "MB")
+    asked = []
+    monkeypatch.setattr(counters, "expected", lambda *about: asked.append(about) or dict.fromkeys(names, 5.0))
+    setting = Setting(False, True, tmp_path, "counters")
+    setting.run(counters.counters)
+    facts = kept(setting.path)
+    assert facts["error"] == "" and [row.get("case") for row in facts["rows"]] == list(counters.CASES)
+    first, refused, *_ = facts["rows"]
+    assert "ERR_NVGPUCTRPERM" in refused["failed"]
+    assert list(first)[3:] == [each for name in names for each in (name, f"{name} (model)")]
+    assert [first[name] for name in names] == [1000, 3000 / 2000, 5000 / 4000, 13000, 8.0, 0.009]  # of the last launch
+    assert (first["kernel"], first["on"], first["us (model)"]) == ("gemv_q4_int8_1", "NVIDIA H100 80GB HBM3", 5.0)
+    assert asked[0] == ("q4, 1 token", "NVIDIA H100 80GB HBM3", True)
+    write(setting.out)
+    assert "us (model)" in (setting.out / "README.md").read_text()
+
+
+def test_no_profiler(tmp_path, monkeypatch):
+    """One line says so; one more where the model has nothing to say."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for simulator, why in ((False, "ncu is not on the PATH"), (True, "the simulator has no counters")):
+        setting = Setting(simulator, True, tmp_path, "counters")
+        setting.run(counters.counters)
+        (row,) = kept(setting.path)["rows"]
+        assert why in row["what"] and setting.is_done()
+    assert counters.beside({"us": 1.0}, {"failed": "no prediction"}) == {"us": 1.0, "model": "no prediction"}
+
+
+def test_cases_launch_the_kernels_that_are_counted():
+    for case, prefix in counters.CASES.items():
+        notebook = Notebook()
+        counters.run(case, notebook, True)
+        assert any(work.kernel.name.startswith(prefix) for work in notebook.launches)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with")
+def test_the_model_s_counters():
+    """Of a product of 16 blocks of 8 rows: bytes of the matrix, and reads of 16 bytes a lane."""
+    found = counters.expected("q4, 1 token", "NVIDIA H200", True)
+    assert 128 * 512 * 4.5 / 8 < 1e6 * found["MB"] < 128 * 512 * 6 / 8
+    assert found["conflicts"] == 0 and 1 < found["sectors of a read"] <= 16
