@@ -84,8 +84,9 @@ def test_rows_do_not_depend_on_their_neighbours(kind, mode):
 
 
 @pytest.mark.parametrize(("kind", "codes", "wrong"), [
-    ("E4M3_ROW", (0x7F, 0xFF), (1, 2)), ("E5M2_ROW", (0x7C, 0x7E), (1, 2)), ("E4M3_128", (0x7F, 0x7E), (1,)),
-    ("E5M2_16", (0x7B, 0xFD), (2,))])
+    pytest.param("E4M3_ROW", (0x7F, 0xFF), (1, 2), marks=pytest.mark.slow),
+    pytest.param("E5M2_ROW", (0x7C, 0x7E), (1, 2), marks=pytest.mark.slow),
+    ("E4M3_128", (0x7F, 0x7E), (1,)), ("E5M2_16", (0x7B, 0xFD), (2,))])
 def test_floats_that_are_no_numbers_spoil_their_rows(kind, codes, wrong):
     raw = stored(kind, 20, 256)
     for row, code in zip((1, 2), codes):
