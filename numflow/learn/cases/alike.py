@@ -4,16 +4,32 @@ import numpy as np
 
 CLOSE = 1e-3  # of factors that count as one
 MANY = 3      # numbers that it takes to speak of all
+EXACT = 1e-5  # of a factor that is a whole number
 
 
 def alike(actual: np.ndarray, expected: np.ndarray, bad: np.ndarray, heads: int = 0) -> str:
     """What the wrong numbers have in common, "" if nothing is seen. Arrays [rows] or [rows, columns]; bad: where."""
-    if bad.sum() < MANY:
-        return ""
     got, wanted = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    if bad.sum() < MANY:
+        return _few(got[bad], wanted[bad])
     with np.errstate(all="ignore"):
         return _value(got[bad]) or _one(got, wanted, bad) or _moved(got, wanted, bad) or _factors(
             got, wanted, bad, heads) or _where(bad, heads)
+
+
+def _few(got: np.ndarray, wanted: np.ndarray) -> str:
+    """The factor of one or two numbers, where it is a whole number or one over a whole number."""
+    with np.errstate(all="ignore"):
+        ratio = got / wanted
+    if not np.isfinite(ratio).all() or not ratio.all() or np.ptp(ratio) > EXACT * np.abs(ratio).min():
+        return ""
+    if abs(ratio[0] + 1) < EXACT:
+        return "the sign is wrong"
+    for factor, word in ((ratio[0], ""), (1 / ratio[0], "1 / ")):
+        whole = round(float(factor))
+        if 2 <= whole <= 64 and abs(factor / whole - 1) < EXACT:
+            return f"that is {word}{whole} times what is expected"
+    return ""
 
 
 def _value(got: np.ndarray) -> str:
@@ -27,6 +43,8 @@ def _one(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
     ratio = got[bad] / wanted[bad]
     if _same(ratio):
         factor = float(np.median(ratio))
+        if abs(factor - 1) < CLOSE:
+            return ""
         return "all of them have the wrong sign" if abs(factor + 1) < CLOSE else (
             f"each of them is {factor:.5g} times what is expected")
     off = got[bad] - wanted[bad]

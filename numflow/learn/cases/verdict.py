@@ -103,7 +103,7 @@ def described(place: Mapping[str, Any]) -> str:
             f"{'; ' if place['alike'] else ''}{place['alike']}")
 
 
-def same(one: Any, other: Any, bound: float = 1e-4) -> bool:
+def same(one: Any, other: Any, bound: float = 1e-5) -> bool:
     """Whether two pieces of evidence are the same: numbers nearly, all else exactly."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         if one.shape != other.shape:

@@ -93,7 +93,7 @@ def _choices(found: Fields, own: Fields, x: np.ndarray, best: float) -> str:
         return "the sum of errors is less than numflow's: the sum of their squares is to be small"
     if squares(_with_best_blocks(found, x), x).sum() <= GOOD * best:
         return "with the same row headers another S and Z of each block would do"
-    return f"scales are {wider:.2g} times numflow's, in the middle"
+    return "" if 0.9 < wider < 1.1 else f"scales are {wider:.2g} times numflow's, in the middle"
 
 
 def _wider(found: Fields, own: Fields) -> float:

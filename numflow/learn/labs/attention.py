@@ -245,6 +245,28 @@ def attention__over_queries(q, slopes=None, sinks=None, buckets=None, *, batch, 
     return y
 
 
+def attention__values_of_head_0(q, slopes=None, sinks=None, buckets=None, *, cache, **given):
+    """the values of key head 0 for all heads: keys and values are of key head h // (H / G)"""
+    def read(table, length, *more):
+        k, v = cache.read(table, length, *more)
+        return k, np.repeat(v[:, :1], v.shape[1], axis=1)
+
+    seen = type("Seen", (), {"read": staticmethod(read), "__getattr__": lambda self, name: getattr(cache, name)})()
+    return attention(q, slopes, sinks, buckets, cache=seen, **given)
+
+
+def attention__narrow_window(q, slopes=None, sinks=None, buckets=None, *, window, **given):
+    """a window one key too narrow: with a window of 1 a query sees itself"""
+    if window == 1:
+        return np.full((len(q), given["heads"] * given["cache"].value_dim), np.nan, np.float32)
+    return attention(q, slopes, sinks, buckets, window=window and window - 1, **given)
+
+
+def attention__sink_of_head_0(q, slopes=None, sinks=None, buckets=None, **given):
+    """the sink of head 0 for all heads"""
+    return attention(q, slopes, None if sinks is None else np.full_like(sinks, sinks[0]), buckets, **given)
+
+
 def bench(functions):
     """The prompt of 256 tokens, 8 heads of 64 columns, 2 heads of keys."""
     from numflow.learn.graders.reference import bars

@@ -15,7 +15,8 @@ forced by somebody else and changes nothing.
 `verify` makes guesses of a small model safe. A guess was drawn from q; the text must be distributed as p. The guess
 stays with the probability min(1, p(guess) / q(guess)); else another token is drawn from what p has more than q,
 max(0, p - q), normalised. p and q have `ids` and `probabilities`, and p.of(array of ids) are probabilities of any ids.
-`accept` and `other` are random numbers between 0 and 1, one for each of the two decisions.
+`accept` and `other` are random numbers between 0 and 1, one for each of the two decisions. `draw(ids, weights, other)`
+(given) is the id that a random number chooses; the weights need not sum to 1.
 
     numflow learn check 12       numflow learn hint 12       numflow learn bench 12
 """
@@ -225,6 +226,21 @@ def verify__not_normalised(p, guess, q, accept, other):
         return guess
     rest = np.cumsum(np.maximum(p.probabilities - q.of(p.ids), 0))
     return int(p.ids[min(int(np.searchsorted(rest, other, side="right")), len(p.ids) - 1)])
+
+
+def accept__anew(state, id):
+    """a mu that begins anew at tau: it moves from where it is"""
+    before = state.mu
+    accept(state, id)
+    if id in state.drawn.ids:
+        state.mu += state.tau - before
+
+
+def verify__the_other_way(p, guess, q, accept, other):
+    """guesses that stay where they should go, and go where they should stay: accept < p / q is to stay"""
+    at = np.array([guess])
+    return guess if accept * q.of(at)[0] > p.of(at)[0] else draw(
+        p.ids, np.maximum(p.probabilities - q.of(p.ids), 0), other)
 
 
 def story(functions, model):

@@ -11,7 +11,9 @@ Write `gemv` as a Numba kernel (@njit: the function is compiled when it is first
 arrays, nothing else). It writes into y and returns nothing. Get it right first; then `bench` shows how far you are
 from the time that reading the bytes takes. What helps: no array of weights is made; the scale is multiplied once for
 a block and not for each weight; even and odd numbers of x lie apart; and the compiler can do many pairs at once where
-there is no division: pair // 11 is pair * 373 >> 12 for all pairs of 0 .. 120.
+there is no division: pair // 11 is pair * 373 >> 12 for all pairs of 0 .. 120. It is
+choosy: with `for block in range(scale.shape[1])` and `for j in range(16 * block, 16 * block + 16)` the innermost loop
+becomes vectors; with len(x) // 32 or range(16) the same numbers may take more than twice as long.
 
     numflow learn check 9        numflow learn hint 9        numflow learn bench 9
 """
@@ -125,6 +127,18 @@ def gemv__shifted_by_11(y, pairs, scale, x):
     first = pairs.astype(np.int32) - 11 * second
     w = np.stack([first, second], axis=2).reshape(len(pairs), -1).astype(np.float32) - 5
     y[:] = (w * np.repeat(scale, 32, axis=1)) @ x
+
+
+def gemv__eight(y, pairs, scale, x):
+    """a zero of 8, the middle of 16 codes: that of 11 is 5"""
+    _product(y, pairs, scale, x, zero=8.0)
+
+
+def gemv__last_row(y, pairs, scale, x):
+    """rows without the last one, which stays as it was"""
+    before = y[-1]
+    _product(y, pairs, scale, x)
+    y[-1] = before
 
 
 def grade(functions):

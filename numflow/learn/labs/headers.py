@@ -15,7 +15,8 @@ of 32 weights 6. Choosing them well is worth half a bit.
 
 The bits of a float32, read as an integer, grow with its logarithm: equal steps of the integer are nearly equal factors.
 So the scales of a row's blocks lie between the one of B and the one of B + 7 D, at nearly equal ratios. `grids`
-(given) has all scales and zeros of a row header. Weights beyond the ends of a range are clipped, which often is the
+(given) has all scales and zeros of a row header whose base code is not 0. What you print, such as scheme.zeros(), the
+checker shows. Weights beyond the ends of a range are clipped, which often is the
 better choice: a range a little smaller than the block's own has finer steps.
 
 `headers` chooses for each row the header, for each block S and Z, and the codes, so that the sum of squared errors is

@@ -190,6 +190,17 @@ def moe_route__over_tokens(logits, bias=None, **given):
     return ids, (gates * np.float32(given["scale"])).astype(np.float32)
 
 
+def moe_route__scaled_twice(logits, bias=None, **given):
+    """gates that are multiplied by scale twice"""
+    ids, gates = moe_route(logits, bias, **given)
+    return ids, gates * np.float32(given["scale"])
+
+
+def moe_route__sigmoid_upside_down(logits, bias=None, **given):
+    """1 / (1 + exp(logits)): the sigmoid has exp(-logits)"""
+    return moe_route(-logits if given["score"] == "sigmoid" else logits, bias, **given)
+
+
 def bench(functions):
     """256 tokens, 128 experts in 8 groups, 8 chosen."""
     from numflow.learn.graders.reference import bars

@@ -113,6 +113,19 @@ def merge__mean(m, l, o, s, v):  # noqa: E741
     return new, l * a + p.sum(axis=2, keepdims=True), o * a + p @ v
 
 
+def merge__not_weighted(m, l, o, s, v):  # noqa: E741
+    """values that are added up without their exp(score - m')"""
+    m2, l2, old = merge(m, l, o, s, np.zeros_like(v))
+    return m2, l2, old + np.isfinite(s).astype(np.float32) @ v
+
+
+def merge__counted(m, l, o, s, v):  # noqa: E741
+    """an l that counts keys: it sums exp(score - m')"""
+    m2, _, o2 = merge(m, l, o, s, v)
+    a = np.exp(m - np.where(np.isfinite(m2), m2, 0))
+    return m2, l * a + np.isfinite(s).sum(axis=2, keepdims=True).astype(np.float32), o2
+
+
 def bench(functions):
     """The scores that have to be in memory: 8 heads, 64 queries, 4096 keys."""
     import tracemalloc

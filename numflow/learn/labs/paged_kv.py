@@ -16,6 +16,7 @@ takes a copy for itself first: copy on write.
 
 Write the four functions, which the scheduler calls as methods of a table. Each changes table.blocks and takes or
 gives back just the blocks that it has to: a block too many is memory lost, one too few is somebody else's text.
+`own` is called for shared blocks alone, and whoever calls it copies the content from the old block to the new one.
 
     numflow learn check 5        numflow learn hint 5        numflow learn bench 5
 """
@@ -170,6 +171,18 @@ def truncate__one(table, tokens):
     """one block that is given back where several are beyond the tokens"""
     if len(table.blocks) > -(-tokens // table.block_size):
         table.allocator.release([table.blocks.pop()])
+
+
+def extend__tokens(table, tokens):
+    """as many blocks as there are tokens: a block has block_size of them"""
+    table.blocks += table.allocator.allocate(max(tokens - len(table.blocks), 0))
+
+
+def fork__last(table, count=None):
+    """the last `count` blocks: the first ones are what two texts share"""
+    twin = type(table)(table.allocator, table.block_size)
+    twin.blocks = table.allocator.share(table.blocks[len(table.blocks) - count:] if count is not None else table.blocks)
+    return twin
 
 
 def bench(functions):

@@ -128,6 +128,18 @@ def rms_norm__eps_squared(x, weight=None, *, eps, groups):
     return rms_norm(x, weight, eps=eps * eps, groups=groups)
 
 
+def rms_norm__weight_added(x, weight=None, *, eps, groups):
+    """a weight that is added: rows are multiplied by it"""
+    y = rms_norm(x, eps=eps, groups=groups)
+    return y if weight is None else y + np.tile(weight, x.shape[1] // len(weight))
+
+
+def rms_norm__variance(x, weight=None, *, eps, groups):
+    """a division by the standard deviation, np.std or np.var: the mean of the squares is without the mean"""
+    parts = x.reshape(len(x), groups, -1)
+    return rms_norm__weighted(parts / np.sqrt(parts.var(axis=-1, keepdims=True) + np.float32(eps)), weight)
+
+
 def bench(functions):
     """4096 rows of 4096 columns."""
     from numflow.learn.graders.reference import bars

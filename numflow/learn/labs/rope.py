@@ -190,6 +190,17 @@ def rope__first_head(x, angles, *, heads, head_dim, pairing, start):
     return y
 
 
+def rope_angles__degrees(inv_freq, *, batch, scale):
+    """angles in degrees: cos and sin take radians, which they are"""
+    angles = np.degrees(batch.positions[:, None] * inv_freq)
+    return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * scale).astype(np.float32)
+
+
+def rope__at_the_end(x, angles, *, heads, head_dim, pairing, start):
+    """a turn of the last 2F columns of a head: they begin at start"""
+    return rope(x, angles, heads=heads, head_dim=head_dim, pairing=pairing, start=head_dim - angles.shape[1])
+
+
 def bench(functions):
     """2048 tokens, 32 heads of 128 columns."""
     from numflow.learn.graders.reference import bars

@@ -122,6 +122,31 @@ def plan__forgotten(waiting, running, free_blocks, budget):
     return [(request, tokens) for request, tokens in chosen if request not in running or request.prompt == 0]
 
 
+def plan__twice(waiting, running, free_blocks, budget):
+    """a request that is named twice in one step"""
+    chosen = plan(waiting, running, free_blocks, budget)
+    return chosen + chosen[:1]
+
+
+def plan__running_whole(waiting, running, free_blocks, budget):
+    """prompts of running requests that are read to their end, whatever the budget is: a long one is cut again"""
+    chosen = plan(waiting, running, free_blocks, budget)
+    return [(request, request.prompt or tokens) if request in running else (request, tokens)
+            for request, tokens in chosen]
+
+
+def plan__nothing_left(waiting, running, free_blocks, budget):
+    """requests that start with 0 tokens when the budget is used up: they start in the next step"""
+    chosen = plan(waiting, running, free_blocks, budget)
+    free = free_blocks - sum(request.blocks for request, _ in chosen if request in waiting)
+    for request in waiting[sum(request in waiting for request, _ in chosen):]:
+        if request.blocks > free or sum(tokens for _, tokens in chosen) < budget:
+            break
+        chosen.append((request, 0))
+        free -= request.blocks
+    return chosen
+
+
 def grade(functions):
     """A few requests, then many."""
     from numflow.learn.graders.clock import grade_plan

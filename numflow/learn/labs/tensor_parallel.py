@@ -12,7 +12,8 @@ sum of what all devices have, at the end (Megatron-LM). Parts are neighbouring r
 `all_reduce` runs on every device of a group at the same time. `adds` are the devices that have a term, the others have
 none (x is None); all of `group` get the sum. Arrays travel through mailboxes:
 
-    world.put(sender, receiver, array)      never waits; the array must not be changed any more
+    world.put(sender, receiver, array)      never waits; the array must not be changed any more: put x.copy(), for the
+                                            engine writes over x as soon as all_reduce returns
     world.take(sender, receiver)            waits for the next array that `sender` has put for `receiver`
 
 A device may put something for itself. Sum in the order of `adds` on every device: float32 sums depend on the order, and
@@ -157,6 +158,22 @@ def all_reduce__itself(x=None, *, world, device, group, adds):
             world.put(device, other, x)
     terms = [world.take(other, device) for other in adds]
     return sum(terms[1:], terms[0])
+
+
+def column_parallel__from_the_end(w, n, i):
+    """parts from the end: device 0 has the first rows"""
+    return column_parallel(w, n, n - 1 - i)
+
+
+def row_parallel__from_the_end(w, n, i):
+    """parts from the end: device 0 has the first columns"""
+    return row_parallel(w, n, n - 1 - i)
+
+
+def all_reduce__own_twice(x=None, *, world, device, group, adds):
+    """a sum with the device's own term twice"""
+    total = all_reduce(x, world=world, device=device, group=group, adds=adds)
+    return total if x is None else total + x
 
 
 def bench(functions):

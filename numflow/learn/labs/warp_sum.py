@@ -217,6 +217,22 @@ def gemv__odd_column_twice(y, pairs, scale, x, count):
         y[row] = total * scale[row]
 
 
+def gemv__scaled_twice(y, pairs, scale, x, count):
+    """a sum that is multiplied by the scale twice"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _butterfly(_sum(pairs, x, count, row, lane))
+    if lane == 0:
+        y[row] = total * scale[row] * scale[row]
+
+
+def gemv__six_rounds(y, pairs, scale, x, count):
+    """a butterfly with one round too many, which doubles the sum"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _butterfly(_sum(pairs, x, count, row, lane), (16, 8, 4, 2, 1, 1))
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
 def story(functions, model):
     """The text of a model whose square matrices, those at the end of attention, `gemv` multiplies on the simulator."""
     import numpy as np
