@@ -249,13 +249,14 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
             words = each_word(x + 4 * m * group, m)
             vector = column_group(codes, scheme, first + group, hold=hold, known=known)
             acc = [dot4_signed(a, vector - scheme.zero, word) for a, word in zip(acc, words)]
-            if m > FEW_TOKENS or (scheme.grid and group % 2):
+            if m > FEW_TOKENS:
                 codes, acc = in_order(codes, acc)
         return acc
     dot = Dot(zeros if with_base else offsets)
     for group in groups:
-        dot.add(column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m), scheme.largest)
-        if group % 4 == 3 or scheme.unpacked:
+        vector = column_group(codes, scheme, first + group, hold=hold, known=known)
+        dot.add(vector, each_word(x + 4 * m * group, m), scheme.largest)
+        if group % 4 == 3 or scheme.unpacked or (scheme.grid and scheme.grid.width == 4):
             codes = dot.before(codes)
     return dot.sums()
 

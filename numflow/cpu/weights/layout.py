@@ -154,7 +154,7 @@ class Scheme(Kind):
     @property
     def zero(self) -> int:
         """The code that stands for zero; of a code-book the least power of two that leaves no entry negative."""
-        return 1 << (-min(self.book)).bit_length() if self.book and not self.grid else super().zero
+        return 1 << max(map(abs, self.book)).bit_length() if self.book else super().zero
 
     @property
     def largest(self) -> int:

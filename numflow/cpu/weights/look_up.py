@@ -22,7 +22,7 @@ from numba.core import cgutils
 
 from numflow.cpu.simd.bits import moved
 from numflow.cpu.simd.isa import isa
-from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
+from numflow.cpu.simd.llvm_barriers import Keep, as_it_is, in_order
 from numflow.cpu.simd.lookup import lookup128, lookup_words
 from numflow.cpu.simd.value import Value, load, save
 from numflow.cpu.weights.layout import ROWS, Scheme
@@ -192,8 +192,9 @@ def _rows_of(grid: GridType, places: Value, planes: Value, at_once: int, index: 
             whole = whole | _mask(planes + 8 * bit).choose(Value(whole.builder, whole.like(1 << 8 + bit)), 0)
         builder = places.builder
         memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(16), _AT_ONCE))
-        known[key] = Value(builder, builder.ptrtoint(memory, ir.IntType(64)))
-        save(known[key], whole)
+        address = Value(builder, builder.ptrtoint(memory, ir.IntType(64)))
+        save(address, whole)
+        known[key], _ = in_order(address, [whole.part(0, 32)])  # else LLVM takes lanes of what it knows is there
     return [load(known[key] + 2 * position, "u16").widen() for position in positions]
 
 
