@@ -341,10 +341,10 @@ class Core:
     def _tell(self, plan: StepPlan) -> None:
         """Let drafters that listen know the streams of what has run."""
         if any(self.jobs[group].listens for group in plan.groups):
-            ends = np.cumsum([chunk.count for chunk in plan.chunks])
-            pieces = np.split(self.runner.program.result("streams"), ends[:-1])
-            for chunk, rows in zip(plan.chunks, pieces, strict=True):
-                self.jobs[chunk.sequence.group].saw(chunk.sequence, chunk.start, rows)
+            streams, at = self.runner.program.result("streams"), 0
+            for chunk in plan.chunks:
+                self.jobs[chunk.sequence.group].saw(chunk.sequence, chunk.start, streams[at:at + chunk.count])
+                at += chunk.count
 
     def _deliver(self, plan: StepPlan, result: np.ndarray) -> None:
         """Hand each request its rows; one that cannot use them ends alone."""

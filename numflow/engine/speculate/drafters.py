@@ -1,6 +1,5 @@
 """Sources of draft tokens: the text's own n-grams, or a draft model. See numflow.engine.speculate.draft."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,8 +21,8 @@ OWN_NUMBERS = 1 << 32  # added to a sample's index: the random numbers of its dr
 class Paced:
     """A Drafter of as many tokens as pay.
 
-    times: what steps take, shared by all texts. most: always so many drafts; 0: as many as pay.
-    draft_s: seconds that a draft takes.
+    times: what rounds take, shared by all texts of this kind of drafter. most: always so many drafts; 0: as many as
+    pay.
     """
 
     listens = False
@@ -31,31 +30,29 @@ class Paced:
     def __init__(self, times: StepTimes, most: int = 0):
         self._times, self._most = times, most
         self._length = DraftLength(MAX_DRAFTS)  # of the latest drafts
-        self._since: float | None = None  # when the step of the latest drafts began
-        self.draft_s = 0.0
+        self._proposed = False  # a step follows that a proposal was made for
 
     def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids`."""
         self._times.enter(self)
-        drafts = self.draft(np.asarray(ids, np.int32), limit)
-        self._since = time.perf_counter()
-        return drafts
+        self._proposed = True
+        return self.draft(ids, limit)
 
     def count(self, limit: int) -> int:
         """Number of tokens to draft now."""
-        return min(limit, self._most or self._length.choose(self._times, self.draft_s))
+        return min(limit, self._most or self._length.choose(self._times))
 
     def accepted(self, proposed: int, accepted: int) -> None:
         """Of so many drafts that ran the first `accepted` were right."""
-        if self._since is not None:  # else the prompt has run
-            self._times.observe(proposed, time.perf_counter() - self._since)
-            self._since = None
+        if self._proposed:  # else the prompt has run
+            self._times.ended(proposed)
+            self._proposed = False
         self._length.update(proposed, accepted)
 
     def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
         """Most drafters do not listen."""
 
-    def draft(self, ids: np.ndarray, limit: int) -> list[int]:
+    def draft(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens."""
         raise NotImplementedError
 
@@ -81,7 +78,8 @@ class NgramDrafter(Paced):
         self._before = np.zeros(0, np.int32) if before is None else before
         self._lengths = [DraftLength(MAX_DRAFTS, rate) for rate in RATES]
 
-    def draft(self, ids: np.ndarray, limit: int) -> list[int]:
+    def draft(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
+        ids = np.asarray(ids, np.int32)
         found, agree = lookup(np.concatenate([self._before, ids]) if len(self._before) else ids, limit)
         self._length = self._lengths[agree]
         return found[:self.count(limit)].tolist() if agree else []
@@ -100,15 +98,20 @@ class ModelDrafter(Paced):
         self._held = np.zeros(0, np.int32)  # tokens in the sequence
         self._from: list[Distribution | None] = []
 
-    def draft(self, ids: np.ndarray, limit: int) -> list[int]:
+    def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
+        if not self._most and self._length.rests():  # without a look at the clock, which would cost a small model time
+            return []
+        return super().propose(ids, limit)
+
+    def draft(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         count = min(self.count(limit), self._sequence.limit - len(ids))
         self._from = []
         if count <= 0:
             return []
-        logits = self._catch_up(ids)
+        logits = self._catch_up(np.asarray(ids, np.int32))
         if logits is None:
             return []
-        begin, drafts = time.perf_counter(), []
+        drafts: list[int] = []
         sampler = self._sampler.copy()
         sampler.settings, sampler.index = replace(sampler.settings, logprobs=None), sampler.index + OWN_NUMBERS
         while True:
@@ -119,7 +122,6 @@ class ModelDrafter(Paced):
             if len(drafts) == count or drafts[-1] in sampler.constraints.ends or sampler.complete:
                 break
             logits = self._run(drafts[-1:])
-        self.draft_s = (time.perf_counter() - begin) / count
         return drafts
 
     def _next(self, sampler: Sampler, logits: np.ndarray) -> int:
@@ -171,7 +173,8 @@ class BlockDrafter(ModelDrafter):
         super().__init__(runner, sampler, limit, times, most)
         self._begin = 0  # token of the text that the sequence begins with
         self._ran = 0  # of the sequence's rows, those that ran with the model's streams
-        self._waiting = np.zeros((0, 0), np.float32)  # streams of the tokens behind those
+        self._waiting: list[np.ndarray] = []  # streams of the tokens behind those, in pieces
+        self._waits = 0  # of so many tokens
         self._hidden = np.zeros((0, 0), np.float32)  # [1, D]: what the block knew at its last row
         words = runner.network.facts.get("words")
         self._words: np.ndarray | None = words
@@ -179,26 +182,33 @@ class BlockDrafter(ModelDrafter):
     def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
         """Keep the streams of tokens from `start` on, and run what is more than a chunk."""
         first = self._begin + self._ran
-        if start > first + len(self._waiting):
+        if start > first + self._waits:
             self._restart(start)
             first = start
         if start + len(rows) <= first:
             return  # a text that made place runs again
-        kept = self._waiting[:max(0, start - first)]
-        rows = rows[max(0, first - start):]
-        self._waiting = np.concatenate([kept, rows]) if len(kept) else np.array(rows)
+        self._keep(start - first)
+        self._waiting.append(rows[max(0, first - start):])
+        self._waits += len(self._waiting[-1])
         chunk = self._runner.chunk
-        while len(self._waiting) >= chunk and len(ids) > self._begin + self._ran + chunk:
+        while self._waits >= chunk and len(ids) > self._begin + self._ran + chunk:
             self._follow(ids, chunk)
 
     def _restart(self, begin: int) -> None:
         self._sequence.rewind(0)
-        self._begin, self._ran, self._waiting = begin, 0, self._waiting[:0]
+        self._begin, self._ran = begin, 0
+        self._keep(0)
+
+    def _keep(self, count: int) -> None:
+        """Forget the streams of all waiting tokens but the first so many."""
+        if count < self._waits:
+            self._waits = max(0, count)
+            self._waiting = [np.concatenate(self._waiting)[:self._waits]] if self._waits else []
 
     def _catch_up(self, ids: np.ndarray) -> np.ndarray | None:
         known = len(ids) - 1 - self._begin - self._ran
-        self._waiting = self._waiting[:max(0, known)]  # what is behind belongs to drafts that were wrong
-        if not 0 < known == len(self._waiting):
+        self._keep(known)  # what is behind belongs to drafts that were wrong
+        if not 0 < known == self._waits:
             return None
         return self._follow(ids, known)
 
@@ -207,11 +217,13 @@ class BlockDrafter(ModelDrafter):
         if self._sequence.rewind(self._ran) != self._ran:
             self._restart(self._begin + self._ran)
         first, logits = self._begin + self._ran + 1, np.zeros(0, np.float32)
+        waiting = np.concatenate(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
         for at in range(0, count, self._runner.chunk):
-            rows = self._waiting[at:min(count, at + self._runner.chunk)]
+            rows = waiting[at:min(count, at + self._runner.chunk)]
             tokens = np.asarray(ids[first + at:first + at + len(rows)], np.int32)
             logits = self._step(tokens, self._reduced(tokens, rows))
-        self._ran, self._waiting = self._ran + count, self._waiting[count:]
+        self._ran, self._waits = self._ran + count, self._waits - count
+        self._waiting = [waiting[count:]] if self._waits else []
         return logits
 
     def _reduced(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -240,19 +252,19 @@ class BlockDrafter(ModelDrafter):
 class Drafters:
     """Makes the drafters of a model's requests.
 
-    times: seconds of the model's steps, shared by all texts. runner: of a draft model, or of a block that drafts by the
-    model's streams (block); None without one.
+    times, lookup_times: what rounds with drafts of that runner take, and with n-grams. runner: of a draft model, or of
+    a block that drafts by the model's streams (block); None without one.
     """
 
     def __init__(self) -> None:
-        self.times = StepTimes()
+        self.times, self.lookup_times = StepTimes(), StepTimes()
         self.runner: Runner | None = None
         self.block = False
 
     def use(self, runner: Runner | None, block: bool = False) -> None:
         """Draft with a model's runner, or with a block's."""
         self.close()
-        self.runner, self.block = runner, block
+        self.runner, self.block, self.times = runner, block, StepTimes()
 
     def close(self) -> None:
         """Drop a block; a draft model belongs to others."""
@@ -263,7 +275,7 @@ class Drafters:
     def make(self, request: Request, sampler: Sampler) -> Drafter | None:
         """A drafter of the text that a sampler picks; None: the request wants none."""
         if request.speculate == "ngram":
-            return NgramDrafter(self.times, request.draft_tokens, request.prompt if request.encoder else None)
+            return NgramDrafter(self.lookup_times, request.draft_tokens, request.prompt if request.encoder else None)
         if request.speculate == "off":
             return None
         assert self.runner is not None  # else the request was refused
