@@ -20,12 +20,14 @@ PARTS = {"limits": "first.limits", "main": "first.main_kernels", "two-layers": "
          "prompts": "attention.prompts", "experts": "choices.experts", "sampling": "choices.sampling",
          "speed": "models.speed", "fusing": "models.fusing", "peer": "whole.peer", "offload": "models.offload",
          "several": "models.several", "hybrid": "hybrid.hybrid",
-         "collectives": "collectives.collectives", "counters": "counters.counters"}
+         "collectives": "collectives.collectives", "counters": "counters.counters",
+         "quantising": "quantising.quantising"}
 
 
 # Parts of an hour with a card, what teaches most first; each stage is a command of at most eight minutes.
-STAGES = (("limits", "main", "two-layers"), ("parity-kernels",), ("parity-fixtures", "parity-models", "parity-random"),
-          ("copies", "launches", "speed"), ("matrices", "attention", "prompts"), ("fusing", "sampling", "experts"),
+STAGES = (("limits", "main", "two-layers"), ("parity-kernels", "quantising"),
+          ("parity-fixtures", "parity-models", "parity-random"), ("copies", "launches", "speed"),
+          ("matrices", "attention", "prompts"), ("fusing", "sampling", "experts"),
           ("counters", "several", "peer", "offload", "hybrid", "collectives"))
 STAGE_S, ENDS_S = 480.0, 20.0  # of a stage; of these, for a process that is ended
 
