@@ -66,12 +66,16 @@ def hanging(folder) -> str:
     return str(path)
 
 
-def test_the_whole_default_suite_is_shared_out_and_nothing_else():
+def test_the_whole_default_suite_is_shared_out_and_nothing_else(monkeypatch):
     """Not files or marks that a command line names, nor where somebody debugs or says how many processes there are."""
     named, found = Config.ArgsSource.ARGS, Config.ArgsSource.TESTPATHS
     usual = {"numprocesses": None, "dist": "no", "usepdb": False, "collectonly": False, "markexpr": "not slow and more"}
     for source, given, shared in ((found, {}, True), (named, {}, False), (found, {"markexpr": "slow"}, False),
                                   (found, {"usepdb": True}, False), (found, {"numprocesses": 0}, False)):
-        option = SimpleNamespace(**usual | given)
-        conftest.pytest_cmdline_main(SimpleNamespace(option=option, args_source=source))
-        assert (option.dist == "worksteal") is shared and bool(option.numprocesses) is shared
+        for worker in (False, True):  # of those processes, none shares anything out once more
+            monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+            if worker:
+                monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+            option = SimpleNamespace(**usual | given)
+            conftest.pytest_cmdline_main(SimpleNamespace(option=option, args_source=source))
+            assert (option.dist == "worksteal") is bool(option.numprocesses) is (shared and not worker)
