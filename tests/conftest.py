@@ -50,8 +50,6 @@ def pytest_cmdline_main(config):
     option = config.option
     if "PYTEST_XDIST_WORKER" in os.environ:  # this is one of them, or a test of one started it
         return
-    if hasattr(config, "workerinput"):  # of such a process, which is to begin none
-        return
     if (getattr(option, "numprocesses", 0) is None and not option.usepdb and not option.collectonly
             and option.markexpr.startswith("not slow") and config.args_source is not pytest.Config.ArgsSource.ARGS):
         option.numprocesses, option.dist = min(default_threads(), MOST_PROCESSES), "worksteal"
