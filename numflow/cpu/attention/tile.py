@@ -248,7 +248,7 @@ def _probabilities(args, scratch, rows, base, most):
 
 @inline
 def _as_they_are(args, scratch, rows, base):
-    """Whether every row sees all keys of a chunk, and nothing is done to its scores."""
+    """True where every row sees all keys of a chunk, and nothing is done to its scores."""
     plain = not (i64(args, SLOTS.softcap) | i64(args, SLOTS.slopes) | i64(args, SLOTS.bias) | i64(args, SLOTS.chosen))
     first, last = i64(scratch + FIRST, 0), i64(scratch + LAST, 0)
     for r in range(1, rows):

@@ -8,7 +8,7 @@ EXACT = 1e-5  # of a factor that is a whole number
 
 
 def alike(actual: np.ndarray, expected: np.ndarray, bad: np.ndarray, heads: int = 0) -> str:
-    """What the wrong numbers have in common, "" if nothing is seen. Arrays [rows] or [rows, columns]; bad: where."""
+    """The property that wrong numbers have in common, "" if nothing is seen. Arrays [rows] or [rows, columns]; bad: where."""
     got, wanted = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if bad.sum() < MANY:
         return _few(got[bad], wanted[bad])
@@ -52,7 +52,7 @@ def _one(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
 
 
 def _moved(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
-    """Where right numbers stand in wrong places."""
+    """The wrong places in which right numbers stand."""
     if np.array_equal(got, wanted) or np.ptp(wanted) == 0:
         return ""
     spread = max(float(np.std(wanted)), 1e-3)

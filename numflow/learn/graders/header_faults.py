@@ -1,4 +1,4 @@
-"""What is wrong with headers and codes that were chosen badly: found from the choices themselves, since no two searches
+"""Faults of headers and codes that were chosen badly: found from the choices themselves, since no two searches
 choose the same."""
 
 from dataclasses import replace
@@ -75,7 +75,7 @@ def _readings(found: Fields, nearest: Fields) -> list[tuple[str, Fields]]:
 
 
 def _choices(found: Fields, own: Fields, x: np.ndarray, best: float) -> str:
-    """What was not tried, or measured by something else."""
+    """The part of a search that was not tried, or was measured by something else."""
     if len(found.rows) > 1 and np.ptp(found.rows) == 0 < np.ptp(own.rows):
         return "every row has the header of row 0: each is to have its own"
     if (wider := _wider(found, own)) and not 1 / 3 < wider < 3:
