@@ -10,7 +10,8 @@ EXACT = 1e-5  # of a factor that is a whole number
 def alike(actual: np.ndarray, expected: np.ndarray, bad: np.ndarray, heads: int = 0) -> str:
     """The property that wrong numbers have in common, "" if none is seen.
 
-    actual, expected: [rows] or [rows, columns]; bad: where they differ."""
+    actual, expected: [rows] or [rows, columns]; bad: where they differ.
+    """
     got, wanted = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if bad.sum() < MANY:
         return _few(got[bad], wanted[bad])
