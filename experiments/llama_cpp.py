@@ -81,7 +81,8 @@ class IkLlamaCpp(LlamaCpp):
 
     def batched(self, path: Path, threads: int, sequences: int, context: int, steps: int) -> float:
         self._errors = subprocess.STDOUT  # its table goes to standard error
-        out = self._batched(path, threads, sequences, context, steps, *(["-rtr"] if self._repacked else []))
+        # Its flash attention aborts where sequences are of one cache (GGML_ASSERT(S > 0) in iqk_fa_templates.h).
+        out = self._batched(path, threads, sequences, context, steps, "-no-fa", *(["-rtr"] if self._repacked else []))
         rows = [line.split("|")[1:-1] for line in out.splitlines() if line.count("|") > 8]
         names = [cell.strip() for cell in rows[0]]
         return float(rows[-1][names.index("S_TG t/s")])
