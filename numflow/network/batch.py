@@ -45,7 +45,7 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
     `lengths` [B], the keys of each sequence once the batch is written, which are its `limits` where none are given.
     The block tables of windows have the names of `windows.table_name`.
 
-    `adapters` [T] and `wanted_adapters` [R] are the adapters of rows, -1 for none; empty where there are no adapters.
+    `adapters` [T] and `wanted_adapters` [R] are the adapters of rows, -1 for none.
 
     blocks: KV blocks that there are, by window, and slots of STATE. adapters: numbers that adapters may have.
 
@@ -77,15 +77,11 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
         cross_lengths = lengths if limits.writes_cross else _of_sequences("cross_lengths", batch.cross_lengths,
                                                                                  counts.size)
         _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
-    own = wanted = np.zeros(0, np.int32)
+    own = np.full(tokens.size, -1, np.int32)
     if batch.adapters is not None:
         own = _of_sequences("adapters", batch.adapters, counts.size)[sequence_of]
         _check_range("adapter", own + 1, adapters + 1)
-    elif adapters:
-        own = np.full(tokens.size, -1, np.int32)
-    if own.size:
-        wanted = own[rows]
-    return {"adapters": own, "wanted_adapters": wanted, "tokens": tokens,
+    return {"adapters": own, "wanted_adapters": own[rows], "tokens": tokens,
             "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
             "limits": chosen, "slots": slots, **tables}
