@@ -37,10 +37,11 @@ def test_what_wrong_numbers_have_in_common(change, sentence):
     assert furthest(change(X), X, 1e-5, heads=4)["alike"] == sentence
 
 
-def test_one_wrong_number_has_nothing_in_common():
+@pytest.mark.parametrize(("factor", "sentence"), [(1.7, ""), (2, "that is 2 times what is expected")])
+def test_of_one_wrong_number_a_whole_factor_is_told(factor, sentence):
     y = X.copy()
-    y[2, 3] *= 2
-    assert furthest(y, X, 1e-5)["alike"] == ""
+    y[2, 3] *= factor
+    assert furthest(y, X, 1e-5)["alike"] == sentence
 
 
 @pytest.mark.parametrize("kind", ["normal", "one-outlier"])
