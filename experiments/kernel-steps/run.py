@@ -172,7 +172,8 @@ def _tiles(repeat: int, mode: str = "int8", at_once: int = 0) -> tuple[float, fl
             return SimpleNamespace(x=addresses[0], aux=addresses[1], calls=(call,))
 
         ctx = SimpleNamespace(packed=lambda name: packed, activations=mode, network=None, operand=operand,
-                              header=header.ctypes.data, rows=lambda view: N_TOKENS,
+                              header=header.ctypes.data, rows=lambda view: N_TOKENS, n_threads=1,
+                              scratch=lambda name, nbytes: aligned(nbytes, np.uint8),
                               strided=lambda name, view: {name: y.ctypes.data, f"{name}_stride": n})
         calls = linear(Step("linear", (View("x", 0, k),), (View("y", 0, n),), {"weight": "w"}), ctx)
         return _best(lambda: [call() for call in calls], repeat) * t / count
