@@ -73,8 +73,8 @@ def linear(step: Step, ctx, maker: Step | None = None, add: Step | None = None) 
         addend, y = {**ctx.strided("addend", add.inputs[0]), "factor": float(param(add, "scale"))}, add.outputs[0]
     calls = [*operand.calls, *(replace(call, joined=bool(operand.calls)) for call in floats.calls), Call.named(
         step, kernel_of("linear", weight, kind), LINEAR, header=ctx.header, rows_field=ctx.rows(y),
-        x=operand.x, aux=operand.aux, **_matrix(weight, x.width), bias=_bias(ctx, step, weight), **ctx.strided("y", y),
-        rows=y.width, token_block=token_block(x.width, kind), **_panel(ctx, weight, kind, x.width), **addend,
+        x=operand.x, aux=operand.aux, **_matrix(ctx, weight, x.width, kind), bias=_bias(ctx, step, weight),
+        **ctx.strided("y", y), rows=y.width, token_block=token_block(x.width, kind), **addend,
         pairs=int(kind == INT16))]
     if weight.outliers is not None:
         calls.append(outlier_calls.added(step, ctx, weight.outliers, floats.x, token_block(x.width, F32)))
@@ -106,10 +106,9 @@ def expert_linear(step: Step, ctx) -> list[Call]:
         *(Call.of(None, _CODE.kernel(kernel), *ctx.view(x), shared, x.width, to, aux, experts, routes, groups,
                   joined=to is not operand) for kernel, to in operands.items()),
         Call.named(step, kernel_of("expert_linear", weight, kind), EXPERT_LINEAR, header=ctx.header,
-                   rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(weight, x.width),
-                   bias=_bias(ctx, step, weight), **ctx.strided("y", y), rows=y.width, token_block=0,
-                   **_panel(ctx, weight, kind, x.width), experts=experts, capacity=routes, groups=groups,
-                   pairs=int(kind == INT16)),
+                   rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(ctx, weight, x.width, kind),
+                   bias=_bias(ctx, step, weight), **ctx.strided("y", y), rows=y.width, token_block=0, experts=experts,
+                   capacity=routes, groups=groups, pairs=int(kind == INT16)),
     ]
     if sparse is not None:
         floats = operands["routes_to_f32"]
@@ -136,9 +135,8 @@ def head_linear(step: Step, ctx) -> list[Call]:
     kind = operand_of(weight, activations)
     operand, aux = made[kind]
     calls.append(Call.named(step, kernel_of("expert_linear", weight, kind), EXPERT_LINEAR, header=ctx.header,
-                            rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(weight, columns), bias=0,
-                            **ctx.strided("y", y), rows=rows, token_block=0,
-                            **_panel(ctx, weight, kind, columns), experts=heads, capacity=0, groups=0,
+                            rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(ctx, weight, columns, kind), bias=0,
+                            **ctx.strided("y", y), rows=rows, token_block=0, experts=heads, capacity=0, groups=0,
                             pairs=int(kind == INT16)))
     if weight.outliers is not None:
         calls.append(outlier_calls.added_to_heads(step, ctx, weight.outliers, made[F32][0], heads))
@@ -187,17 +185,13 @@ def token_block(columns: int, kind: int) -> int:
     return max(1, _CACHE // tile) * TOKEN_TILE
 
 
-def _matrix(weight: Packed, columns: int) -> dict[str, Any]:
-    """A matrix of so many columns as values of slots."""
+def _matrix(ctx, weight: Packed, columns: int, kind: int) -> dict[str, Any]:
+    """A matrix of so many columns as values of slots, with memory for its panel (weights/panel.py) for each thread."""
     code_bytes, head_bytes = weight.scheme.tile_bytes(columns)
+    panel = panel_bytes(weight.kind, columns) if kind in (INT8, INT16) else 0
     return {"codes": weight.codes, "heads": weight.headers, "code_bytes": code_bytes, "head_bytes": head_bytes,
-            "columns": columns}
-
-
-def _panel(ctx, weight: Packed, kind: int, columns: int) -> dict[str, Any]:
-    """Memory for a panel (weights/panel.py) for each thread, as values of slots."""
-    size = panel_bytes(weight.kind, columns) if kind in (INT8, INT16) else 0
-    return {"panel": ctx.scratch("panel", ctx.n_threads * size) if size else 0, "panel_bytes": size}
+            "columns": columns, "panel": ctx.scratch("panel", ctx.n_threads * panel) if panel else 0,
+            "panel_bytes": panel}
 
 
 def group_bytes(routes: int, experts: int) -> int:

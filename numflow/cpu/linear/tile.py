@@ -35,7 +35,7 @@ from numflow.cpu.weights.decode import (
     zero,
 )
 from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
-from numflow.cpu.weights.layout import AUX_BYTES, PIECES, UNIT, Scheme
+from numflow.cpu.weights.layout import AUX_BYTES, PIECES, UNIT, Panel, Scheme
 from numflow.cpu.weights.look_up import Known
 from numflow.cpu.weights.panel import unpack as unpack_panel
 from numflow.cpu.weights.tables import FLOATS8, Floats8, Planes
@@ -58,7 +58,7 @@ _LARGER = 2.0**100  # of activations that meet 8-bit floats, which are too small
 def _fetched(scheme: Scheme, m: int) -> tuple[int, int, int] | None:
     """Distance, cache and step by which codes are fetched ahead for m tokens. Few of them meet plain numbers faster
     without, but those of 16 bits with AVX2, where a thread alone is 10 % faster, and two are not slower."""
-    if scheme.unpacked:
+    if isinstance(scheme, Panel):
         return None
     if m == 8:
         return FARTHEST
@@ -256,7 +256,7 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
     for group in groups:
         vector = column_group(codes, scheme, first + group, hold=hold, known=known)
         dot.add(vector, each_word(x + 4 * m * group, m), scheme.largest)
-        if group % 4 == 3 or scheme.unpacked or (scheme.grid and scheme.grid.width == 4):
+        if group % 4 == 3 or isinstance(scheme, Panel) or (scheme.grid and scheme.grid.width == 4):
             codes = dot.before(codes)
     return dot.sums()
 

@@ -39,7 +39,7 @@ Heads = Value | Grid
 
 def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
     """The tile's headers at address `heads`, as the functions below take them."""
-    if not scheme.is_own or scheme.unpacked:
+    if not scheme.is_own or isinstance(scheme, Panel):
         return heads
     by_16 = {"avx512": Grid16Avx512, "avx2": Grid16Avx2, "avxvnni": Grid16Avx2, "neon": Grid16Neon}
     return (by_16.get(isa(), Grid) if scheme.header == GRID16 else Grid)(heads, scheme, hold)
@@ -51,7 +51,7 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
 
     hold: what constants pass through. known: empty for the first group of a unit, and the same for its others.
     """
-    if scheme.unpacked:
+    if isinstance(scheme, Panel):
         return load(codes + 64 * group, "u8", 64)
     if scheme.bits == 3.5:
         return of_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
@@ -108,15 +108,16 @@ def zero(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     """Codes that stand for zero, f32x16, of numflow's own schemes."""
     if isinstance(heads, Grid):
         return heads.zero(unit, half)
-    return _second(heads, unit, half, scheme)
+    assert isinstance(scheme, Panel)
+    return load(scheme.head(heads, unit, half) + 64, "f32", 16)
 
 
 def base(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     """Terms added to code * scale, f32x16, for the kinds that have one (Kind.with_base)."""
     if isinstance(heads, Grid):
         return -(heads.scale(unit, half) * heads.zero(unit, half))
-    if scheme.unpacked:
-        return _second(heads, unit, half, scheme)
+    if isinstance(scheme, Panel):
+        return load(scheme.head(heads, unit, half) + 64, "f32", 16)
     header, block = scheme.header, _block(heads, unit, half, scheme)
     if header == BASE:
         return load_f16(block + 32)
@@ -128,12 +129,6 @@ def base(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     if header == SUPER:
         return -(load_f16(block + 32) * load(block + 192 + _by_32(unit), "u8", 16).widen().to_f32())
     return -(load_f16(block + 32) * (load(block + 64 + _by_16(unit, half), "u8", 16) >> 4).widen().to_f32())
-
-
-def _second(heads: Value, unit: Value, half: int, scheme: Scheme) -> Value:
-    """The zero or base that a panel has beside a scale."""
-    assert isinstance(scheme, Panel)
-    return load(scheme.head(heads, unit, half) + 64, "f32", 16)
 
 
 def _block(heads: Value, unit: Value, half: int, scheme: Scheme) -> Value:

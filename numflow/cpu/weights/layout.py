@@ -99,11 +99,6 @@ class Scheme(Kind):
         return GRIDS.get(self.name.upper())
 
     @property
-    def unpacked(self) -> bool:
-        """Whether codes and headers are those of a panel."""
-        return False
-
-    @property
     def unit_parts(self) -> tuple[int, int, int]:
         """Of a type of grids: bytes of a unit's places, lower 8 bits and those above, and of its signs."""
         grid = self.grid
@@ -178,11 +173,6 @@ SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items()}
 @dataclass(frozen=True)
 class Panel(Scheme):
     """A scheme whose codes are a byte each and whose headers are float32 (panel.py)."""
-
-    @property
-    def unpacked(self) -> bool:
-        """True."""
-        return True
 
     @property
     def halves(self) -> int:

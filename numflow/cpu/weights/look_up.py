@@ -28,7 +28,7 @@ from numflow.cpu.simd.value import Value, load, save
 from numflow.cpu.weights.layout import ROWS, Scheme
 from numflow.quant.grids import GridType, table
 
-Known = dict[int, Value]  # what has been looked up of a unit, for groups of columns that share it
+Known = dict[int, Value]  # what has been looked up of a unit: words by run of columns, addresses of places by -1, -2
 _AT_ONCE = 64    # places
 _ONES = 0x01010101  # bit 0 of each byte of a word
 _HELD = 256      # entries of tables that registers have room for
@@ -107,10 +107,11 @@ def looked_up(codes: Value, scheme: Scheme, group: int, row: Value | None, hold:
     if row is None and isa() == "avx512":
         found = _from_bytes(grid, places, planes, group, hold)
     else:
-        if (4 * at_once + index) not in known:
-            rows = _rows_of(grid, places, planes, at_once, index, known) if row is None else None
-            known[4 * at_once + index] = _words_at(grid, places, planes, index, row, rows)
-        words = known[4 * at_once + index]
+        run = 4 * at_once + index
+        if run not in known:
+            known[run] = _words_of_rows(grid, places, planes, run, known) if row is None else _words_of_row(
+                grid, places, planes, index, row)
+        words = known[run]
         if grid.width == 8:
             words = (words >> 4 if group % 2 else words) & 0x0F0F0F0F
         found = words.as_("u8", 4 * words.lanes)
@@ -160,32 +161,35 @@ def _mask(at: Value) -> Value:
     return Value(at.builder, at.builder.bitcast(bits.llvm, ir.VectorType(ir.IntType(1), 64)))
 
 
-def _words_at(grid: GridType, places: Value, planes: Value, index: int, row: Value | None,
-              rows: list[Value] | None) -> Value:
-    """Words of codes of 16 rows, i32x16, whose places are `rows`, or of one row; eighths are bits of them."""
-    if row is not None:
-        position = _position(grid, index, row)
-        place, shift = load(places + position, "u8").widen(), (position & 7).narrow("i32")
-        above = [load(planes + (position >> 3) + 8 * bit, "u8").widen() >> shift & 1 for bit in range(grid.high)]
-        for bit in range(_index_bits(grid)):
-            place = place | above[bit] << 8 + bit
-        rows = [place]
-    words = lookup_words(rows or [], _words(grid.name), f"grid_{grid.name}")
+def _words_of_row(grid: GridType, places: Value, planes: Value, index: int, row: Value) -> Value:
+    """The word of codes of one row, for run `index` of 4."""
+    position = _position(grid, index, row)
+    place, shift = load(places + position, "u8").widen(), (position & 7).narrow("i32")
+    above = [load(planes + (position >> 3) + 8 * bit, "u8").widen() >> shift & 1 for bit in range(grid.high)]
+    for bit in range(_index_bits(grid)):
+        place = place | above[bit] << 8 + bit
+    word = lookup_words([place], _words(grid.name), f"grid_{grid.name}")
+    return word | above[-1] * (0x44 * _ONES) if _has_eighths(grid) else word
+
+
+def _words_of_rows(grid: GridType, places: Value, planes: Value, run: int, known: Known) -> Value:
+    """The words of 16 rows, i32x16, for run `run` of a unit's."""
+    positions = _positions(grid, run % 4)
+    words = lookup_words(_places(grid, places, planes, positions, -1 - run // 4, known), _words(grid.name),
+                         f"grid_{grid.name}")
     if not _has_eighths(grid):
         return words
-    eighth = above[-1] if row is not None else _bits_at(planes + 8 * (grid.high - 1), _positions(grid, index))
-    return words | eighth * (0x44 * _ONES)
+    return words | _bits_at(planes + 8 * (grid.high - 1), positions) * (0x44 * _ONES)
 
 
-def _rows_of(grid: GridType, places: Value, planes: Value, at_once: int, index: int, known: Known) -> list[Value]:
-    """Places of 16 rows, i32 each. They are read from memory, one after the other: taking lanes of a vector is slower.
+def _places(grid: GridType, places: Value, planes: Value, positions: list[int], key: int, known: Known) -> list[Value]:
+    """Places at these positions of 64, i32 each. They are read from memory, one after the other: taking lanes of a
+    vector is slower.
 
-    Places of more than 8 bits are put together, 64 at once, on the stack.
+    Places of more than 8 bits are put together, 64 at once, on the stack; `known` has the address by `key`.
     """
-    positions = _positions(grid, index)
     if not _index_bits(grid):
         return [load(places + position, "u8").widen() for position in positions]
-    key = -1 - at_once
     if key not in known:
         whole = load(places, "u8", _AT_ONCE).widen("u16")
         for bit in range(_index_bits(grid)):

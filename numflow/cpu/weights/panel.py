@@ -1,7 +1,7 @@
 """Panels: a tile of 16 rows whose codes and headers are taken apart once, for many tokens.
 
-Where a register tile has 4 tokens, a prompt would take every weight apart for each 4 of them, which is a fifth of the
-time with 4 bits and most of it with tables. A thread keeps the panel of one tile in its second cache:
+Where a register tile has 4 tokens, a prompt would take every weight apart for each 4 of them, which is a tenth to a
+fifth of the time with 4 bits and most of it with tables. A thread keeps the panel of one tile in its second cache:
     codes  [unit][8 column groups][16 rows][4 columns]  u8, as `column_group` gives them
     heads  [unit][1 half or 2][2][16 rows]              f32: the scale, and the zero or base if the scheme has one
 Products and their order are those of the packed tile, so that every bit is the same.
