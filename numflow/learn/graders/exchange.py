@@ -123,8 +123,10 @@ def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple
             if isinstance(x, np.ndarray) and np.shares_memory(x, given[sender]):
                 raise Wrong(f"device {sender} puts x itself, not a copy: the engine writes over x as soon as "
                             "all_reduce returns, and others may not have taken it yet")
+            handed[sender].append((x, np.copy(x)))
             super().put(sender, receiver, x)
 
+    handed: dict[int, list] = {device: [] for device in group}
     world = Watching(dict.fromkeys(group))
     given = {device: terms[device].copy() for device in terms}
     found: dict[int, Any] = {}
@@ -133,6 +135,8 @@ def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple
     def run(device):
         try:
             found[device] = all_reduce(given.get(device), world=world, device=device, group=group, adds=adds)
+            if not all(np.array_equal(x, was) for x, was in handed[device]):
+                raise Wrong(f"device {device} writes to an array after it has put it: others may not have taken it yet")
         except DeviceError as error:  # it waited, and the wait was broken off
             errors[device] = str(error)
         except Exception as error:
