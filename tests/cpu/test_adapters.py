@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from numflow.cpu.adapters.adapt import DOWN, UP
-from numflow.cpu.adapters.tables import FIELDS, _packed, row_tiles
+from numflow.cpu.adapters.adapt import DOWN, ROUTED_DOWN, ROUTED_UP, UP
+from numflow.cpu.adapters.tables import FIELDS, TILE_WORDS, _packed, row_tiles
 from numflow.cpu.memory.arena import Arena
 from numflow.cpu.memory.buffers import aligned, padded
 from numflow.cpu.runtime.kernel import Call, Code
@@ -69,6 +69,72 @@ def test_rows_add_what_their_adapters_have_in_any_company(columns, width, rank, 
     for row, number in enumerate(numbers):
         alone, _ = run(parts, [number], x[row:row + 1], y[row:row + 1])
         assert np.array_equal(found[row], alone[0]), row
+
+
+def run_routed(parts, numbers, ids, x, y, first, threads=3):
+    """y [T S, N] with what the experts ids [T, S] of the tokens' adapters add; x has a row for each token or route.
+
+    parts: of each adapter, those of its experts from number `first` on, None for no change.
+    """
+    routes, held = ids.shape[1], len(parts[0])
+    table, packed = np.zeros((len(parts), held, FIELDS), np.int64), []
+    for number, own in enumerate(parts):
+        for expert, one in enumerate(own):
+            if one is not None:
+                packed.append(_packed(one, False, True, Arena(1 << 20)))
+                table[number, expert] = packed[-1].entry()
+    ranks = max(one.rank for one in packed)
+    h, own = aligned((len(y), ranks), np.float32), [aligned((len(values), padded(values.shape[1])), np.float32)
+                                                    for values in (x, y)]
+    for memory, values in zip(own, (x, y), strict=True):
+        memory[:] = np.nan
+        memory[:, :values.shape[1]] = values
+    numbers, ids = np.array(numbers, np.int32), np.ascontiguousarray(ids, np.int32)
+    header = np.array([len(y), numbers.ctypes.data], np.int64)
+    words = table.shape[0] * held + (1 + TILE_WORDS) * len(y)
+    groups = np.full(threads * words, 7, np.int32)
+    common = {"header": header, "rows": 0, "numbers": 1, "table": table, "experts": held, "first": first, "ids": ids,
+              "ids_stride": routes, "routes": routes, "entries": table.shape[0] * held, "room": len(y),
+              "groups": groups, "group_words": words, "h": h, "ranks": ranks}
+    calls = (Call.named(None, CODE.kernel("routed_down"), ROUTED_DOWN, **common, x=own[0], x_stride=own[0].shape[1],
+                        shared=len(y) // len(x), columns=x.shape[1]),
+             Call.named(None, CODE.kernel("routed_up"), ROUTED_UP, **common, y=own[1], y_stride=own[1].shape[1],
+                        width=y.shape[1]))
+    for call in calls:
+        for thread in range(threads):
+            call(thread, threads)
+    tiles = groups[words - TILE_WORDS * len(y):words].reshape(-1, TILE_WORDS)
+    return own[1][:, :y.shape[1]].copy(), tiles
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("tokens, routes, halves", [(1, 2, True), (23, 3, True), (40, 4, False)])
+def test_routed_rows_of_an_adapter_and_expert_meet_its_matrices_together(tokens, routes, halves, shared):
+    rng = np.random.default_rng(tokens)
+    columns, width, experts, first = 37, 53, 5, 1
+    parts = [[None if (number, expert) == (1, 2) else part(rng, columns, width, 4 + 3 * number, halves, expert == 1)
+              for expert in range(experts - 2)] for number in range(3)]  # the first and the last are held elsewhere
+    numbers = rng.integers(-1, 3, tokens)
+    ids = np.array([rng.permutation(experts)[:routes] for _ in range(tokens)])
+    x = rng.standard_normal((tokens if shared else tokens * routes, columns), np.float32)
+    y = rng.standard_normal((tokens * routes, width), np.float32)
+    (found, tiles), wanted = run_routed(parts, numbers, ids, x, y, first), y.astype(np.float64)
+    if tokens == 40:
+        assert (tiles[0, 1:] >= 0).all()  # four rows of one expert
+    rows_of_x = np.repeat(x, routes, axis=0) if shared else x
+    for row in range(len(y)):
+        expert, number = ids.flat[row] - first, numbers[row // routes]
+        if number >= 0 and 0 <= expert < experts - 2 and parts[number][expert] is not None:
+            wanted[row] = expected([parts[number][expert]], [0], rows_of_x[row:row + 1], y[row:row + 1])[0]
+        else:
+            assert np.array_equal(found[row], y[row])
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+    assert np.array_equal(found, run_routed(parts, numbers, ids, x, y, first, threads=1)[0])
+    for token in range(tokens):
+        rows = slice(token * routes, (token + 1) * routes)
+        alone, _ = run_routed(parts, numbers[token:token + 1], ids[token:token + 1],
+                           x[token:token + 1] if shared else x[rows], y[rows], first)
+        assert np.array_equal(found[rows], alone), token
 
 
 def test_rounded_to_float16_they_are_close_and_half_as_large():

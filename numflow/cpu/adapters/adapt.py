@@ -2,10 +2,12 @@
 
 Two calls for each step: the low rank h = A x of every row that has an adapter, and y = s y + B h + v. The first runs
 beside the product that the step stands behind, so that no barrier is between them (bind.py). Up to four rows of the
-same adapter meet its matrices together (tables.row_tiles), wherever they stand in the batch. A row's sums are made in
+same adapter meet its matrices together (tables.row_tiles), wherever they stand in the batch; of routed experts those of
+the same adapter and expert, which every thread groups for itself. A row's sums are made in
 an order that depends on no other row, so that a batch may mix adapters, and rows without any.
 """
 
+from numflow.cpu.adapters.tables import TILE_WORDS
 from numflow.cpu.runtime.kernel import ADAPTERS, WANTED_ADAPTERS, Call, Code, Scratch, slots
 from numflow.ops import Step, View, param
 
@@ -14,9 +16,11 @@ _CODE = Code("numflow.cpu.adapters.adapt_kernels")
 DOWN = slots("tiles table x x_stride columns h ranks")
 UP = slots("tiles table y y_stride width h ranks")
 # first: number of the first of `experts`, or of `held` rows. routes: rows of y for each token. shared: rows of y for
-# each row of x. numbers: the header's field of adapters.
-ROUTED_DOWN = slots("header rows numbers table experts first ids ids_stride routes x x_stride shared columns h ranks")
-ROUTED_UP = slots("header rows numbers table experts first ids ids_stride routes y y_stride width h ranks")
+# each row of x. numbers: the header's field of adapters. groups: for each thread group_words i32, in which it groups
+# rows: `entries` of the table, and twice and more for each of `room` rows.
+_ROUTED = "header rows numbers table experts first ids ids_stride routes entries room groups group_words "
+ROUTED_DOWN = slots(_ROUTED + "x x_stride shared columns h ranks")
+ROUTED_UP = slots(_ROUTED + "y y_stride width h ranks")
 LOOK_UP = slots("header rows numbers table first held h ranks")
 
 
@@ -68,9 +72,13 @@ def _tiled(step: Step, ctx, y: View) -> dict:
 def _routed(step: Step, ctx, y: View, ids: View) -> dict:
     table = ctx.adapters.table(param(step, "part"))
     address, stride = ctx.view(ids)
+    entries, room = table.shape[0] * table.shape[1], ctx.room(y)
+    words = entries + (1 + TILE_WORDS) * room
+    groups = ctx.scratch("rows by adapter and expert", 4 * words * ctx.n_threads).array  # a thread's part is its own
     return {"header": ctx.header, "rows": ctx.rows(y), "numbers": WANTED_ADAPTERS if _wanted(ctx, y) else ADAPTERS,
             "table": table, "experts": table.shape[1], "first": param(step, "first"), "ids": address,
-            "ids_stride": stride, "routes": ids.width, "ranks": ctx.adapters.ranks}
+            "ids_stride": stride, "routes": ids.width, "entries": entries, "room": room,
+            "groups": groups, "group_words": words, "ranks": ctx.adapters.ranks}
 
 
 def _wanted(ctx, y: View) -> bool:
