@@ -1,0 +1,168 @@
+"""An x86 processor with AVX-512 or AVX-VNNI to run kernels on where there is none: Numba compiles for it, an emulator
+runs what comes out.
+
+`python -m tests.cpu.x86 avx512|avxvnni module arguments ...` runs a module that believes to be on such a processor.
+All kernels are then compiled by Numba and LLVM for it, and calls of them go to Bochs (package bochscpu-python), which
+has every instruction of a Sapphire Rapids and of an Arrow Lake. The emulated processor sees the memory of this process
+at the same addresses, so that arguments and functions of the C library are what they are. Programs should have one
+thread: an emulated core does not run beside another.
+"""
+
+import ctypes
+import os
+import runpy
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+
+# The instruction set, the processor of LLVM and of Bochs, and what LLVM may use of it.
+_V3 = ("+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,"
+       "+lzcnt,+movbe")
+_V4 = _V3 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx512vnni,+avx512vbmi,+avx512vbmi2,+avx512ifma"
+PROCESSORS = {
+    "avx512": ("sapphirerapids", "_Z28create_sapphire_rapids_cpuidP8BX_CPU_C", _V4 + ",+avx512bf16"),
+    "avxvnni": ("alderlake", "_Z23create_arrow_lake_cpuidP8BX_CPU_C", _V3 + ",+avxvnni")}
+_DEFAULT = "_Z23create_corei3_cnl_cpuidP8BX_CPU_C"  # the package's own choice, a Cannon Lake without VNNI
+_PAGE, _HUGE, _STACK = 1 << 12, 1 << 30, 1 << 20
+_PRESENT, _LARGE = 7, 128  # bits of an entry of a page table: present, writable, of the user; a page of 1 GB
+_HLT, _GET_FS = 0xF4, 0x1003
+_REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
+
+
+class Emulator:
+    """One emulated core in 64-bit mode, whose pages of 1 GB are this process's memory."""
+
+    def __init__(self):
+        self._session = bochscpu.Session()
+        self._session.missing_page_handler = self._map
+        self._hook = bochscpu.Hook()
+        self._hook.hlt, self._hook.exception = lambda session, core: session.stop(), self._fault
+        self._at: list[int] = []                # of each huge page of the core its address here
+        self._tables: list[np.ndarray] = []     # one page each; the core has them from page 1 on
+        self._directories: dict[int, np.ndarray] = {}
+        self._root, self._root_at = self._table()
+        self._stack, self._end = _aligned(_STACK), _aligned(_PAGE)
+        self._end[:] = _HLT
+        self._error = ""
+
+    def call(self, address: int, *arguments: int) -> None:
+        """Call a function of integers."""
+        self._see_memory()
+        state = bochscpu.State()
+        bochscpu.cpu.set_long_mode(state)
+        state.cr4 |= 1 << 9 | 1 << 10 | 1 << 18   # of the system: SSE, its exceptions, XSAVE
+        state.cr3, state.xcr0, state.mxcsr, state.mxcsr_mask, state.rflags = self._root_at, 0xE7, 0x1F80, 0xFFBF, 2
+        state.cs = _segment(0x10, 0xA09B)
+        for name in ("ds", "es", "ss", "gs"):
+            setattr(state, name, _segment(0x18, 0xC093))
+        state.fs = _segment(0x18, 0xC093, _thread_base())
+        for register, value in zip(_REGISTERS, arguments):
+            setattr(state, register, value & (1 << 64) - 1)
+        stack = (self._stack.ctypes.data + _STACK - _PAGE & -64) - 8
+        ctypes.c_uint64.from_address(stack).value = self._end.ctypes.data
+        state.rsp, state.rip = stack, address
+        self._session.cpu.state, self._error = state, ""
+        self._session.run([self._hook])
+        if self._error:
+            raise RuntimeError(self._error)
+
+    def _fault(self, session, core, vector, code) -> None:
+        self._error = f"exception {vector} at {session.cpu.rip:#x}, of address {session.cpu.cr2:#x}"
+        session.stop()
+
+    def _table(self) -> tuple[np.ndarray, int]:
+        self._tables.append(_aligned(_PAGE))
+        return self._tables[-1].view(np.uint64), _PAGE * len(self._tables)
+
+    def _see_memory(self) -> None:
+        """Give the core a huge page wherever this process has memory by now."""
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            for at in range(begin & -_HUGE, end, _HUGE):
+                if at not in self._at and at < 1 << 47:
+                    self._add(at)
+
+    def _add(self, at: int) -> None:
+        self._at.append(at)
+        directory, entry = at >> 39, at >> 30 & 511
+        if directory not in self._directories:
+            self._directories[directory], where = self._table()
+            self._root[directory] = where | _PRESENT
+        self._directories[directory][entry] = len(self._at) * _HUGE | _PRESENT | _LARGE
+
+    def _map(self, address: int) -> None:
+        """Say where a page of the core is: it is met for the first time."""
+        page = address & -_PAGE
+        huge, inside = divmod(page, _HUGE)
+        here = self._at[huge - 1] + inside if huge else self._tables[inside // _PAGE - 1].ctypes.data
+        bochscpu.memory.page_insert(page, here)
+
+
+def _aligned(size: int) -> np.ndarray:
+    """Zeros that begin at a page."""
+    raw = np.zeros(size + _PAGE, np.uint8)
+    return raw[-raw.ctypes.data % _PAGE:][:size]
+
+
+def _segment(selector: int, attributes: int, base: int = 0):
+    segment = bochscpu.Segment()
+    segment.present, segment.selector, segment.attr, segment.base = True, selector, attributes, base
+    segment.limit = 0xFFFFFFFF
+    return segment
+
+
+def _thread_base() -> int:
+    """Address of this thread's own variables, which the C library reads."""
+    base = ctypes.c_uint64()
+    ctypes.CDLL(None).arch_prctl(_GET_FS, ctypes.byref(base))
+    return base.value
+
+
+_emulators = threading.local()
+
+
+def function(address: int):
+    """What calls the compiled function at an address."""
+    def call(*arguments: int) -> None:
+        if not hasattr(_emulators, "of_thread"):
+            _emulators.of_thread = Emulator()
+        _emulators.of_thread.call(address, *arguments)
+    return call
+
+
+def _choose(model: str) -> None:
+    """Have Bochs make this model of a processor: its own choice begins with a jump to it."""
+    library, memory = ctypes.CDLL(bochscpu._bochscpu.__file__), ctypes.CDLL(None)
+    own, wanted = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in (_DEFAULT, model))
+    jump = b"\x48\xb8" + wanted.to_bytes(8, "little") + b"\xff\xe0"  # mov rax, wanted; jmp rax
+    memory.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if memory.mprotect(own & -_PAGE, 2 * _PAGE, 7):
+        raise OSError("the emulator's code cannot be changed")
+    ctypes.memmove(own, jump, len(jump))
+
+
+def pretend(isa: str) -> None:
+    """Make this process compile for a processor, and run what it compiled in the emulator."""
+    global bochscpu
+    cpu, model, features = PROCESSORS[isa]
+    os.environ |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
+    # The package names functions of a later C library, which it does not call; those are looked for at a call alone.
+    sys.setdlopenflags(os.RTLD_LAZY)
+    import bochscpu
+    import bochscpu.cpu
+    import bochscpu.memory
+
+    from numflow.cpu.runtime.kernel import Kernel
+
+    _choose(model)
+    Kernel.prototype = staticmethod(function)
+
+
+if __name__ == "__main__":
+    pretend(sys.argv[1])
+    del sys.argv[:2]
+    runpy.run_module(sys.argv[0], run_name="__main__")
+    sys.stdout.flush()
+    os._exit(0)  # at a usual end, workers are stopped by kernels whose code is gone already
