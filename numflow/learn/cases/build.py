@@ -1,7 +1,7 @@
 """Tiny networks around one op, so that any executor's Program can run it.
 
 A network looks its inputs up in a table of random rows (op `embed`), applies the op under test and selects rows. The
-inputs of an op lie side by side in one buffer, so ops see column views. Weights are float32.
+inputs of an op lie side by side in one buffer, so ops see column views. Weights are float32 where no type is given.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class FakeWeights:
     def raw(self, name):
         array, weight = self.arrays[name], self.weights[name]
         rows = array.reshape(1 if array.ndim == 1 else len(array), -1).view(np.uint8)
-        return RawMatrix(name, "F32", rows, weight.shape, weight.groups)
+        return RawMatrix(name, weight.types[0], rows, weight.shape, weight.groups)
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,12 @@ class CaseBuilder:
     def normal(self, *shape):
         return self.rng.standard_normal(shape).astype(np.float32)
 
-    def weight(self, role, array, groups=1):
-        """Add a weight, returns its name."""
+    def weight(self, role, array, groups=1, kind="F32", shape=None):
+        """Add a weight, returns its name. kind: the type that the bytes of `array` [N, row_bytes] have, of a matrix
+        of this shape."""
         name = f"{role}.{len(self.weights)}"
         self.arrays[name] = np.ascontiguousarray(array)
-        self.weights[name] = Weight(name, array.shape, groups=groups, types=("F32",))
+        self.weights[name] = Weight(name, shape or array.shape, groups=groups, types=(kind,))
         return name
 
     def buffer(self, width, rows="tokens", dtype="f32"):

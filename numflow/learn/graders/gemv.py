@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from numflow.learn.cases.build import CaseBuilder
 from numflow.learn.cases.verdict import Verdict, Wrong, described, furthest, raised, right, wrong
+from numflow.learn.graders.reference import microseconds
+from numflow.quant import encode, find
 
 SHAPES = ((1, 32), (1, 64), (3, 96), (20, 256))
 ROUNDS = 7
+DRAWN = 32  # rows of numflow's matrix that are drawn; the others repeat them
 
 
 def grade_gemv(gemv: Callable) -> Verdict:
@@ -40,17 +44,36 @@ def matrix(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 
 
 def gemv_bars(gemv: Callable, rows: int = 8192, columns: int = 8192) -> dict[str, Any]:
-    """Times of a large product: the function's, that of NumPy from float32 weights, and of reading the bytes."""
+    """Times of a large product: the function's, those of numflow's kernels of 3.5 bits, of NumPy from float32 weights,
+    and of reading the bytes."""
     from numflow.cpu.measure.roofline import measure_limits
 
     pairs, scale, x, _ = matrix(rows, columns)
     y, w = np.zeros(rows, np.float32), np.ones((rows, columns), np.float32)
     gbytes = measure_limits(1, repeat=3).read_gb_s
     moved = pairs.nbytes + scale.nbytes
-    return {"what": f"{rows} x {columns} weights, one thread; {moved / 1e6:.1f} MB are read", "unit": "µs",
+    theirs = rows * find("q3h").row_bytes(columns)
+    return {"what": f"{rows} x {columns} weights, one thread; {moved / 1e6:.1f} MB are read, by numflow's kernels "
+                    f"{theirs / 1e6:.1f}", "unit": "µs",
             "bars": [("yours", _microseconds(lambda: gemv(y, pairs, scale, x))),
+                     ("numflow, q3h", _numflow(rows, columns, "f32")),
+                     ("numflow, q3h, x in int8", _numflow(rows, columns, "int8")),
                      ("NumPy, float32 weights", _microseconds(lambda: np.dot(w, x, out=y))),
                      ("reading the bytes", moved / gbytes / 1e3)]}
+
+
+def _numflow(rows: int, columns: int, activations: str) -> float:
+    """The time of numflow's kernel for a matrix of that size in pairs of 3.5 bits."""
+    from numflow.cpu.program import Program
+
+    builder = CaseBuilder("gemv")
+    drawn = encode(builder.normal(DRAWN, columns), find("q3h"))
+    (x,) = builder.inputs(columns)
+    y = builder.buffer(rows)
+    name = builder.weight("w", drawn[np.arange(rows) % DRAWN], kind="q3h", shape=(rows, columns))
+    builder.step("linear", (x,), (y,), {"weight": name})
+    case = builder.case(y, (((0, 1),),))
+    return microseconds(case, Program, ("linear",), threads=1, activations=activations)
 
 
 def _microseconds(run: Callable[[], Any]) -> float:

@@ -158,15 +158,15 @@ def bars(functions: Functions, lab: Mapping[str, Any], build: Callable, tokens: 
     builder = CaseBuilder("bench")
     case = builder.case(build(builder), (((0, tokens),),))
     with installed(functions, lab, checks=False):
-        yours = _microseconds(case, program.Program, functions)
-    found = [("yours", yours), ("numflow, NumPy", _microseconds(case, program.Program, functions)),
-             ("numflow, compiled", _microseconds(case, Compiled, functions, threads=1, activations="f32"))]
+        yours = microseconds(case, program.Program, functions)
+    found = [("yours", yours), ("numflow, NumPy", microseconds(case, program.Program, functions)),
+             ("numflow, compiled", microseconds(case, Compiled, functions, threads=1, activations="f32"))]
     if moved:
         found.append((f"memory, {moved / 1e6:.0f} MB", moved / measure_limits(1, repeat=3).read_gb_s / 1e3))
     return {"what": f"{tokens} tokens, one thread", "unit": "µs", "bars": found}
 
 
-def _microseconds(case: Case, program_class: Any, ops: Any, **options: Any) -> float:
+def microseconds(case: Case, program_class: Any, ops: Any, **options: Any) -> float:
     """The time of the ops among a case's steps: the least of some rounds, after one that does not count."""
     running = program_class(case.network, case.weights, **options)
     try:
