@@ -6,7 +6,7 @@ A change goes by the name of the base's tensor that it is for, as the adapter's 
 checkpoint that is, network/adapters finds out. Tensors are read when they are asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +24,14 @@ class LowRank:
 
     a, b:      [..., r, K] and [..., N, r].
     magnitude: [N], the length that each row of the sum gets (DoRA, arXiv 2402.09353); None: as it comes.
+    by_column: the magnitude is [K], of columns.
     """
 
     a: Tensor
     b: Tensor
     factor: float
     magnitude: Tensor | None = None
+    by_column: bool = False
 
     @property
     def rank(self) -> int:
@@ -53,6 +55,7 @@ class Adapter:
     added:    name of a matrix -> what is added to it.
     offsets:  name of a matrix -> (vector [N], factor) that is added to its bias, which need not be there.
     replaced: name of a tensor -> the one in its place.
+    tokens:   name of a table -> (numbers of rows, the rows in their places).
     repeated: tensors of the base that the files have once more.
     head_too: whether an output matrix that is the embedding table gets what is added to that table.
     """
@@ -62,6 +65,7 @@ class Adapter:
     added: Mapping[str, LowRank]
     offsets: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens: Mapping[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
     repeated: Mapping[str, Tensor] = field(default_factory=dict)
     architecture: str = ""
     head_too: bool = False
@@ -102,10 +106,15 @@ def _open(place: Path) -> Adapter:
 
 def turned(tensor: Tensor) -> Tensor:
     """The transpose of a matrix, as float32."""
-    def read() -> np.ndarray:
-        return np.ascontiguousarray(tensor.f32().T, np.float32).view(np.uint8)
+    return computed(tensor.name, tensor.shape[::-1], lambda: tensor.f32().T)
 
-    return Tensor(tensor.name, tensor.shape[::-1], TYPES["F32"], read)
+
+def computed(name: str, shape: tuple[int, ...], values: Callable[[], np.ndarray]) -> Tensor:
+    """A tensor of float32 numbers that are made when they are asked for."""
+    def read() -> np.ndarray:
+        return np.ascontiguousarray(values(), np.float32).reshape(-1, shape[-1]).view(np.uint8)
+
+    return Tensor(name, shape, TYPES["F32"], read)
 
 
 def check_pair(where: str, a: Tensor | None, b: Tensor | None, dimensions: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -2,18 +2,23 @@
 
 A pair NAME.lora_A.weight [r, K] and NAME.lora_B.weight [N, r] is for NAME.weight, with the factor alpha / r, or
 alpha / sqrt(r) (rsLoRA). Patterns of the configuration give single modules another alpha and r. What has no part of a
-pair in its name replaces the base's tensor of that name (modules_to_save, trained biases).
+pair in its name replaces the base's tensor of that name (modules_to_save, trained biases). Rows of a table have others
+in their places (trainable_token_indices). Of target_parameters, a pair is for a parameter that is a stack of experts:
+A has r rows of each, B a column of each, r times.
 """
 
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from numflow.errors import FormatError, ModelNotFoundError, quoted
 from numflow.formats import pickle, safetensors
-from numflow.formats.adapter import Adapter, LowRank, check_pair, turned
+from numflow.formats.adapter import Adapter, LowRank, check_pair, computed, turned
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import read_json, show
 
@@ -22,9 +27,12 @@ _WEIGHTS = {"adapter_model.safetensors": safetensors.read, "adapter_model.bin": 
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(.+)\.(lora_(?:embedding_)?[AB]|lora_magnitude_vector)((?:\.\w+){0,2})")
 _COPY = re.compile(r"(.+)\.base_layer(\.(?:weight|bias))")
+_TOKENS = re.compile(r"(.+?)(?:\.token_adapter)?\.trainable_tokens_delta")
+_INNER = ".base_layer"  # of a module's parameters, the first that it declares is the innermost
+_DECLARED = ("gate_up_proj", "up_proj", "down_proj")  # parameters with experts, as modules declare them
 # What changes the formula where it is set; a file with one of them is another kind of adapter.
 _OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
-                "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config")
+                "use_bdlora", "use_qalora", "velora_config")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # the others change the base's weights too
 # Patterns come from a file, and Python's matcher may take exponential time for some.
 _PATTERN_LENGTH, _PATTERN_REPEATS = 300, 3
@@ -43,11 +51,14 @@ def read(folder: Path) -> Adapter:
     if name is None:
         raise ModelNotFoundError(f"{folder}: {CONFIG}, but neither {' nor '.join(_WEIGHTS)} beside it")
     found = _Parts(folder, name, config, _WEIGHTS[name](folder / name))
+    if config.get("trainable_token_indices") and not found.tokens:
+        raise FormatError(f"{folder / name}: {CONFIG} says trainable_token_indices, but there is no tensor "
+                          f"...trainable_tokens_delta")
     added = found.added()
     offsets = found.offsets(added)
-    if not (added or offsets or found.replaced):
+    if not (added or offsets or found.replaced or found.tokens):
         raise FormatError(f"{folder / name}: an adapter without tensors")
-    return Adapter(folder, "hf", added, offsets, found.replaced, found.repeated,
+    return Adapter(folder, "hf", added, offsets, found.replaced, found.tokens, found.repeated,
                    head_too=bool(config.get("ensure_weight_tying")))
 
 
@@ -77,6 +88,8 @@ class _Parts:
         self.pairs: dict[str, dict[str, Tensor]] = {}
         self.replaced: dict[str, Tensor] = {}
         self.repeated: dict[str, Tensor] = {}
+        self.tokens: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+        self._last: dict[str, np.ndarray] = {}  # the stack that was read last: its experts are asked for one by one
         for full, tensor in tensors.items():
             self._sort(full.removeprefix(_PREFIX), tensor)
 
@@ -87,15 +100,59 @@ class _Parts:
             if self.pairs.setdefault(module, {}).setdefault(kind, tensor) is not tensor:
                 raise FormatError(f"{self.path}: tensor {show(tensor.name)}: there are two of {kind} of {show(module)}")
         elif copy := _COPY.fullmatch(name):
-            self.repeated[copy[1] + copy[2]] = tensor
+            trained = copy[2] == ".bias" and self.settings.get("bias") not in (None, "none")
+            (self.replaced if trained else self.repeated)[copy[1] + copy[2]] = tensor
+        elif table := _TOKENS.fullmatch(name):
+            self.tokens[f"{table[1]}.weight"] = self._rows(table[1], tensor), tensor
         elif "lora_" in name or "trainable_tokens" in name:
             raise FormatError(f"{self.path}: tensor {show(tensor.name)}: of a kind of adapter that is not read")
         elif not name.endswith(".original_module.weight"):
             self.replaced[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = tensor
 
+    def _rows(self, module: str, tensor: Tensor) -> tuple[int, ...]:
+        """Numbers of the rows of a table that have others in their places."""
+        said = self.settings.get("trainable_token_indices")
+        if isinstance(said, Mapping):
+            said = next((rows for end, rows in said.items() if f".{module}".endswith(f".{end}")), None)
+        if not isinstance(said, list) or not all(type(row) is int and row >= 0 for row in said) or (
+                tensor.shape[:-1] != (len(said),)):
+            raise FormatError(f"{self.config}: trainable_token_indices of {show(module)}: expected "
+                              f"{tensor.rows} numbers, as {show(tensor.name)} has rows, found {quoted(said)}")
+        return tuple(said)
+
     def added(self) -> dict[str, LowRank]:
         """Changes of matrices, by name."""
-        return {f"{module}.weight": self._pair(module, parts) for module, parts in self.pairs.items()}
+        found = {}
+        for module, parts in self.pairs.items():
+            parameter, whole = self._parameter(module), module.replace(_INNER, "")
+            name = f"{whole}.{parameter or 'weight'}"
+            if parameter and not parts.keys() <= {"lora_A", "lora_B"}:
+                raise FormatError(f"{self.path}: {show(name)}: one of target_parameters has A and B alone, found "
+                                  f"{', '.join(parts)}")
+            found[name] = self._pair(name if parameter else whole, parts, bool(parameter))
+        return found
+
+    def _parameter(self, module: str) -> str:
+        """The parameter that a pair is for, where it is one of target_parameters; else ""."""
+        targets, whole = self.settings.get("target_parameters") or [], module.replace(_INNER, "")
+        if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+            raise FormatError(f"{self.config}: target_parameters: expected names, found {quoted(targets)}")
+        matching = {target: short for target in targets
+                    if f".{whole}.{(short := target.rpartition('.')[2])}".endswith(f".{target}")}
+        depth, most = module.count(_INNER), max(other.count(_INNER) for other in self.pairs
+                                                if other.replace(_INNER, "") == whole)
+        if most == 0 and (len(matching) < 2 or not self._more_ranks(module)):
+            return next((short for target, short in matching.items() if "." in target or self._more_ranks(module)), "")
+        order = [name for name in _DECLARED if name in matching.values()]
+        if len(order) != len({*matching.values()}) or len(order) != most + 1:
+            raise FormatError(f"{self.config}: target_parameters: which of {', '.join(sorted(matching)) or 'none'} the "
+                              f"{most + 1} pairs of {show(whole)} are for is not known")
+        return order[most - depth]
+
+    def _more_ranks(self, module: str) -> bool:
+        """Whether a pair has a rank that the configuration does not say of its module: of several experts."""
+        a = self.pairs[module].get("lora_A")
+        return a is not None and a.shape[:1] != (self._stated("r", "rank_pattern", module),)
 
     def offsets(self, added: Mapping[str, LowRank]) -> dict[str, tuple[Tensor, float]]:
         """Vectors for biases, by the name of the matrix (lora_bias)."""
@@ -108,23 +165,42 @@ class _Parts:
                 found[f"{module}.weight"] = bias, added[f"{module}.weight"].factor
         return found
 
-    def _pair(self, module: str, parts: Mapping[str, Tensor]) -> LowRank:
+    def _pair(self, module: str, parts: Mapping[str, Tensor], parameter: bool) -> LowRank:
+        """The change that a pair is. module: as patterns name it. parameter: whether it is one of target_parameters."""
         where = f"{self.path}: {show(module)}"
-        if {"lora_embedding_A", "lora_embedding_B"} & parts.keys():
+        table = bool({"lora_embedding_A", "lora_embedding_B"} & parts.keys())
+        if table:
             a, b = check_pair(where, parts.get("lora_embedding_A"), parts.get("lora_embedding_B"), (2,))
             a, b = turned(b), turned(a)  # the table is [V, D], and A is for its rows
         else:
             a, b = check_pair(where, parts.get("lora_A"), parts.get("lora_B"), (2,))
         magnitude = parts.get("lora_magnitude_vector")
-        if magnitude is not None and magnitude.rows * magnitude.columns != b.shape[0]:
-            raise FormatError(f"{where}: lora_magnitude_vector {list(magnitude.shape)} should have "
-                              f"{b.shape[0]} numbers")
+        lengths = a.shape[1] if table else b.shape[0]
+        if magnitude is not None and magnitude.rows * magnitude.columns != lengths:
+            raise FormatError(f"{where}: lora_magnitude_vector {list(magnitude.shape)} should have {lengths} numbers")
         if magnitude is None and self.settings.get("use_dora"):
             raise FormatError(f"{where}: {CONFIG} says use_dora, but there is no lora_magnitude_vector")
         rank = self._stated("r", "rank_pattern", module)
+        if parameter and type(rank) is int and rank > 0 and a.shape[0] % rank == 0:
+            return self._stack(a, b, self._factor(module, rank), a.shape[0] // rank)
         if rank is not None and rank != a.shape[0]:
             raise FormatError(f"{where}: rank {a.shape[0]}, but {CONFIG} says {quoted(rank)}")
-        return LowRank(a, b, self._factor(module, a.shape[0]), magnitude)
+        return LowRank(a, b, self._factor(module, a.shape[0]), magnitude, by_column=table)
+
+    def _stack(self, a: Tensor, b: Tensor, factor: float, experts: int) -> LowRank:
+        """Pairs of experts, of A [X r, K] and B [N, r X]."""
+        if experts == 1:
+            return LowRank(a, b, factor)
+        rank, (n, _) = a.shape[0] // experts, b.shape
+
+        def values() -> np.ndarray:
+            if b.name not in self._last:
+                self._last.clear()
+                self._last[b.name] = b.f32().reshape(n, rank, experts).transpose(2, 0, 1)
+            return self._last[b.name]
+
+        return LowRank(replace(a, shape=(experts, rank, a.shape[1])), computed(b.name, (experts, n, rank), values),
+                       factor)
 
     def _factor(self, module: str, rank: int) -> float:
         alpha = self._stated("lora_alpha", "alpha_pattern", module)

@@ -46,6 +46,54 @@ def test_embeddings_biases_saved_modules_and_copies(tmp_path):
     assert vector.shape == (6,) and factor == 2.0 and adapter.added[f"{NAME}.weight"].magnitude.shape == (6,)
 
 
+def test_rows_of_a_table_trained_biases_and_lengths_of_columns(tmp_path):
+    table = "model.embed_tokens"
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    made = {f"{PREFIX}{table}.token_adapter.trainable_tokens_delta": rows,
+            f"{PREFIX}{NAME}.base_layer.bias": np.ones(6, np.float32), **matrices(NAME, (6, 5))}
+    for said in ([5, 2], {"embed_tokens": [5, 2], "lm_head": [1]}):
+        adapter = open_adapter(write_adapter(tmp_path, made, bias="lora_only", trainable_token_indices=said))
+        (numbers, tensor), = adapter.tokens.values()
+        assert [*adapter.tokens] == [f"{table}.weight"] and numbers == (5, 2) and (tensor.f32() == rows).all()
+        assert [*adapter.replaced] == [f"{NAME}.bias"] and not adapter.repeated
+    for said in ([5], [5, -1], {"lm_head": [5, 2]}, [5, True], "all"):
+        with pytest.raises(FormatError, match="trainable_token_indices of .*expected 2 numbers"):
+            open_adapter(write_adapter(tmp_path, made, trainable_token_indices=said))
+    assert not open_adapter(write_adapter(tmp_path, made, trainable_token_indices=[5, 2])).replaced
+    made = matrices(table, (3, 7), kind="lora_embedding_{}") | {
+        f"{PREFIX}{table}.lora_magnitude_vector": np.ones(3, np.float32)}
+    assert open_adapter(write_adapter(tmp_path, made, use_dora=True)).added[f"{table}.weight"].by_column
+
+
+def test_parameters_with_all_experts(tmp_path):
+    """A has r rows of each expert, B a column of each r times; the innermost of nested pairs is declared first."""
+    module, rng = "model.layers.1.mlp.experts", np.random.default_rng(2)
+    sizes = {f"{module}.base_layer.lora_A": (3 * 5, 7), f"{module}.base_layer.lora_B": (12, 3 * 5),
+             f"{module}.lora_A": (3 * 4, 6), f"{module}.lora_B": (7, 3 * 4)}
+    made = {f"{PREFIX}{name}.weight": rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    made |= matrices(NAME, (6, 5))
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "self_attn.q_proj.weight"]
+    config = {"rank_pattern": {".*gate_up_proj": 5}, "alpha_pattern": {"experts.down_proj": 2, "q_proj": 100}}
+    added = open_adapter(write_adapter(tmp_path, made, target_parameters=targets, **config)).added
+    assert {name: change.factor for name, change in added.items()} == {
+        f"{module}.gate_up_proj": 8 / 5, f"{module}.down_proj": 0.5, f"{NAME}.weight": 2.0}
+    for name, inner, rank in (("gate_up_proj", ".base_layer", 5), ("down_proj", "", 4)):
+        stored_a, stored_b = (made[f"{PREFIX}{module}{inner}.lora_{letter}.weight"] for letter in "AB")
+        a, b = added[f"{module}.{name}"].matrices()
+        for expert in range(3):
+            expected = sum(np.outer(stored_b[:, r * 3 + expert], stored_a[expert * rank + r]) for r in range(rank))
+            assert np.allclose(b[expert] @ a[expert], expected, atol=1e-5)
+    short = open_adapter(write_adapter(tmp_path, made, target_parameters=["gate_up_proj", "down_proj"], **config)).added
+    assert short.keys() == added.keys()
+    for broken, words in [(["experts.down_proj"], "which of experts.down_proj the 2 pairs"), ("experts", "names"),
+                          (["experts.first", "experts.last"], "which of"), ([], "which of none")]:
+        with pytest.raises(FormatError, match=words):
+            open_adapter(write_adapter(tmp_path, made, target_parameters=broken, **config))
+    with pytest.raises(FormatError, match="A and B alone, found .*bias"):
+        open_adapter(write_adapter(tmp_path, made | {f"{PREFIX}{module}.lora_B.bias": np.ones(7, np.float32)},
+                                   target_parameters=targets, **config))
+
+
 @pytest.mark.parametrize("config, words", [
     ({"peft_type": "IA3"}, "IA3"), ({"peft_type": None}, "peft_type"), ({"lora_alpha": "much"}, "lora_alpha"),
     ({"r": 8}, "rank 4"), ({"rank_pattern": {"q_proj": 2}}, "rank 4"), ({"alpha_pattern": [1]}, "alpha_pattern"),

@@ -113,6 +113,57 @@ def test_rows_are_as_long_as_a_magnitude_says():
                        plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-5)
 
 
+def test_columns_are_as_long_as_a_magnitude_says():
+    (found, spec), name = toy(), "model.embed_tokens.weight"
+    change = replace(low_rank(name, found.tensors[name].shape), by_column=True,
+                     magnitude=tensor("m", np.linspace(1, 2, found.tensors[name].columns)))
+    table = merged(found, spec, [(Adapter(PATH, "hf", {name: change}), 1.0)]).tensors[name].f32()
+    assert np.allclose(np.linalg.norm(table, axis=0), np.linspace(1, 2, table.shape[1]), atol=1e-5)
+
+
+def test_a_change_of_all_experts_is_cut_into_the_tensors_that_there_are():
+    case = load_case("mixtral")
+    found = memory_checkpoint(case.configs[0], case.tensors)
+    spec, rng = network.choose_spec(found), np.random.default_rng(3)
+    at = "model.layers.1.block_sparse_moe.experts"
+    n, k = found.tensors[f"{at}.0.w1.weight"].shape
+    experts = sum(f"{at}.{expert}.w1.weight" in found.tensors for expert in range(99))
+
+    def stack(n, k, experts=experts):
+        return LowRank(tensor("a", rng.standard_normal((experts, RANK, k))),
+                       tensor("b", rng.standard_normal((experts, n, RANK))), FACTOR)
+
+    module = "model.layers.1.mlp.experts"  # as programs call it that keep all experts in one tensor
+    changes = {f"{module}.gate_up_proj": stack(2 * n, k), f"{module}.down_proj": stack(k, n)}
+    sums = merged(found, spec, [(Adapter(PATH, "hf", changes), 0.5)]).tensors
+    for expert in range(experts):
+        both, down = (change.factor * 0.5 * change.b.f32()[expert] @ change.a.f32()[expert]
+                      for change in changes.values())
+        for name, added in (("w1", both[:n]), ("w3", both[n:]), ("w2", down)):
+            whole = f"{at}.{expert}.{name}.weight"
+            assert np.allclose(sums[whole].f32(), found.tensors[whole].f32() + added, atol=1e-5)
+    for count, words in ((experts + 1, "has fewer"), (experts - 1, "has more")):
+        wrong = Adapter(PATH, "hf", {f"{module}.down_proj": stack(k, n, count)})
+        with pytest.raises(FormatError, match=f"is for {count} experts, .* {words}"):
+            fitted(wrong, found, spec)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_of_a_table_have_others_in_their_places(tied):
+    (found, spec), name = toy(tied), "model.embed_tokens.weight"
+    rows = np.random.default_rng(0).standard_normal((2, found.tensors[name].columns))
+    adapter = Adapter(PATH, "hf", {}, tokens={name: ((3, 1), tensor("rows", rows))})
+    some = merged(found, spec, [(adapter, 1.0)])
+    wanted = found.tensors[name].f32()
+    wanted[[3, 1]] = rows
+    assert np.allclose(some.tensors[name].f32(), wanted, atol=1e-6)
+    assert (tied_table(network.build(spec, some)) is not None) == tied  # the output matrix has them too
+    with pytest.raises(FormatError, match="trainable_token_indices: 9999, but .* rows"):
+        fitted(replace(adapter, tokens={name: ((3, 9999), tensor("rows", rows))}), found, spec)
+    with pytest.raises(FormatError, match="changed twice"):
+        fitted(replace(adapter, replaced={name: found.tensors[name]}), found, spec)
+
+
 @pytest.mark.parametrize("stored, given", [("model.", ""), ("", "model."), ("model.", "model.")])
 def test_prefixes_on_either_side(stored, given):
     found, _ = toy()

@@ -4,18 +4,25 @@ Names go through the spec: its prefixes may be there or not on either side, and 
 where a model has none of its own.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from numflow import network
 from numflow.errors import FormatError
-from numflow.formats.adapter import Adapter, turned
+from numflow.formats.adapter import Adapter, LowRank, computed, turned
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.build.names import TensorNames
 from numflow.ops import Network
 from numflow.spec.reader import Spec
 
+# Parameters with the matrices of all experts, and the modules that are, one after the other, the rows of each expert.
+_STACKS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "up_proj": ("ffn_up_exps",),
+           "down_proj": ("ffn_down_exps",)}
+_LAYER = re.compile(r"\.(\d+)\.")
 _TIED = "tie_word_embeddings"  # the key of config.json that all such models have
 T = TypeVar("T")
 
@@ -43,7 +50,7 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     _check_kind(adapter, checkpoint)
     built = network.build(spec, checkpoint, fuse=False)
     names = _Names(adapter, checkpoint, spec)
-    own, head = names.stored(), None
+    own, head = _with_tokens(names.stored(), checkpoint), None
     if (table := tied_table(built)) is not None and names.parts(own, table):
         head = names.head(own)
         checkpoint = _untied(own, checkpoint, spec, built, head)
@@ -80,10 +87,11 @@ class _Names:
 
     def __init__(self, adapter: Adapter, checkpoint: Checkpoint, spec: Spec):
         self._adapter, self._checkpoint = adapter, checkpoint
-        names = TensorNames(spec, checkpoint)
-        self._prefixes = [prefix for prefix in names.prefixes if prefix]
+        self._names = TensorNames(spec, checkpoint)
+        self._prefixes = [prefix for prefix in self._names.prefixes if prefix]
         stack = "decoder" if spec.type == "encoder-decoder" else ""
-        self._heads = [name for name in names.candidates("output", "weight", None, stack) if name.endswith(".weight")]
+        heads = self._names.candidates("output", "weight", None, stack)
+        self._heads = [name for name in heads if name.endswith(".weight")]
         self._short: dict[str, str] = {}
         for name in (*checkpoint.tensors, *self._heads):
             self._short.setdefault(self._shortened(name), name)
@@ -91,19 +99,43 @@ class _Names:
     def stored(self) -> Adapter:
         """The adapter under stored names."""
         own = self._adapter
-        return replace(own, added=self._all(own.added), offsets=self._all(own.offsets),
-                       replaced=self._all(own.replaced), repeated=self._all(own.repeated))
+        added = {name: change for full, one in own.added.items() for name, change in self._by_expert(full, one).items()}
+        return replace(own, added=self._all(added), offsets=self._all(own.offsets), replaced=self._all(own.replaced),
+                       tokens=self._all(own.tokens), repeated=self._all(own.repeated))
 
     def parts(self, own: Adapter, table: str) -> bool:
         """Whether the adapter makes an output matrix and the table that it is differ."""
         changed = {*own.added, *own.replaced}
-        return bool(changed & {*self._heads}) or (table in changed and not (own.head_too and table in own.added))
+        if changed & {*self._heads}:
+            if table in own.tokens and not own.tokens.keys() & {*self._heads}:
+                raise FormatError(f"{own.path}: rows of {table!r} have others in their places, which are the output "
+                                  f"matrix's too, and that one is changed apart: this is not read")
+            return True
+        return table in changed and not (own.head_too and table in own.added)
 
     def head(self, own: Adapter) -> str | None:
         """The name that an output matrix of its own has, or would have."""
         known = [name for name in self._heads if name in self._checkpoint.tensors or name in own.added
                  or name in own.replaced]
         return next(iter(known or self._heads), None)
+
+    def _by_expert(self, full: str, change: LowRank) -> dict[str, LowRank]:
+        """A change of a stack of experts as changes of the tensors that the checkpoint has for them."""
+        modules, layer = _STACKS.get(full.rpartition(".")[2], ()), _LAYER.search(full)
+        stacked = self._shortened(full) in self._short
+        if len(change.a.shape) < 3 or stacked or not modules or layer is None:
+            return {full: change}
+        experts, rows, found = change.a.shape[0], change.b.shape[1] // len(modules), {}
+        for place, module in enumerate(modules):
+            for expert in range(experts + 1):
+                names = self._names.candidates(module, "weight", int(layer[1]), "", expert)
+                name = next((name for name in names if name in self._checkpoint.tensors), None)
+                if (name is None) == (expert < experts):
+                    raise FormatError(f"{self._adapter.path}: made for another model: {full!r} is for {experts} "
+                                      f"experts, {self._checkpoint.path} has {'fewer' if name is None else 'more'}")
+                if name is not None:
+                    found[name] = _of_expert(change, expert, slice(place * rows, (place + 1) * rows))
+        return found
 
     def _all(self, given: Mapping[str, T]) -> dict[str, T]:
         found: dict[str, T] = {}
@@ -126,6 +158,39 @@ class _Names:
 
     def _shortened(self, name: str) -> str:
         return next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
+
+
+def _of_expert(change: LowRank, expert: int, rows: slice) -> LowRank:
+    """Some rows of one expert of a change of all."""
+    rank, columns = change.a.shape[1:]
+    return LowRank(computed(change.a.name, (rank, columns), lambda: change.a.f32()[expert]),
+                   computed(change.b.name, (rows.stop - rows.start, rank), lambda: change.b.f32()[expert, rows]),
+                   change.factor)
+
+
+def _with_tokens(own: Adapter, checkpoint: Checkpoint) -> Adapter:
+    """The adapter with rows of tables as changes, also of an output matrix that is the table: B has a column for each,
+    in which its own row is 1."""
+    added = dict(own.added)
+    for name, (rows, tensor) in own.tokens.items():
+        table = _there(own, checkpoint, name)
+        if name in added or name in own.replaced:
+            raise FormatError(f"{own.path}: {name!r} is changed twice")
+        if max(rows, default=0) >= table.rows:
+            raise FormatError(f"{own.path}: trainable_token_indices: {max(rows)}, but {name!r} has {table.rows} rows "
+                              f"in {checkpoint.path}")
+        added[name] = _rows_changed(rows, tensor, table)
+    return replace(own, added=added, head_too=own.head_too or bool(own.tokens))
+
+
+def _rows_changed(rows: tuple[int, ...], tensor: Tensor, table: Tensor) -> LowRank:
+    def ones() -> np.ndarray:
+        values = np.zeros((table.rows, len(rows)), np.float32)
+        values[list(rows), range(len(rows))] = 1
+        return values
+
+    more = computed(tensor.name, tensor.shape, lambda: tensor.f32() - table.f32(list(rows)))
+    return LowRank(more, computed(tensor.name, (table.rows, len(rows)), ones), 1.0)
 
 
 def _untied(own: Adapter, checkpoint: Checkpoint, spec: Spec, built: Network, head: str | None) -> Checkpoint:

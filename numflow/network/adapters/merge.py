@@ -70,8 +70,9 @@ def _changed(base: Tensor, change: LowRank, scale: float, transposed: bool) -> n
         rows = slice(begin, begin + _ROWS)
         weight[..., rows, :] += b[..., rows, :] @ a
     if change.magnitude is not None:
-        lengths = np.linalg.norm(weight, axis=-1)
-        weight *= (change.magnitude.f32().reshape(-1) / np.where(lengths > 0, lengths, 1))[..., None]
+        axis = -2 if change.by_column else -1
+        lengths = np.linalg.norm(weight, axis=axis)
+        weight *= np.expand_dims(change.magnitude.f32().reshape(-1) / np.where(lengths > 0, lengths, 1), axis)
     return values
 
 

@@ -217,7 +217,7 @@ def _merge_it(own: Adapter, name: str, why: str) -> RequestError:
 
 def _name(part: Part, place: _Place, fit: Fitted, tied: str | None) -> str:
     """The name that the adapter has for the tensor here: an output matrix that is the table too has one of its own."""
-    if place.head and part.tensor == tied and not fit.adapter.head_too:
+    if place.head and part.tensor == tied and (fit.head or not fit.adapter.head_too):
         return fit.head or ""
     return part.tensor
 
