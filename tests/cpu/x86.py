@@ -4,8 +4,8 @@ runs what comes out.
 `python -m tests.cpu.x86 avx512|avxvnni module arguments ...` runs a module that believes to be on such a processor.
 All kernels are then compiled by Numba and LLVM for it, and calls of them go to Bochs (package bochscpu-python), which
 has every instruction of a Sapphire Rapids and of an Arrow Lake. The emulated processor sees the memory of this process
-at the same addresses, so that arguments and functions of the C library are what they are. Programs should have one
-thread: an emulated core does not run beside another.
+at the same addresses, so that arguments and functions of the C library are what they are. Threads of a program take
+turns, kernel by kernel. Devices that exchange within a kernel do not run.
 """
 
 import ctypes
@@ -132,6 +132,17 @@ def function(address: int):
     return call
 
 
+def _no_workers(threads, n_threads: int) -> None:
+    threads.n_threads, threads.address, threads._pid = n_threads, 0, os.getpid()
+
+
+def _in_turn(threads, table: np.ndarray, rows: int) -> None:
+    """What Threads.run does, by one thread after the other."""
+    for address, arguments, _ in table[:rows].tolist():
+        for thread in range(threads.n_threads):
+            function(address)(arguments, thread, threads.n_threads)
+
+
 def _choose(model: str) -> None:
     """Have Bochs make this model of a processor: its own choice begins with a jump to it."""
     library, memory = ctypes.CDLL(bochscpu._bochscpu.__file__), ctypes.CDLL(None)
@@ -149,20 +160,29 @@ def pretend(isa: str) -> None:
     cpu, model, features = PROCESSORS[isa]
     os.environ |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
     # The package names functions of a later C library, which it does not call; those are looked for at a call alone.
+    # In what the emulator runs nothing may be looked for: the loader would save more registers than it has room for.
+    usual = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY)
     import bochscpu
     import bochscpu.cpu
     import bochscpu.memory
+    sys.setdlopenflags(usual)
 
     from numflow.cpu.runtime.kernel import Kernel
+    from numflow.cpu.runtime.threads import Threads
 
     _choose(model)
     Kernel.prototype = staticmethod(function)
+    Threads.__init__, Threads.run, Threads.close = _no_workers, _in_turn, lambda threads: None
 
 
 if __name__ == "__main__":
     pretend(sys.argv[1])
     del sys.argv[:2]
-    runpy.run_module(sys.argv[0], run_name="__main__")
+    status = 0
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        status = int(end.code or 0)
     sys.stdout.flush()
-    os._exit(0)  # at a usual end, workers are stopped by kernels whose code is gone already
+    os._exit(status)  # at a usual end, objects of the emulator outlive what they are made of
