@@ -70,6 +70,7 @@ def test_tensor_cores(kind, tokens):
 
 
 def test_columns_in_parts():
-    case = linear_case("q4", 130, 32 * 33, 9, bias=True)  # 4 parts of 9 units, but the last of 6
-    (actual,) = run_case(case, Program, gpu=Simulated(seed=3))
-    assert error(actual, run_case(case, Reference)[0]) < 4e-3
+    """Codes: parts of 36 units and of 31; floats: 4 parts of 9 units, but the last of 6."""
+    for case in linear_case("q4", 34, 32 * 67, 9, bias=True), linear_case("F16", 130, 32 * 33, 9, bias=True):
+        (actual,) = run_case(case, Program, gpu=Simulated(seed=3))
+        assert error(actual, run_case(case, Reference)[0]) < 4e-3

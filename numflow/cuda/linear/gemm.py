@@ -9,6 +9,8 @@ by cp.async, weights in registers, a row for each thread.
 SCALE keeps small weights away from the smallest float16. Where few tokens leave multiprocessors without work, the
 columns are cut into parts whose sums a second kernel adds, always in the same order.
 
+Codes without outliers meet up to 16 tokens in few_gemm.py.
+
 Outliers kept apart are added to the weights of a tile, as float16, by the thread that has their row (outliers.py).
 
 Grouped: the matrix is a stack of those of experts, and a block finds in `tiles` which expert's it is, and which of the
@@ -46,6 +48,7 @@ from numflow.cuda.lang.intrinsics import (
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.linear import few_gemm
 from numflow.cuda.linear.parameters import Bias, Planes, Shape
 from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader
 from numflow.cuda.weights.decode_scaled import row_header
@@ -61,9 +64,21 @@ BLOCKS = {16: 660, 64: 396, 128: 264}  # that keep a large GPU busy, by tokens: 
 _MAGIC = 0x64006400     # two float16 of 1024, whose lowest bits count ones
 
 
-def split_of(n: int, rows: int, units: int) -> int:
+def is_few(kind: str, tokens: int, apart: bool) -> bool:
+    """Whether few_gemm.py has the kernel of a tile of so many tokens."""
+    return tokens == few_gemm.TOKENS and kind in SCHEMES and not apart
+
+
+def rows_of(kind: str, tokens: int, apart: bool) -> int:
+    """Rows of the matrix that a block has."""
+    return few_gemm.ROWS if is_few(kind, tokens, apart) else ROWS
+
+
+def split_of(kind: str, apart: bool, n: int, rows: int, units: int) -> int:
     """Parts that the columns are cut into."""
     tokens = tile_of(rows)
+    if is_few(kind, tokens, apart):
+        return few_gemm.split_of(n, rows, units)
     tiles = -(-n // ROWS) * -(-rows // tokens)
     return max(1, min(BLOCKS[tokens] // tiles, units // 8, 16))
 
@@ -80,11 +95,13 @@ def tile_of(rows: int) -> int:
 
 @functools.cache
 def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
-    """grid (N / 128, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
+    """grid (N / rows_of, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
 
-    x: float16 or bfloat16 words [T][units][16]; scales f32 [T]. grouped: grid (N / 128, tiles, 1); x has a row for
+    x: float16 or bfloat16 words [T][units][16]; scales f32 [T]. grouped: grid (N / rows_of, tiles, 1); x has a row for
     each route, or (by_token) for each token. apart: whether the matrix has outliers, `outliers` slots in a row.
     """
+    if is_few(kind, tokens, apart):
+        return few_gemm.few_gemm(kind, grouped, _code_stage(kind), _put_sums(2, 2, 1.0 / SCALE, grouped), _load_bias)
     bfloat = kind == "bf16"
     multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
     inverse = 1.0 if kind in ("f16", "bf16") else 1.0 / SCALE

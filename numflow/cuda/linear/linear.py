@@ -10,7 +10,7 @@ from numflow.cuda.elementwise import act
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.linear.float_gemv import float_gemv
-from numflow.cuda.linear.gemm import ROWS, gemm, gemm_sum, partial_sums, tile_of
+from numflow.cuda.linear.gemm import gemm, gemm_sum, partial_sums, rows_of, tile_of
 from numflow.cuda.linear.gemm import split_of as parts_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
 from numflow.cuda.linear.parameters import AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
@@ -79,7 +79,7 @@ def is_exact(weight: Kept, activations: str) -> bool:
 
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list[Call]:
     """The calls on tensor cores."""
-    (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
+    (x,), (y,), units, apart = step.inputs, step.outputs, weight.pitch // UNIT, weight.outliers > 0
     operand = ctx.operand(x, *demands(weight, ctx.activations)[-1])
     partial = ctx.scratch("parts of sums", 4 * partial_sums())
     shape = Shape(ctx.batch.counts, field=field, n=y.width, units=units)
@@ -87,13 +87,13 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
             weight.parts.get("outliers"), weight.outliers)
 
     def parts(sizes: Sizes) -> int:
-        return parts_of(y.width, sizes.rows[field], units)
+        return parts_of(weight.kind, apart, y.width, sizes.rows[field], units)
 
     def multiply(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = tile_of(rows)
-        chosen = gemm(weight.kind, tile, apart=weight.outliers > 0)
-        return Launch(chosen, (ceil(y.width, ROWS), ceil(rows, tile), parts(sizes)), args)
+        chosen = gemm(weight.kind, tile, apart=apart)
+        return Launch(chosen, (ceil(y.width, rows_of(weight.kind, tile, apart)), ceil(rows, tile), parts(sizes)), args)
 
     def add(sizes: Sizes) -> Launch:
         return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (

@@ -11,7 +11,7 @@ from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.linear.gemm import ROWS, gemm
+from numflow.cuda.linear.gemm import gemm, rows_of
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
 from numflow.cuda.linear.parameters import Shape, bias_of, planes_of
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
@@ -78,8 +78,9 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
             found.order, int(_routes_of(step, ctx) > 1), weight.parts.get("outliers"), weight.outliers)
 
     def multiply(sizes: Sizes) -> Launch:
-        chosen = gemm(weight.kind, found.tile(sizes), True, weight.outliers > 0)
-        return Launch(chosen, (ceil(y.width, ROWS), found.most_tiles(sizes), 1), args)
+        tile, apart = found.tile(sizes), weight.outliers > 0
+        chosen = gemm(weight.kind, tile, True, apart)
+        return Launch(chosen, (ceil(y.width, rows_of(weight.kind, tile, apart)), found.most_tiles(sizes), 1), args)
 
     calls = [*operand.calls, *found.calls, Call(step, multiply)]
     if "first" in step.params:  # others have experts too
