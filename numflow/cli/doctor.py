@@ -22,8 +22,8 @@ EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "l
           "report": ("matplotlib",), "learn": ("greenlet", "matplotlib"), "structured": ("llguidance",),
           "site": ("mkdocs",), "traces": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
           "test": ("bochscpu-python", "pytest", "pytest-xdist", "hypothesis", "ruff", "matplotlib", "llguidance",
-                   "starlette", "uvicorn", "pydantic", "prometheus_client", "httpx", "openai", "greenlet", "unicorn", "pyte",
-                   "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+                   "starlette", "uvicorn", "pydantic", "prometheus_client", "httpx", "openai", "greenlet", "unicorn",
+                   "pyte", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
           "test-clients": ("anthropic", "ollama"),
           "test-frameworks": ("instructor", "langchain-ollama", "langchain-openai"),
           "test-web": ("schemathesis", "selenium"), "types": ("mypy",)}

@@ -94,21 +94,23 @@ def awq(rng, n, k, group=32, stated=True):
     return tensors, weights.T, config if stated else None
 
 
-def packed(rng, n, k, bits=4, group=32, symmetric=True, scale="BF16", act=False):
+def packed(rng, n, k, bits=4, group=32, symmetric=True, scale="BF16", act=False, dense=False):
     groups = k // group if group > 0 else 1
     codes = rng.integers(0, 1 << bits, (n, k))
     zeros = np.full((n, groups), 1 << bits - 1) if symmetric else rng.integers(0, 1 << bits, (n, groups))
     stored, numbers = wide(scale, _scales(rng, n, groups))
     index = np.arange(k) // (group if group > 0 else k)
     index = rng.permutation(index) if act else index
-    tensors = {"weight_packed": ("I32", words(codes, bits)), "weight_scale": (scale, stored),
+    tensors = {"weight_packed": ("I32", words(codes, bits, dense)), "weight_scale": (scale, stored),
                "weight_shape": ("I64", np.array([n, k]))}
     if not symmetric:
-        tensors["weight_zero_point"] = ("I32", np.ascontiguousarray(words(np.ascontiguousarray(zeros.T), bits).T))
+        packed_zeros = words(np.ascontiguousarray(zeros.T), bits, dense)
+        tensors["weight_zero_point"] = ("I32", np.ascontiguousarray(packed_zeros.T))
     if act:
         tensors["weight_g_idx"] = ("I32", index.astype("<i4"))
     weights = numbers[:, index] * (codes - zeros[:, index])
-    return tensors, weights, _compressed("pack-quantized", num_bits=bits, symmetric=symmetric)
+    config = _compressed("pack-quantized", num_bits=bits, symmetric=symmetric)
+    return tensors, weights, config | ({"version": "0.18.0"} if dense else {})
 
 
 def _compressed(form: str, **weights) -> dict:
@@ -234,6 +236,8 @@ VARIANTS = {
     "gptq-bf16": (gptq, {"scale": "BF16"}), "gptq-3-act": (gptq, {"bits": 3, "act": True}),
     "awq": (awq, {}), "awq-64": (awq, {"group": 64}), "awq-unsaid": (awq, {"stated": False}),
     **{f"packed-{bits}": (packed, {"bits": bits}) for bits in (2, 3, 4, 8)},
+    **{f"packed-dense-{bits}": (packed, {"bits": bits, "dense": True}) for bits in (3, 5, 6, 7)},
+    "packed-dense-zeros": (packed, {"bits": 5, "dense": True, "symmetric": False, "group": 16}),
     "packed-zeros": (packed, {"symmetric": False, "group": 64}), "packed-channel": (packed, {"group": -1, "bits": 8}),
     "packed-f16": (packed, {"scale": "F16", "group": 64}), "packed-act": (packed, {"act": True}),
     "packed-channel-zeros": (packed, {"group": -1, "symmetric": False, "scale": "F32"}),

@@ -13,7 +13,7 @@ from numflow.errors import FormatError, NumflowError
 from numflow.formats import open_checkpoint
 from numflow.formats.quantised import coded
 from numflow.quant.stored import STORED
-from tests.formats.quantised_files import VARIANTS, e5m2, made, save
+from tests.formats.quantised_files import VARIANTS, e5m2, made, packed, save
 from tests.quant.small import write_model
 
 MODULE = "model.layers.0.mlp.up_proj"
@@ -45,6 +45,15 @@ def test_every_format_gives_the_weights_it_stands_for(tmp_path, name):
     tensor = checkpoint.tensors[f"{MODULE}.weight"]
     close(tensor.f32(), weights)
     close(tensor.f32([5, 2]), weights[[5, 2]])
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("bits", [3, 5])
+def test_the_version_tells_layouts_of_equally_many_words_apart(tmp_path, bits, dense):
+    tensors, weights, config = packed(np.random.default_rng(2), 20, 48, bits=bits, group=16, symmetric=False,
+                                      dense=dense)
+    assert tensors["weight_packed"][1].shape == (20, {3: 5, 5: 8}[bits])
+    close(open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"].f32(), weights)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

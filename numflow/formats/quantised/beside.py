@@ -28,7 +28,7 @@ from numflow.formats.quantised.parts import (
     scale_values,
     stored_bytes,
 )
-from numflow.formats.quantised.words import packed_bits, unpacked
+from numflow.formats.quantised.words import Packing, packing_of
 from numflow.formats.types import to_f32
 
 
@@ -105,13 +105,13 @@ def packed(parts: StoredParts, name: str) -> CodedMatrix:
     said = parts.need(f"{plain}_shape", ("I64", "I32"), (2,), beside=name)
     n, k = (int(size) for size in integers(said))
     fits = 0 < k < 1 << 40 and words.shape == (n, words.columns)
-    bits = packed_bits(k, words.columns, parts.method.bits) if fits else None
-    if bits is None:
+    packing = packing_of(k, words.columns, parts.method.bits, parts.method.dense) if fits else None
+    if packing is None:
         raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))}, which holds no {n} x {k} codes, as "
                                f"weight_shape says")
     scale = parts.need(f"{plain}_scale", SCALES, beside=name)
     grid = scale_grid(parts, scale, (n, k))
-    zeros, order = _packed_zeros(parts, plain, scale, bits, (n, k)), None
+    zeros, order = _packed_zeros(parts, plain, scale, packing, (n, k)), None
     if f"{plain}_g_idx" in parts.tensors:
         index = parts.need(f"{plain}_g_idx", ("I32", "I64"), (k,), beside=name)
         found = integers(index)
@@ -121,11 +121,11 @@ def packed(parts: StoredParts, name: str) -> CodedMatrix:
         order = None if bool((found == np.arange(k) // grid.group).all()) else lambda: integers(index)
 
     def rows(begin: int, end: int) -> CodedRows:
-        return CodedRows(unpacked(integers(words)[begin:end], bits, k), grid.rows(begin, end),
+        return CodedRows(packing.codes(integers(words)[begin:end], k), grid.rows(begin, end),
                          None if zeros is None else zeros[begin:end])
 
-    return CodedMatrix(plain, (n, k), rows, bits, scale.type.name, grid.group,
-                       1 << bits - 1 if zeros is None else None, order=order, turned=True, sources=(words,),
+    return CodedMatrix(plain, (n, k), rows, packing.bits, scale.type.name, grid.group,
+                       1 << packing.bits - 1 if zeros is None else None, order=order, turned=True, sources=(words,),
                        zero_type="" if zeros is None else _type_of(zeros))
 
 
@@ -134,18 +134,18 @@ def _type_of(zeros: np.ndarray) -> str:
     return "U8" if bool(((zeros >= 0) & (zeros <= 255) & (zeros == np.floor(zeros))).all()) else "F32"
 
 
-def _packed_zeros(parts: StoredParts, plain: str, scale: Tensor, bits: int,
+def _packed_zeros(parts: StoredParts, plain: str, scale: Tensor, packing: Packing,
                   shape: tuple[int, int]) -> np.ndarray | None:
     """Zeros f32 [N, groups]: whole numbers with a sign, or packed along the outputs as codes are."""
     if f"{plain}_zero_point" not in parts.tensors:
         return None
     groups = scale.columns if len(scale.shape) == 2 else 1
-    width = -(-shape[0] // (32 // bits))
+    width = packing.width(shape[0])
     zeros = parts.need(f"{plain}_zero_point", ("I32", "I8"), (width, groups), scale.shape, beside=scale.name)
-    found, middle = integers(zeros).reshape(-1, groups), 1 << bits - 1
+    found, middle = integers(zeros).reshape(-1, groups), 1 << packing.bits - 1
     if zeros.type.name == "I8" or zeros.shape != (width, groups):
         return np.broadcast_to(found.astype(np.float32) + middle, (shape[0], groups))
-    return np.ascontiguousarray(unpacked(np.ascontiguousarray(found.T), bits, shape[0]).T, np.float32)
+    return np.ascontiguousarray(packing.codes(np.ascontiguousarray(found.T), shape[0]).T, np.float32)
 
 
 def _two_in_a_byte(parts: StoredParts, plain: str, name: str, scale_name: str) -> CodedMatrix:

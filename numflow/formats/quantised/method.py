@@ -5,6 +5,7 @@ it, or nothing but the names of the tensors. A method, or a format of one, that 
 also where tensors look plain: they may wait for a scale.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,12 @@ class Method:
         """Bits of codes that some part of the configuration says."""
         said = [self.settings.get("bits"), self.settings.get("w_bit"), *(w.get("num_bits") for w in self._groups())]
         return {bits for bits in said if type(bits) is int}
+
+    @property
+    def dense(self) -> bool:
+        """Whether codes of compressed-tensors pass over the ends of words: from the library's version 0.18 on."""
+        version = re.match(r"(\d{1,9})\.(\d{1,9})", str(self.settings.get("version", "")))
+        return version is not None and (int(version[1]), int(version[2])) >= (0, 18)
 
     @property
     def strategies(self) -> set[str]:

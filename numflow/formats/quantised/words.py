@@ -1,5 +1,7 @@
 """Codes of a few bits out of the words they are packed in."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 
@@ -27,7 +29,30 @@ def unpacked_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     return np.packbits(fields, axis=2, bitorder="little")[..., 0]
 
 
-def packed_bits(columns: int, words: int, stated: set[int]) -> int | None:
-    """Bits of codes, `columns` of which take so many words of 32 bits; of several the one that is stated."""
-    fitting = [bits for bits in range(1, 9) if -(-columns // (32 // bits)) == words]
-    return next((bits for bits in fitting if bits in stated), fitting[-1] if fitting else None)
+@dataclass(frozen=True)
+class Packing:
+    """A layout of codes in words of 32 bits, lowest bits first.
+
+    dense: codes pass over the ends of words, as compressed-tensors 0.18 and later stores them; else no code does.
+    """
+
+    bits: int
+    dense: bool = False
+
+    def width(self, count: int) -> int:
+        """Words that `count` codes take."""
+        return -(-count * self.bits // 32) if self.dense else -(-count // (32 // self.bits))
+
+    def codes(self, words: np.ndarray, count: int) -> np.ndarray:
+        """The first `count` codes of rows of words [n, W], u8 [n, count]."""
+        return (unpacked_stream if self.dense else unpacked)(words, self.bits, count)
+
+
+def packing_of(columns: int, words: int, stated: set[int], dense: bool) -> Packing | None:
+    """The layout by which `columns` codes take so many words; None: there is none.
+
+    stated: bits that the configuration says, which come before others. dense: the layout that comes first of two.
+    """
+    fitting = [packing for bits in range(8, 0, -1) for packing in (Packing(bits, dense), Packing(bits, not dense))
+               if packing.width(columns) == words]
+    return next((packing for packing in fitting if packing.bits in stated), fitting[0] if fitting else None)
