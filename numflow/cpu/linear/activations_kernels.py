@@ -7,6 +7,7 @@ from numflow.cpu.linear.activations import BF16, CHUNK, F32, INT8, INT16, TOKEN_
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.bfloat16 import paired, rounded
+from numflow.cpu.simd.dot import byte_sums
 from numflow.cpu.simd.value import constant, fma, llvm_type, load, save, staged
 from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.weights.layout import AUX_BYTES, UNIT
@@ -114,8 +115,8 @@ def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t,
     Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
     """
     m = tile_tokens(count * rows_of_token(kind))
-    if kind == F32 and count == TOKEN_TILE and routes == 0:
-        put_tile(source + 4 * begin, stride, columns, begin, x + 4 * t * columns)
+    if kind in (F32, INT8) and count == TOKEN_TILE and routes == 0:
+        put_tile(source + 4 * begin, stride, columns, begin, x, aux, t, kind)
         return
     for i in range(count):
         row = source + (i32_ptr(routes)[i] // divisor if routes else i) * stride
@@ -148,10 +149,17 @@ def put_row(source, columns, begin, x, aux, t, i, m, kind):
 
 
 @inline
-def put_tile(source, stride, columns, begin, x):
-    """Columns [begin, begin + CHUNK) of TOKEN_TILE rows at `source`, `stride` bytes apart, as the float32 tile at x."""
+def put_tile(source, stride, columns, begin, x, aux, t, kind):
+    """Columns [begin, begin + CHUNK) of TOKEN_TILE rows at `source`, `stride` bytes apart, as the tile at row t of an
+    operand of float32 or int8."""
     count = min(CHUNK, columns - begin)
-    x += 4 * begin * TOKEN_TILE
+    if kind == INT8:
+        aux += t * (columns // UNIT) * AUX_BYTES
+        for unit in range(begin // UNIT, (begin + count) // UNIT):
+            _quantize_tile(source + unit * 128 - 4 * begin, stride, x + t * columns + unit * 32 * TOKEN_TILE,
+                           aux + unit * AUX_BYTES * TOKEN_TILE)
+        return
+    x += 4 * (t * columns + begin * TOKEN_TILE)
     for k in range(0, count - 15, 16):
         _interleave16(source + 4 * k, stride, x + 4 * k * TOKEN_TILE)
     for k in range(count // 16 * 16, count):
@@ -178,11 +186,56 @@ def _put_pair(source, x):
 @staged(types.void, types.int64, types.int64, types.int64)
 def _interleave16(source, stride, x):
     """16 columns of TOKEN_TILE rows: column by column."""
-    rows = [load(source + stride * i, "f32", 16) for i in range(TOKEN_TILE)]
+    save(x, _interleaved([load(source + stride * i, "f32", 16) for i in range(TOKEN_TILE)]))
+
+
+def _interleaved(rows):
+    """Lane 0 of every row, lane 1 of every row, ..."""
     while len(rows) > 1:  # first those that are half of all rows apart, neighbours last
         half = len(rows) // 2
         rows = [low.zipped(high) for low, high in zip(rows[:half], rows[half:])]
-    save(x, rows[0])
+    return rows[0]
+
+
+def _reduced(rows, combine):
+    """The lanes of every row combined: a lane for each of the rows."""
+    count, lanes = len(rows), rows[0].lanes
+    while len(rows) > 1:
+        half = len(rows) // 2
+        both = [low.zipped(high) for low, high in zip(rows[:half], rows[half:])]
+        rows = [combine(pair.part(0, lanes), pair.part(lanes, lanes)) for pair in both]
+    return _folded(rows[0], count, combine)
+
+
+def _folded(vector, count, combine):
+    """Lanes `count` apart combined."""
+    while vector.lanes > count:
+        vector = combine(*vector.halves())
+    return vector
+
+
+@staged(types.void, types.int64, types.int64, types.int64, types.int64)
+def _quantize_tile(source, stride, x, aux):
+    """32 columns of TOKEN_TILE rows at `source`: the numbers of `_quantize_unit` for each, with fewer instructions."""
+    m = TOKEN_TILE
+    bits = _reduced([_magnitude(source + stride * i) for i in range(m)], _larger)
+    largest = bits.as_("f32", m)
+    scale = largest / 127.0
+    inverse = bits.compare(">", _SMALLEST.view(np.int32)).choose(constant(largest, "f32", 127.0, m) / largest, 0.0)
+    save(aux, scale)
+    save(aux + 4 * m, inverse)  # until the sums lie there; a number from memory to all lanes needs no shuffle
+    sums = []
+    for half in range(2):
+        inverses = [load(aux + 4 * (m + i), "f32") for i in range(m)]
+        integers = [_integers(_rounded(load(source + stride * i + 64 * half, "f32", 16), inverse))
+                    for i, inverse in enumerate(inverses)]
+        words = _interleaved([row.narrow("u8").as_("i32", 4) for row in integers])
+        save(x + 16 * m * half, words)
+        sums.append(_folded(byte_sums(words), m, lambda a, b: a + b))
+    low, high = sums
+    for place, numbers in enumerate((scale * (low + high).to_f32(), -(low + high), -low, (-low).to_f32(),
+                                     (-high).to_f32()), 1):
+        save(aux + 4 * m * place, numbers)
 
 
 @inline
@@ -224,9 +277,16 @@ def _put_aux(aux, i, m, scale, low, high):
 @staged(types.float32, types.int64)
 def _abs_max(address):
     """Largest magnitude of 32 float32; as integers, whose order is the same, so that NaN wins."""
-    low, high = (load(address + at, "i32", 16) & 0x7FFFFFFF for at in (0, 64))
-    larger = low.compare(">", high).choose(low, high)
-    return larger.call("llvm.vector.reduce.smax.v16i32", llvm_type("i32")).as_("f32", 1)
+    return _magnitude(address).call("llvm.vector.reduce.smax.v16i32", llvm_type("i32")).as_("f32", 1)
+
+
+def _magnitude(address):
+    """The larger magnitude of lanes 16 apart of 32 float32, as i32x16."""
+    return _larger(*(load(address + at, "i32", 16) & 0x7FFFFFFF for at in (0, 64)))
+
+
+def _larger(a, b):
+    return a.compare(">", b).choose(a, b)
 
 
 @staged(types.int32, types.int64, types.float32, types.int64, types.int64)
@@ -253,8 +313,13 @@ def _rounded(values, factor):
     return fma(values, factor.splat(16), constant(values, "f32", 12582912.0))
 
 
+def _integers(rounded):
+    """The integers that `_rounded` leaves, i32x16."""
+    return rounded.as_("i32", 16) - 0x4B400000
+
+
 def _put_integers(rounded, x, stride):
-    integers = rounded.as_("i32", 16) - 0x4B400000
+    integers = _integers(rounded)
     words = integers.narrow("u8").as_("i32", 4)
     for i in range(4):
         save(x + stride * i, words.lane(i))

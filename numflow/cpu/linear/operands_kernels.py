@@ -32,7 +32,7 @@ def _make(args, thread, n_threads, maker, operand):
             known = t
             for i in range(count):
                 _statistics(args, t + i, scratch, i, maker)
-        whole = operand == F32 and count == TOKEN_TILE
+        whole = operand in (F32, INT8) and count == TOKEN_TILE
         for i in range(count):
             numbers = scratch + NUMBERS + (4 * CHUNK * i if whole else 0)
             _numbers(args, t + i, first, min(CHUNK, columns - first), scratch, numbers, i, maker)
@@ -43,7 +43,8 @@ def _make(args, thread, n_threads, maker, operand):
                 put_row(numbers, columns, first, i64(args, OPERAND.x), i64(args, OPERAND.aux), t * each, i,
                         tile_tokens(count * each), operand)
         if whole:
-            put_tile(scratch + NUMBERS, 4 * CHUNK, columns, first, i64(args, OPERAND.x) + 4 * t * columns)
+            put_tile(scratch + NUMBERS, 4 * CHUNK, columns, first, i64(args, OPERAND.x), i64(args, OPERAND.aux), t,
+                     operand)
 
 
 @inline

@@ -83,6 +83,16 @@ def dot4(acc: Value, codes: Value, x: Value, most: int) -> Value:
     return _plain(acc, codes.as_("u16", 32), x)
 
 
+def byte_sums(words: Value) -> Value:
+    """The sum of the 4 signed bytes of each i32 lane; the lanes are a multiple of 16."""
+    if isa() == "avx512":
+        zeros, ones = (constant(words, "i32", number) for number in (0, 0x01010101))
+        return words.by_bytes(lambda some: zeros.call("llvm.x86.avx512.vpdpbusd.512", zeros.llvm.type, ones, some), 64)
+    pairs = words.as_("u16", 2 * words.lanes)
+    pairs = (pairs << 8).sar(8) + pairs.sar(8)
+    return pairs.by_bytes(lambda some: _madd(some, constant(some, "u16", 1, 32)), 64)
+
+
 def dot2(acc: Value, a: Value, b: Value) -> Value:
     """acc i32x16 + for each lane the 2 products of the signed 16-bit numbers of `a` and `b` i32x16."""
     if isa() == "avx512":
