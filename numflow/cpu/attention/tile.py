@@ -45,7 +45,7 @@ from numflow.cpu.attention.slots import (
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, i64_ptr
 from numflow.cpu.runtime.kernel import POSITIONS, STARTS
 from numflow.cpu.simd.float32 import fma, keep_bits, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
-from numflow.cpu.simd.functions import exp, tanh
+from numflow.cpu.simd.functions import exp, exp_to_1, tanh
 from numflow.cpu.simd.vector import inline, load_f32, store_f32, zero_f32
 from numflow.cpu.state.cache import CHUNK, GROUP
 from numflow.cpu.state.kv_code import rotate
@@ -275,7 +275,7 @@ def _probabilities_of(args, scratch, rows, base, end, plain):
     for r in range(rows):
         peak, total, group = splat(f32_ptr(scratch + PEAK)[r]), zero_f32(), scratch + SCORES + 256 * r
         for at in range(0, 4 * (end - base) if plain is None else 4 * CHUNK, 64):
-            probability = exp(load_f32(group + at) - peak)
+            probability = exp_to_1(load_f32(group + at) - peak)
             store_f32(group + at, probability)
             total = total + probability
         older = load_f32(scratch + SUMS + 64 * r) * f32_ptr(scratch + FACTOR)[r]

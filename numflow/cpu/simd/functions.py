@@ -33,13 +33,18 @@ _C5, _C6, _C7, _C8 = _F(0.27806702), _F(-0.48719978), _F(0.2845749), _F(-0.05906
 @inline
 def exp(x):
     """e^x; 0 below -87.33, infinite above 88.37, NaN for NaN."""
+    return where_less(splat(_EXP_MAX), x, splat(_INFINITY), exp_to_1(x))
+
+
+@inline
+def exp_to_1(x):
+    """The same for x that are not positive, whose result is at most 1, or NaN."""
     rounded = x * _LOG2_E + _ROUND
     n = rounded - _ROUND
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
     p = fma(fma(fma(fma(r, _E4, _E3), r, _E2), r, _E1), r, _E0)
     p = fma(r * r, p, r) + _ONE
-    y = where_less(x, splat(_EXP_MIN), splat(_ZERO), p * two_to(rounded))
-    return where_less(splat(_EXP_MAX), x, splat(_INFINITY), y)
+    return where_less(x, splat(_EXP_MIN), splat(_ZERO), p * two_to(rounded))
 
 
 @inline
