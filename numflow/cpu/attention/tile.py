@@ -44,7 +44,18 @@ from numflow.cpu.attention.slots import (
 )
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, i64_ptr
 from numflow.cpu.runtime.kernel import POSITIONS, STARTS
-from numflow.cpu.simd.float32 import fma, keep_bits, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
+from numflow.cpu.simd.float32 import (
+    fma,
+    keep_bits,
+    keep_lanes,
+    lane_numbers,
+    larger,
+    load_part,
+    max_lanes,
+    splat,
+    store_part,
+    sum_lanes,
+)
 from numflow.cpu.simd.functions import exp, exp_to_1, tanh
 from numflow.cpu.simd.vector import inline, load_f32, store_f32, zero_f32
 from numflow.cpu.state.cache import CHUNK, GROUP
@@ -61,7 +72,8 @@ def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
     Rows beyond `count` repeat the last one, without effect. Returns the first and the last key any row sees.
     """
     header, group, window = i64(args, SLOTS.header), i64(args, SLOTS.queries_per_key), i64(args, SLOTS.window)
-    chunk = i64(args, SLOTS.chunk)
+    chunk, k_dim, k_width = i64(args, SLOTS.chunk), i64(args, SLOTS.k_dim), i64(args, SLOTS.k_width)
+    scale = np.float32(f64(args, SLOTS.scale))
     positions, begin = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, STARTS))[sequence]
     newest = np.int64(i32_ptr(i64(header, i64(args, SLOTS.lengths)))[sequence]) - 1
     least, most = max(newest, 0), np.int64(-1)
@@ -78,16 +90,14 @@ def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
         i64_ptr(scratch + POSITION)[r], i64_ptr(scratch + HEAD)[r] = position, h
         y = i64(args, SLOTS.y) + 4 * (t * i64(args, SLOTS.y_stride) + h * i64(args, SLOTS.v_dim))
         i64_ptr(scratch + WHERE)[r] = y
-        q = f32_ptr(i64(args, SLOTS.q) + 4 * (t * i64(args, SLOTS.q_stride) + h * i64(args, SLOTS.k_dim)))
-        where = scratch + QUERIES + 2 * partial_bytes(args) + 4 * r * i64(args, SLOTS.k_width)
-        for e in range(i64(args, SLOTS.k_dim)):
-            f32_ptr(where)[e] = q[e] * np.float32(f64(args, SLOTS.scale))
-        for e in range(i64(args, SLOTS.k_dim), i64(args, SLOTS.k_width)):
-            f32_ptr(where)[e] = np.float32(0)
+        q = i64(args, SLOTS.q) + 4 * (t * i64(args, SLOTS.q_stride) + h * k_dim)
+        where = scratch + QUERIES + 2 * partial_bytes(args) + 4 * r * k_width
+        for e in range(0, k_width, 16):
+            store_part(where + 4 * e, load_part(q + 4 * e, k_dim - e) * scale, k_width - e)
         if i64(args, SLOTS.k_kind) > F16:
-            rotate_row(where, i64(args, SLOTS.k_width))
+            rotate_row(where, k_width)
             if coded is not None and half is not None:
-                quantize_query(where, i64(args, SLOTS.k_width), _region(args, scratch), r)
+                quantize_query(where, k_width, _region(args, scratch), r)
     return least, most
 
 
