@@ -61,7 +61,7 @@ def _moved(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
         return ""
     spread, off = max(float(np.std(wanted)), 1e-3), float(np.abs(got - wanted)[bad].max())
 
-    def equal(axis):
+    def equal(axis) -> bool:
         """Whether the sorted numbers are the same, much nearer than they are in their places."""
         a, b = (np.sort(x, axis=axis) for x in (got, wanted))
         return bool(np.allclose(a, b, rtol=1e-5, atol=1e-5 * spread) and np.abs(a - b).max() < MOVED * off)
