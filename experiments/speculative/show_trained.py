@@ -21,7 +21,7 @@ def report(lab, rows, wider):
     lab.heading("The same where reading weights decides")
     lab.text("A step of these models waits for programs rather than for weights. So here they are made wide and deep "
              f"by weights that change nothing (experiments/speculative/wide.py): {wide.LAYERS['tiny']} layers with "
-             f"{wide.FFN} numbers inside each feed-forward layer, in float16; a block has one such layer, the draft "
+             f"{wide.FFN} numbers inside each feed-forward layer, in float32; a block has one such layer, the draft "
              f"model {wide.LAYERS['tiny-draft']}. What they say is the same. Speed is measured on the first "
              f"{trained.WIDE_TEXTS if not lab.quick else 2} of the texts, greedy. c: weights that a draft reads "
              "as a part of those that a step reads. Expected: t / (1 + k c), t tokens per step and k drafts, if "

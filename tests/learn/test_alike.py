@@ -32,6 +32,9 @@ def _head(x):
     (_head, "heads 0, 1, 3 are right"),
     (lambda x: np.where(np.arange(5)[:, None] < 3, x, np.sin(9 * x)), "rows 0 to 2 are right"),
     (lambda x: np.where(np.arange(12) == 7, x, np.sin(9 * x)), "column 7 is right"),
+    (lambda x: x * np.where(np.arange(12) % 2, 1 - 8e-5, 1 - 3e-5),
+     "each of them is nearly right, too small by 3e-05 to 8e-05 of itself"),
+    (lambda x: x * 1.0002, "each of them is nearly right, too large by 0.0002 of itself"),
     (lambda x: np.sin(9 * x), "")])
 def test_what_wrong_numbers_have_in_common(change, sentence):
     assert furthest(change(X), X, 1e-5, heads=4)["alike"] == sentence

@@ -43,6 +43,17 @@ def test_a_wrong_file_names_case_place_size_and_cause(tmp_path):
     assert facts["place"]["wrong_rows"] == 5 and facts["case"] == "rms_norm-tiny-values"
 
 
+def test_numbers_that_are_nearly_right_are_not_said_to_stand_elsewhere(tmp_path):
+    """The mean with n - 1 in place of n: off by 8e-6 where eps is nearly all of the sum."""
+    facts = verdict(tmp_path, HEAD + "    g = x.reshape(len(x), groups, -1)\n    n = g.shape[2]\n"
+                    "    mean = (g * g).sum(-1, keepdims=True) / np.float32(n - 1)\n"
+                    "    y = g / np.sqrt(mean + np.float32(eps))\n"
+                    "    return (y if weight is None else y * weight.reshape(-1, n)).reshape(x.shape)\n")
+    assert not facts["passed"] and facts["case"] == "rms_norm-tiny-values"
+    assert re.search(r"; each of them is nearly right, too small by \S+e-06( to \S+e-0[56])? of itself$",
+                     facts["message"])
+
+
 @pytest.mark.parametrize(("source", "message"), [
     ("def rms_norm(x:\n", r"rms_norm\.py, line 1: SyntaxError: .+"),
     ("x = '\0'", r"rms_norm\.py.*: (SyntaxError|ValueError): .+"),

@@ -5,6 +5,7 @@ import numpy as np
 CLOSE = 1e-3  # of factors that count as one
 MANY = 3      # numbers that it takes to speak of all
 EXACT = 1e-5  # of a factor that is a whole number
+MOVED = 0.1   # of the largest error: right numbers in other places differ by less when both are sorted
 
 
 def alike(actual: np.ndarray, expected: np.ndarray, bad: np.ndarray, heads: int = 0) -> str:
@@ -16,8 +17,8 @@ def alike(actual: np.ndarray, expected: np.ndarray, bad: np.ndarray, heads: int 
     if bad.sum() < MANY:
         return _few(got[bad], wanted[bad])
     with np.errstate(all="ignore"):
-        return _value(got[bad]) or _one(got, wanted, bad) or _moved(got, wanted, bad) or _factors(
-            got, wanted, bad, heads) or _where(bad, heads)
+        return _value(got[bad]) or _one(got, wanted, bad) or _moved(got, wanted, bad) or _nearly(
+            got[bad] / wanted[bad]) or _factors(got, wanted, bad, heads) or _where(bad, heads)
 
 
 def _few(got: np.ndarray, wanted: np.ndarray) -> str:
@@ -46,10 +47,10 @@ def _one(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
     ratio = got[bad] / wanted[bad]
     if _same(ratio):
         factor = float(np.median(ratio))
-        if abs(factor - 1) < CLOSE:
-            return ""
-        return "all of them have the wrong sign" if abs(factor + 1) < CLOSE else (
-            f"each of them is {factor:.5g} times what is expected")
+        if abs(factor + 1) < CLOSE:
+            return "all of them have the wrong sign"
+        if abs(factor - 1) >= CLOSE:
+            return f"each of them is {factor:.5g} times what is expected"
     off = got[bad] - wanted[bad]
     return f"each of them is {float(np.median(off)):+.5g} off" if _same(off) else ""
 
@@ -58,17 +59,28 @@ def _moved(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
     """The wrong places in which right numbers stand."""
     if np.array_equal(got, wanted) or np.ptp(wanted) == 0:
         return ""
-    spread = max(float(np.std(wanted)), 1e-3)
+    spread, off = max(float(np.std(wanted)), 1e-3), float(np.abs(got - wanted)[bad].max())
 
-    def equal(axis):
+    def equal(axis) -> bool:
+        """Whether the sorted numbers are the same, much nearer than they are in their places."""
         a, b = (np.sort(x, axis=axis) for x in (got, wanted))
-        return bool(np.allclose(a, b, rtol=1e-5, atol=1e-5 * spread))
+        return bool(np.allclose(a, b, rtol=1e-5, atol=1e-5 * spread) and np.abs(a - b).max() < MOVED * off)
 
     if got.ndim == 2 and equal(1):
         return "each row has the right numbers in other columns"
     if got.ndim == 2 and equal(0):
         return "each column has the right numbers in other rows"
     return "the right numbers stand in other places" if equal(None) else ""
+
+
+def _nearly(ratio: np.ndarray) -> str:
+    """The share by which all are too large or all too small, where it is less than CLOSE."""
+    off = ratio - 1
+    if not (np.abs(off) < CLOSE).all() or np.ptp(np.sign(off)):
+        return ""
+    least, most = (f"{share:.2g}" for share in (np.abs(off).min(), np.abs(off).max()))
+    return (f"each of them is nearly right, too {'large' if off[0] > 0 else 'small'} by {least}"
+            f"{f' to {most}' if most != least else ''} of itself")
 
 
 def _factors(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray, heads: int) -> str:

@@ -29,13 +29,13 @@ class Trained:
 
     @property
     def names(self) -> dict:
-        """The names that config.json begins with."""
+        """The names that config.json begins with, and the type of the weights."""
         own = FILES[type(self).__name__]
-        return {"architectures": [own["architecture"]], "model_type": own["model_type"]}
+        return {"architectures": [own["architecture"]], "model_type": own["model_type"], "dtype": "float32"}
 
     def saved(self, weights: dict[str, Value]) -> dict[str, np.ndarray]:
-        """Tensors of the file, by name."""
-        return {name: np.ascontiguousarray(w.data.astype(np.float16)) for name, w in weights.items()}
+        """Tensors of the file, float32, by name."""
+        return {name: np.ascontiguousarray(w.data.astype(np.float32)) for name, w in weights.items()}
 
 
 class Decoder(Trained):
@@ -143,10 +143,13 @@ class Hybrid(Decoder):
 
     def __init__(self, *args, state_heads: int, state_size: int):
         kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(args[2])]
+        pairs = args[5] // 4  # of columns that turn, shared out to three positions, which are one in a text
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
+                "mrope_section": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3]}
         super().__init__(*args, layer_types=kinds, linear_num_key_heads=state_heads,
                          linear_num_value_heads=state_heads, linear_key_head_dim=state_size,
                          linear_value_head_dim=state_size, linear_conv_kernel_dim=4, partial_rotary_factor=0.5,
-                         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})
+                         rope_parameters=rope)
         self.kinds, self.state_heads, self.state_size = kinds, state_heads, state_size
 
     @property

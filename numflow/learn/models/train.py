@@ -4,8 +4,8 @@
     python -m numflow.learn.models.train tiny --steps 60 --out D      a short run, for a test
     python -m numflow.learn.models.train tiny-mtp       train one of DRAFTS for a model that is there
 
-It writes what transformers would: config.json, model.safetensors in float16 (the weights were float32; half the bytes
-in a wheel, and a rounding error 30 times smaller than that of q8), tokenizer.json, and training.json with what it took.
+It writes what transformers would: config.json, model.safetensors in float32 (as trained: who quantises them begins with
+all bits), tokenizer.json, and training.json with what it took.
 """
 
 import argparse
@@ -31,8 +31,8 @@ MODELS = {
     "tiny-draft": (lambda v: nets.Decoder(v, 32, 2, 2, 1, 16, 96), 768, 930, 24, 6e-3),
     "tiny-moe": (lambda v: nets.Mixture(v, 64, 3, 4, 2, 16, 96, experts=4, chosen=2), 768, 360, 24, 4e-3),
     "tiny-hybrid": (lambda v: nets.Hybrid(v, 64, 4, 4, 2, 16, 160, state_heads=4, state_size=16), 768, 280, 24, 4e-3),
-    "tiny-encoder": (lambda v: nets.Encoder(v, 64, 3, 4, 160), 768, 950, 24, 4e-3),
-    "tiny-translator": (lambda v: nets.Translator(v, 64, 2, 4, 16, 192), 512, 920, 64, 4e-3),
+    "tiny-encoder": (lambda v: nets.Encoder(v, 64, 3, 4, 160), 768, 1900, 24, 4e-3),
+    "tiny-translator": (lambda v: nets.Translator(v, 64, 2, 4, 16, 192), 512, 1800, 64, 4e-3),
 }
 # Block that drafts, its model, words that it drafts (None: all), steps, texts a step, learning rate.
 DRAFTS = {
