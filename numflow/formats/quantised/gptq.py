@@ -1,9 +1,11 @@
 """GPTQ and AWQ: NAME.qweight, qzeros and scales, codes in words of 32 bits.
 
 GPTQ packs along the inputs, qweight [K / p, N], zeros along the outputs, qzeros [groups, N / p], scales [groups, N];
-g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one, but in gptq_v2.
-AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own. Neither has scales
-for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
+g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one, but in gptq_v2
+and gptq_p, which keeps the bits of codes of 3, 5, 6 and 7 bits in planes.
+AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own; its version "gemv"
+packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare. None
+has scales for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
 """
 
 import math
@@ -15,7 +17,7 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows
 from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, scale_values
-from numflow.formats.quantised.words import unpacked, unpacked_stream
+from numflow.formats.quantised.words import unpacked, unpacked_planes, unpacked_stream
 
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of a word holds
 _BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -33,11 +35,12 @@ def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
     if len(words.shape) != 2 or len(scales.shape) != 2 or not scales.rows:
         raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))} with scales "
                                f"{show(list(scales.shape))}; both should have two dimensions")
-    _drop_bias(parts, f"{stem}.bias", scales.columns)
     method = parts.method
+    _drop_bias(parts, f"{stem}.bias", words.rows if method.layout == "gemv" else scales.columns)
     by_shape = words.columns * 8 == scales.columns and f"{stem}.g_idx" not in parts.tensors
-    is_awq = method.name == "awq" or "awq" in str(method.settings.get("packing_format"))
-    read, outputs = ((_awq, 8 * words.columns) if is_awq or (by_shape and not method.stated)
+    if method.layout == "gemv":
+        return _gemv(parts, stem, words, scales)
+    read, outputs = ((_awq, 8 * words.columns) if method.layout == "gemm" or (by_shape and not method.stated)
                      else (_gptq, words.columns))
     if scales.columns != outputs:
         raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected {[scales.rows, outputs]}, "
@@ -58,8 +61,10 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
     index = parts.get(f"{stem}.g_idx")
     bits, k = _size(parts, words, zeros, index, groups, n)
     size = _group_size(parts, scales, groups, k)
-    stream = words.rows * 32 == k * bits
-    one = np.float32(parts.method.zeros_less_one)
+    one = np.float32(parts.method.layout == "gptq")
+    dense = unpacked_planes if parts.method.layout == "gptq_p" else unpacked_stream
+    if dense is unpacked_planes and bits not in (2, 4, 8) and (k % 32 or n % 32):
+        raise parts.fail(words.name, f"holds {k} x {n} codes of {bits} bits in planes, which are of 32 each")
 
     def order() -> np.ndarray:
         """The group of each input."""
@@ -79,8 +84,8 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
 
     def rows(begin: int, end: int) -> CodedRows:
         some = np.ascontiguousarray(integers(words)[:, begin:end].T)
-        packed = (unpacked_stream if zeros.columns * 32 == n * bits else unpacked)(integers(zeros), bits, n)
-        return CodedRows((unpacked_stream if stream else unpacked)(some, bits, k),
+        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(integers(zeros), bits, n)
+        return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
                          by_group(scale_values(scales), begin, end), by_group(packed, begin, end) + one)
 
     matrix = CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, each, turned=True, sources=(words,),
@@ -143,5 +148,24 @@ def _awq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedM
         return CodedRows(np.ascontiguousarray(codes(integers(words)[:, first:last]).T),
                          _columns(scale_values(scales), begin, end),
                          _columns(codes(integers(zeros)[:, first:last]), 0, end - begin))
+
+    return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
+
+
+def _gemv(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
+    n, k = words.rows, 8 * words.columns
+    size = parts.method.number("group_size", "q_group_size")
+    size = k if size == -1 else size
+    if size is None or size < 1 or k % size or k // size > scales.columns or scales.rows != n:
+        raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected {n} rows with a scale for "
+                                      f"each {size} of {k} inputs")
+    groups = k // size
+    zeros = parts.need(f"{stem}.qzeros", WORDS, (n, scales.columns // 8), beside=words.name)
+    if 8 * zeros.columns < groups:
+        raise parts.fail(zeros.name, f"is {zeros.type.name} {list(zeros.shape)}, expected zeros of {groups} groups")
+
+    def rows(begin: int, end: int) -> CodedRows:
+        return CodedRows(unpacked(integers(words)[begin:end], 4, k), scale_values(scales)[begin:end, :groups],
+                         unpacked(integers(zeros)[begin:end], 4, groups).astype(np.float32))
 
     return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
