@@ -273,7 +273,7 @@ def test_an_unknown_method_is_named_beside_plain_tensors_too(with_config, method
     ({"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}, "rotation 'hadamard' is not read"),
     ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format"),
     ({"quant_method": "auto-round", "backend": "auto_round:exllamav2"}, "backend 'auto_round:exllamav2'"),
-    ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "data_type": "mx_int4"}, "'mx_int4'"),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:fp8", "data_type": "mx_int4"}, "'mx_int4'"),
     ({"quant_method": "auto-round", "extra_config": {"a": {"data_type": "nvfp4_v2"}}}, "data_type 'nvfp4_v2'"),
     ({"quant_method": "fp8", "fmt": "e4m3fnuz"}, "fmt 'e4m3fnuz'"),
     ({"quant_method": "bitnet", "quantization_mode": "online"}, "quantization_mode 'online'"),

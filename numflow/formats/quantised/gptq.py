@@ -1,8 +1,9 @@
 """GPTQ and AWQ: NAME.qweight, qzeros and scales, codes in words of 32 bits.
 
 GPTQ packs along the inputs, qweight [K / p, N], zeros along the outputs, qzeros [groups, N / p], scales [groups, N];
-g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one, but in gptq_v2
-and gptq_p, which keeps the bits of codes of 3, 5, 6 and 7 bits in planes.
+g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one (GPTQModel
+takes 1 from each place of a word, where a zero of 0 borrows from the next), but in gptq_v2 and gptq_p; gptq_p keeps
+codes of 3, 5, 6 and 7 bits in planes.
 AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own; its version "gemv"
 packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare. None
 has scales for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
@@ -61,7 +62,8 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
     index = parts.get(f"{stem}.g_idx")
     bits, k = _size(parts, words, zeros, index, groups, n)
     size = _group_size(parts, scales, groups, k)
-    one = np.float32(parts.method.layout == "gptq")
+    borrows = parts.method.borrows
+    one = np.float32(parts.method.layout == "gptq" and not borrows)
     dense = unpacked_planes if parts.method.layout == "gptq_p" else unpacked_stream
     if dense is unpacked_planes and bits not in (2, 4, 8) and (k % 32 or n % 32):
         raise parts.fail(words.name, f"holds {k} x {n} codes of {bits} bits in planes, which are of 32 each")
@@ -84,12 +86,17 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
 
     def rows(begin: int, end: int) -> CodedRows:
         some = np.ascontiguousarray(integers(words)[:, begin:end].T)
-        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(integers(zeros), bits, n)
+        stored = integers(zeros).view(np.uint32)
+        if borrows and 32 % bits == 0:
+            stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))  # 1 in each place
+        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(stored, bits, n)
+        if borrows and 32 % bits:
+            packed = packed + np.uint8(1) & np.uint8((1 << bits) - 1)
         return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
                          by_group(scale_values(scales), begin, end), by_group(packed, begin, end) + one)
 
     matrix = CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, each, turned=True, sources=(words,),
-                         zero_type="U8" if bits < 8 else scales.type.name)  # of 8 bits up to 256
+                         zero_type="U8" if bits < 8 or not one else scales.type.name)  # of 8 bits up to 256
     return matrix if in_order else replace(matrix, group=1, order=order)
 
 
@@ -105,19 +112,22 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
         parts.need(index.name, ("I32", "I64"), beside=words.name)
         fits = [bits for bits in fits if len(index.shape) == 1 and words.rows in (
             -(-index.columns // (32 // bits)), index.columns * bits / 32)]
-    bits = next((b for b in fits if b in said), fits[-1] if fits else None)
+    whole = [b for b in fits if zeros.shape == (groups, n * b // 32)]  # 8 bits take as much as 7 of which none is cut
+    bits = next((b for b in whole or fits if b in said), (whole or fits or [None])[-1])
     if bits is None:
         inputs = "" if index is None else f" and g_idx {show(list(index.shape))}"
         raise parts.fail(zeros.name, f"is {show(list(zeros.shape))}, which fits no codes of 2 to 8 bits beside "
                                      f"qweight {list(words.shape)}, scales {[groups, n]}{inputs}")
-    whole = words.rows * 32 % bits == 0  # else codes do not pass from word to word
-    return bits, index.columns if index is not None else words.rows * 32 // bits if whole else words.rows * (32 // bits)
+    if index is not None:
+        return bits, index.columns
+    return bits, words.rows * 32 // bits if words.rows * 32 % bits == 0 else words.rows * (32 // bits)
 
 
 def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
     """Inputs of a group: as the configuration says, unless layers have their own."""
     said = parts.method.number("group_size", "q_group_size")
-    if said is None or "dynamic" in parts.method.settings:
+    own = said is None or "dynamic" in parts.method.settings or "extra_config" in parts.method.settings
+    if own and (said is None or said < 1 or -(-k // said) != groups):
         said = -(-k // groups)
     size = k if said == -1 else said
     if size < 1 or -(-k // size) != groups:

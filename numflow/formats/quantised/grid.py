@@ -42,9 +42,9 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
         return _blocks(scale, values, (1, 1), (count * n, k), (count * n, k))
     if block and found == (*lead, -(-n // block[0]), -(-k // block[1])):
         return _blocks(scale, values, found[-2:], block, (n, k))
-    if not lead and len(found) == 4 and found[1::2] == (1, 1) and found[0] and found[2]:  # blocks, as ModelOpt's
-        if n % found[0] == k % found[2] == 0:
-            return _blocks(scale, values, found[::2], (n // found[0], k // found[2]), (n, k))
+    if len(found) == 4 and (found[0], 1, found[2], 1) == found and not (lead or n % max(found[0], 1)
+                                                                         or k % max(found[2], 1)):
+        return _blocks(scale, values, found[::2], (n // found[0], k // found[2]), (n, k))  # blocks, as ModelOpt's
     ways = {(*lead, n, 1): (1, k), (*lead, n): (1, k), (*lead, 1, k): (n, 1)}
     if lead:
         ways |= {(*lead, 1, 1): (n, k), (*lead, 1): (n, k), tuple(lead): (n, k)}

@@ -85,6 +85,12 @@ class Method:
         """The layout of GPTQ's and AWQ's words: "gptq", "gptq_v2", "gptq_p", "gemm" or "gemv"."""
         return layout(self)
 
+    @property
+    def borrows(self) -> bool:
+        """Whether GPTQ's zeros less one were made of whole words, so that a zero of 0 borrows from the next one."""
+        meta = self.settings.get("meta")
+        return self.layout == "gptq" and isinstance(meta, Mapping) and "gptqmodel" in str(meta.get("quantizer")).lower()
+
     def _groups(self) -> Iterator[Mapping[str, Any]]:
         groups = self.settings.get("config_groups")
         for group in groups.values() if isinstance(groups, Mapping) else ():
