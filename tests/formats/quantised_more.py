@@ -69,9 +69,19 @@ def auto_round(rng, n, k, form="auto_round", bits=4, group=32):
     return tensors, (np.repeat(numbers, group, 0) * (codes - np.repeat(zeros, group, 0))).T, config
 
 
+def fours_of_fp8(rng, n, k, scale="F8_E8M0"):
+    """Experts of 4 bits beside FP8 ones."""
+    codes, powers = rng.integers(0, 16, (n, k)), rng.integers(115, 125, (n, k // 32)).astype(np.uint8)
+    scales = 2.0**(powers.astype(int) - 127)
+    tensors = {"weight": ("I8", two_in_a_byte(codes).view(np.int8)),
+               "weight_scale_inv": (scale, powers if scale != "F32" else scales.astype(np.float32))}
+    return tensors, E2M1[codes] * np.repeat(scales, 32, 1), {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
 def mxfp6(rng, n, k):
     codes, powers = rng.integers(0, 64, (n, k)), rng.integers(115, 125, (n, k // 32)).astype(np.uint8)
-    data = np.packbits((codes[..., None] >> np.arange(6) & 1).astype(np.uint8).reshape(n, -1), axis=1, bitorder="little")
+    bits = (codes[..., None] >> np.arange(6) & 1).astype(np.uint8).reshape(n, -1)
+    data = np.packbits(bits, axis=1, bitorder="little")
     return ({"weight_packed": ("U8", data), "weight_scale": ("U8", powers)},
             E2M3[codes] * np.repeat(2.0**(powers.astype(int) - 127), 32, 1),
             {"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"})
@@ -120,7 +130,8 @@ def torchao4(rng, n, k, kind="int4", group=32, tiles=False):
         stored, numbers = wide("BF16", scales_of(rng, k // group, n))
         other, offsets = wide("BF16", rng.uniform(-0.1, 0.1, (k // group, n)))
         data = (codes[:, 0::2] & 15 | (codes[:, 1::2] & 15) << 4).astype(np.uint8).view(np.int8)
-        return ({"_weight_qdata": ("I8", data), "_weight_scale": ("BF16", stored), "_weight_zero_point": ("BF16", other)},
+        return ({"_weight_qdata": ("I8", data), "_weight_scale": ("BF16", stored),
+                 "_weight_zero_point": ("BF16", other)},
                 codes * np.repeat(numbers.T, group, 1) + np.repeat(offsets.T, group, 1), config)
     codes, name = rng.integers(0, 16, (n, k)), "_weight_qdata"
     data, numbers = ("U8", two_in_a_byte(codes)), E2M1[codes]
@@ -187,6 +198,7 @@ MORE = {
     "awq-gemv": (gemv, {}), "awq-gemv-32": (gemv, {"group": 32}),
     "auto-round": (auto_round, {}), "auto-round-less": (auto_round, {"form": "auto_round:auto_gptq"}),
     "auto-round-5": (auto_round, {"bits": 5}), "mxfp6": (mxfp6, {}),
+    "fp8-fours": (fours_of_fp8, {}), "fp8-fours-f32": (fours_of_fp8, {"scale": "F32"}),
     **{f"modelopt-{name.lower()}": (modelopt, {"algorithm": name})
        for name in ("W4A16_AWQ", "NVFP4_AWQ", "W8A8_SQ_PER_CHANNEL", "FP8_PB_WO")},
     "torchao-int4": (torchao4, {}), "torchao-nvfp4": (torchao4, {"kind": "nvfp4"}),

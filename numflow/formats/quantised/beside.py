@@ -1,7 +1,7 @@
 """Matrices of 8-bit numbers or packed 4-bit floats whose scales lie beside them, as FP8 and INT8 checkpoints,
 compressed-tensors, ModelOpt and Quark store them.
 
-    NAME.weight F8 or I8 (N, K)           with NAME.weight_scale, weight_scale_inv or scale
+    NAME.weight F8 or I8 (N, K)           with NAME.weight_scale, weight_scale_inv or scale; I8 beside FP8 is as U8
     NAME.weight_packed I32                integers, lowest bits first along the inputs, with weight_shape
     NAME.weight_packed or weight, U8      E2M1 numbers, low nibble first, with scales of 16 or 32 columns; or E2M3 in
                                           6 bits; or, two rows in one, whole numbers of 4 bits (ModelOpt's AWQ)
@@ -30,7 +30,7 @@ from numflow.formats.quantised.parts import (
     stored_bytes,
 )
 from numflow.formats.quantised.words import Packing, packing_of, unpacked_stream
-from numflow.formats.types import to_f32
+from numflow.formats.types import TYPES, to_f32
 
 # Numbers of codes of 6 bits: sign, 2 bits of exponent, 3 of mantissa.
 _E2M3 = np.array([m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in range(3) for m in range(8)], np.float32)
@@ -59,6 +59,8 @@ def scaled(parts: StoredParts, name: str) -> CodedMatrix:
         if scale.type.name in SCALES and scale.shape[:-1] == (*tensor.shape[:-2], rows):
             return two_rows_in_a_byte(parts, name, parts.need(found, SCALES, beside=name))
         return two_in_a_byte(parts, name, tensor, parts.need(found, STEPS, beside=name))
+    if tensor.type.name == "I8" and parts.method.name == "fp8" and len(tensor.shape) > 1:
+        return _fours_of_fp8(parts, Tensor(name, tensor.shape, TYPES["U8"], tensor.read), found)
     zeros = parts.get(f"{name}_zero_point")
     return eight_bits(parts, name, parts.need(name, (*FLOATS8, "I8"), beside=name), found, zeros)
 
@@ -189,6 +191,20 @@ def two_in_a_byte(parts: StoredParts, plain: str, tensor: Tensor, scale: Tensor)
         return CodedRows(_low_first(some), every[:, None], steps=steps)
 
     return CodedMatrix(plain, shape, rows, 4, "F8_E4M3", 16, None, E2M1, "e2m1", turned=turned, sources=(tensor,))
+
+
+def _fours_of_fp8(parts: StoredParts, tensor: Tensor, scale_name: str) -> CodedMatrix:
+    """E2M1 numbers, low nibble first, with scales of 32 columns: experts beside FP8 (`expert_dtype` fp4)."""
+    shape = (*tensor.shape[:-1], 2 * tensor.columns)
+    scale = parts.need(scale_name, (*SCALES, *POWERS), (*shape[:-1], -(-shape[-1] // 32)), beside=tensor.name)
+    if scale.type.name in POWERS:
+        return two_in_a_byte(parts, tensor.name, tensor, scale)
+    grid = scale_grid(parts, scale, shape)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        return CodedRows(_low_first(tensor.raw()[begin:end]), grid.rows(begin, end))
+
+    return CodedMatrix(tensor.name, shape, rows, 4, scale.type.name, grid.group, None, E2M1, "e2m1", sources=(tensor,))
 
 
 def _four_in_three(parts: StoredParts, plain: str, name: str, scale_name: str) -> CodedMatrix:

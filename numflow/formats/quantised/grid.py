@@ -61,7 +61,10 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
 def _in_blocks(parts: StoredParts, scale: Tensor, values, shape: tuple[int, ...], block: tuple[int, int]) -> ScaleGrid:
     *lead, n, k = shape
     wanted = (*lead, -(-n // block[0]), -(-k // block[1]))
-    if scale.shape != wanted:
+    found = scale.shape
+    if found != wanted and found[:-1] == (*lead, n) and found[-1] and k % found[-1] == 0:
+        return _blocks(scale, values, found[-2:], (1, k // found[-1]), (n, k))  # groups of a row, as experts may have
+    if found != wanted:
         raise parts.fail(scale.name, f"is {scale.type.name} {show(list(scale.shape))}, expected {list(wanted)}: blocks "
                                      f"of {block[0]} x {block[1]} of {list(shape)} weights")
     return _blocks(scale, values, wanted[-2:], block, (n, k))
