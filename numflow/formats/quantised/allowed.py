@@ -19,7 +19,7 @@ _FORMATS = {"compressed-tensors": ("dense", "pack-quantized", "int-quantized", "
                                    "mxfp8-quantized", "mixed-precision"),
             "gptq": ("gptq", "gptq_v2", "gptq_p"), "awq": ("gemm", "gemv"),
             "modelopt": ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8", "NVFP4_AWQ",
-                         "W8A16", "W8A8_SQ_PER_CHANNEL", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "W4A16_AWQ",
+                         "W8A16", "W8A8_SQ_PER_CHANNEL", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "MXFP4", "W4A16_AWQ",
                          "MIXED_PRECISION"),
             "auto-round": ("auto", "auto_round", "auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:gptq",
                            "auto_round:awq", "auto_round:gptqmodel", "auto_round:gptq:exllamav2",
@@ -31,7 +31,8 @@ _FORMATS = {"compressed-tensors": ("dense", "pack-quantized", "int-quantized", "
 _LAYOUTS = {"gptq": ("checkpoint_format", "format"), "awq": ("version", "checkpoint_format", "format"),
             "auto-round": ("packing_format", "backend")}
 # Keys of what a model does to its activations, which such weights need.
-_ROTATIONS = ("rotation", "rotation_config", "hadamard_config", "transform_config", "use_rms_norm", "is_marlin_format")
+_ROTATIONS = ("rotation", "rotation_config", "spinquant_config", "hadamard_config", "transform_config", "use_rms_norm",
+              "is_marlin_format")
 _NUMBERS_OF_ROUND = ("mx_int", "fp6", "e5m3", "_v2")  # AutoRound's data types that are not read
 
 

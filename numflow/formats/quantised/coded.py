@@ -167,12 +167,12 @@ def floats(matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
     return numbers
 
 
-def zeros_of(scales: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and zeros f32 that stand for scale * code + offset, also where the scale is 0."""
+def zeros_of(scales: np.ndarray, offsets: np.ndarray, middle: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and zeros f32 that stand for scale * (code - middle) + offset, also where the scale is 0."""
     flat = scales == 0
     with np.errstate(all="ignore"):  # infinite scales are the file's values
         steps = np.where(flat, offsets * np.float32(2**-30), scales)
-        return steps, np.where(flat, np.float32(-2**30), -offsets / scales)
+        return steps, np.where(flat, np.float32(-2**30), np.float32(middle) - offsets / scales)
 
 
 def _blocks(hub: HubType, matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:

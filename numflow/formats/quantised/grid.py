@@ -42,8 +42,7 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
         return _blocks(scale, values, (1, 1), (count * n, k), (count * n, k))
     if block and found == (*lead, -(-n // block[0]), -(-k // block[1])):
         return _blocks(scale, values, found[-2:], block, (n, k))
-    if len(found) == 4 and (found[0], 1, found[2], 1) == found and not (lead or n % max(found[0], 1)
-                                                                         or k % max(found[2], 1)):
+    if len(found) == 4 and not lead and found[1::2] == (1, 1) and all(found) and not (n % found[0] or k % found[2]):
         return _blocks(scale, values, found[::2], (n // found[0], k // found[2]), (n, k))  # blocks, as ModelOpt's
     ways = {(*lead, n, 1): (1, k), (*lead, n): (1, k), (*lead, 1, k): (n, 1)}
     if lead:

@@ -111,7 +111,9 @@ def method_of(config: Mapping[str, Any], names: Collection[str], folder: Path) -
     """
     found = _stated(config, folder) or _beside(folder)
     if found is None:
-        return _named(names)
+        found = _named(names)
+        if found is None or found.name != "quanto":
+            return found
     name = _SAME.get(found.name.lower(), found.name.lower())
     if name not in METHODS:
         what = f"quantised by {quoted(found.name)}" if found.name else "quantised by a method that it does not name"
@@ -181,6 +183,8 @@ def _named(names: Collection[str]) -> Method | None:
         sign = ENDS.get(end) or ("fp8" if name.endswith("_scale_inv") else None)
         if name.endswith("_blocks") and f"{name.removesuffix('_blocks')}_scales" in names:
             sign = "mxfp4"
+        if end == "_data" and f"{name.removesuffix('_data')}_scale" in names:
+            sign = "quanto"  # which says nothing in config.json
         if sign:
             return Method(sign, f"tensor {quoted(name)}")
     return None

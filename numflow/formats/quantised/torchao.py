@@ -30,6 +30,9 @@ def torchao(parts: StoredParts, name: str) -> CodedMatrix:
     zeros = parts.get(f"{beside}_zero_point")
     if zeros is not None and zeros.type.name in SCALES:
         return _four_bits(parts, plain, name, f"{beside}_scale", zeros)
+    if parts.tensors[name].type.name == "I32":
+        raise parts.fail(name, f"is I32 {show(list(parts.tensors[name].shape))}: codes of 4 bits in the tiles or words "
+                               f"of a device are not read, plain ones are")
     tensor = parts.need(name, (*FLOATS8, "I8", "U8"), beside=name)
     scale = parts.need(f"{beside}_scale", (*SCALES, *STEPS), beside=name)
     if tensor.type.name == "U8":
@@ -71,7 +74,7 @@ def _four_bits(parts: StoredParts, plain: str, name: str, scale_name: str, zeros
         at = np.arange(begin, end)
         own, other = (part.f32().reshape(-1, groups, n)[at // n, :, at % n] for part in (scale, zeros))
         return CodedRows(np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1),
-                         *zeros_of(own, other - 8 * own))
+                         *zeros_of(own, other, 8))
 
     return CodedMatrix(plain, (*lead, n, 2 * half), rows, 4, "F32", 2 * half // groups, zero_type="F32",
                        turned=not lead, sources=(tensor,))

@@ -18,7 +18,8 @@ _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "input_global_scale", "input
                    "output_scale", "output_zero_point", "output_global_scale", "activation_scale",
                    "activation_scale_inv", "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale",
                    "prob_output_scale", "q_zero_point", "k_zero_point", "v_zero_point", "q_global_scale",
-                   "k_global_scale", "v_global_scale", "_weight_act_per_tensor_scale")
+                   "k_global_scale", "v_global_scale", "_weight_act_per_tensor_scale", "_weight_act_quant_scale",
+                   "_weight_act_quant_zero_point", "k_cache_scale", "v_cache_scale")
 _BY_END: tuple[tuple[str, Reader], ...] = (
     (".qweight", gptq.gptq_or_awq), (".weight_packed", beside.packed), ("_packed", beside.packed), (".W_q", hqq.hqq),
     ("_qdata", torchao.torchao), ("_blocks", beside.blocks))
