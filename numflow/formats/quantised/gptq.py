@@ -112,8 +112,9 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
         parts.need(index.name, ("I32", "I64"), beside=words.name)
         fits = [bits for bits in fits if len(index.shape) == 1 and words.rows in (
             -(-index.columns // (32 // bits)), index.columns * bits / 32)]
-    whole = [b for b in fits if zeros.shape == (groups, n * b // 32)]  # 8 bits take as much as 7 of which none is cut
-    bits = next((b for b in whole or fits if b in said), (whole or fits or [None])[-1])
+    # 8 bits take as many words as 7 of which none is cut
+    fits = [bits for bits in fits if zeros.shape == (groups, n * bits // 32)] or fits
+    bits = next((b for b in fits if b in said), fits[-1] if fits else None)
     if bits is None:
         inputs = "" if index is None else f" and g_idx {show(list(index.shape))}"
         raise parts.fail(zeros.name, f"is {show(list(zeros.shape))}, which fits no codes of 2 to 8 bits beside "
