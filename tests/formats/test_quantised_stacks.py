@@ -97,7 +97,7 @@ def test_hqqs_words_as_floats(tmp_path, kind, bits):
 
 
 @pytest.mark.parametrize("key", ["dynamic", "extra_config"])
-@pytest.mark.parametrize(("said", "own", "group"), [(7, 8, 32), (4, 8, 64), (8, 4, 48), (2, 3, 96)])
+@pytest.mark.parametrize(("said", "own", "group"), [(7, 8, 32), (4, 8, 64), (8, 4, 48), (2, 3, 96), (4, 4, 80)])
 def test_bits_and_groups_that_a_layer_has_by_itself(tmp_path, key, said, own, group):
     tensors, weights, config = gptq(np.random.default_rng(0), 64, 192, bits=own, group=group, g_idx=False)
     if key == "extra_config":

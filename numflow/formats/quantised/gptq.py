@@ -113,7 +113,7 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
         fits = [bits for bits in fits if len(index.shape) == 1 and words.rows in (
             -(-index.columns // (32 // bits)), index.columns * bits / 32)]
     # 8 bits take as many words as 7 of which none is cut
-    fits = [bits for bits in fits if zeros.shape == (groups, n * bits // 32)] or fits
+    fits = [b for b in fits if zeros.shape == (groups, n * b // 32)] or fits
     bits = next((b for b in fits if b in said), fits[-1] if fits else None)
     if bits is None:
         inputs = "" if index is None else f" and g_idx {show(list(index.shape))}"
@@ -126,10 +126,11 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
 
 def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
     """Inputs of a group: as the configuration says, unless layers have their own."""
-    said = parts.method.number("group_size", "q_group_size")
-    own = said is None or "dynamic" in parts.method.settings or "extra_config" in parts.method.settings
-    if own and (said is None or said < 1 or -(-k // said) != groups):
-        said = -(-k // groups)
+    said, layers = parts.method.number("group_size", "q_group_size"), parts.method.of_layers
+    if said is None or (layers and (said < 1 or -(-k // said) != groups)):
+        sizes = (layer.get("group_size") for layer in layers)
+        said = next((size for size in sizes if type(size) is int and size > 0 and -(-k // size) == groups),
+                    -(-k // groups))
     size = k if said == -1 else said
     if size < 1 or -(-k // size) != groups:
         raise parts.fail(scales.name, f"has {groups} groups, expected {-(-k // size) if size > 0 else '1 or more'}: "

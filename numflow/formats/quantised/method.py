@@ -70,6 +70,13 @@ class Method:
         return {bits for bits in said if type(bits) is int}
 
     @property
+    def of_layers(self) -> list[Mapping[str, Any]]:
+        """Settings that GPTQ's layers have by themselves."""
+        found = [self.settings.get(key) for key in ("dynamic", "extra_config")]
+        return [layer for layers in found if isinstance(layers, Mapping) for layer in layers.values()
+                if isinstance(layer, Mapping)]
+
+    @property
     def dense(self) -> bool:
         """Whether codes of compressed-tensors pass over the ends of words: from the library's version 0.18 on."""
         version = re.match(r"(\d{1,9})\.(\d{1,9})", str(self.settings.get("version", "")))
