@@ -191,7 +191,24 @@ def quark(rng, n, k, dtype="fp8_e4m3"):
     return tensors | {"weight": ("F8_E4M3", bits)}, e4m3(bits) * 0.25, config
 
 
+def by_eight(rng, n, k, method="w8a8_int8"):
+    """8 bits as SGLang's own methods name them."""
+    config, codes = {"quant_method": method}, rng.integers(-127, 128, (n, k))
+    if method == "blockwise_int8":
+        stored = scales_of(rng, -(-n // 32), -(-k // 128)).astype(np.float32)
+        scales = np.repeat(np.repeat(stored.astype(np.float64), 32, 0)[:n], 128, 1)[:, :k]
+        return ({"weight": ("I8", codes.astype(np.int8)), "weight_scale_inv": ("F32", stored)}, codes * scales,
+                config | {"weight_block_size": [32, 128]})
+    stored = scales_of(rng, n, 1).astype(np.float32)
+    if method == "w8a8_fp8":
+        bits = rng.integers(0, 0x70, (n, k)).astype(np.uint8)
+        return {"weight": ("F8_E4M3", bits), "weight_scale": ("F32", stored)}, e4m3(bits) * stored.astype(float), config
+    return ({"weight": ("I8", codes.astype(np.int8)), "weight_scale": ("F32", stored)}, codes * stored.astype(float),
+            config)
+
+
 MORE = {
+    **{method: (by_eight, {"method": method}) for method in ("w8a8_int8", "w8a8_fp8", "blockwise_int8")},
     **{f"gptq-planes-{bits}": (planar, {"bits": bits}) for bits in (3, 4, 5, 6, 7)},
     "gptq-planes-act": (planar, {"bits": 6, "act": True}),
     **{f"gptq-borrowed-{bits}": (borrowing, {"bits": bits}) for bits in (2, 3, 4, 8)},

@@ -29,8 +29,8 @@ _NAMES = {"awq": "AWQ", "gptq": "GPTQ", "fp8": "FP8", "fbgemm_fp8": "FBGEMM FP8"
 _SAME = {"compressed_tensors": "compressed-tensors", "modelopt_fp4": "modelopt", "modelopt_fp8": "modelopt",
          "modelopt_mixed": "modelopt", "auto_round": "auto-round", "autoround": "auto-round",
          "intel/auto-round": "auto-round", "metal": "mlx"}
-METHODS = ("awq", "auto-round", "bitnet", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "hqq",
-           "mlx", "modelopt", "mxfp4", "mxfp8", "quark", "torchao")
+METHODS = ("awq", "auto-round", "bitnet", "bitsandbytes", "blockwise_int8", "compressed-tensors", "fbgemm_fp8", "fp8",
+           "gptq", "hqq", "mlx", "modelopt", "mxfp4", "mxfp8", "quark", "torchao", "w8a8_fp8", "w8a8_int8")
 
 
 @dataclass(frozen=True)
