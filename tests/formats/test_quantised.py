@@ -321,12 +321,6 @@ def test_the_method_may_stand_in_a_file_of_its_own(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_a_method_that_only_tensors_tell_is_named(tmp_path):
-    tensors = {"weight._data": ("I8", np.ones((64, 192), np.int8)), "weight._scale": ("F32", np.ones((64, 1), "f4"))}
-    with pytest.raises(FormatError, match=r"quantised by 'quanto' \(tensor '.*up_proj.weight._data'\), which is not"):
-        open_checkpoint(folder_of(tmp_path, tensors, None))
-
-
 @pytest.mark.parametrize("value", [5, "gptq", [1], True])
 def test_what_is_no_object_is_refused(with_config, value):
     with pytest.raises(FormatError, match="quantization_config: expected an object with quant_method"):

@@ -1,4 +1,4 @@
-"""Stacks of experts as other programs quantise them, and layers with settings of their own."""
+"""Stacks of experts as other programs quantise them, layers with settings of their own, and methods without any."""
 
 import json
 
@@ -107,6 +107,16 @@ def test_bits_and_groups_that_a_layer_has_by_itself(tmp_path, key, said, own, gr
           weights.astype(np.float32))
 
 
+def test_groups_of_a_row_beside_blocks(tmp_path):
+    """As experts may have them; weight_block_size is of the others."""
+    rng = np.random.default_rng(0)
+    codes, scales = rng.integers(0, 0x70, (64, 192)).astype(np.uint8), rng.random((64, 6)).astype(np.float32)
+    tensors = {"weight": ("F8_E4M3", codes), "weight_scale_inv": ("F32", scales)}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    close(open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"].f32(),
+          (e4m3(codes) * np.repeat(scales, 32, 1)).astype(np.float32))
+
+
 def test_zeros_that_have_no_meaning(tmp_path):
     tensors, _, config = made("fp8-channel", 64, 192)
     tensors["weight_zero_point"] = "I8", np.zeros((64, 1), np.int8)
@@ -164,3 +174,9 @@ def test_other_objects_under_that_key_are_none_of_mlx(tmp_path):
     said = {"quantization_config": config, "quantization": {"qformat_weight": "int8"}}
     (tmp_path / "config.json").write_text(json.dumps(said))
     close(open_checkpoint(tmp_path).tensors[f"{MODULE}.weight"].f32(), weights)
+
+
+def test_a_method_that_only_tensors_tell_is_named(tmp_path):
+    tensors = {"weight._data": ("I8", np.ones((64, 192), np.int8)), "weight._scale": ("F32", np.ones((64, 1), "f4"))}
+    with pytest.raises(FormatError, match=r"quantised by 'quanto' \(tensor '.*up_proj.weight._data'\), which is not"):
+        open_checkpoint(folder_of(tmp_path, tensors, None))

@@ -1,4 +1,4 @@
-"""What a method says of itself and decides whether its checkpoints are read: formats, layouts, rotations.
+"""Formats, layouts and rotations that a method says of itself, by which its checkpoints are read or refused.
 
 A format that is not known is refused by the key and the word that name it, also where its tensors have the names and
 types of another one.
