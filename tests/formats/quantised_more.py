@@ -58,14 +58,14 @@ def gemv(rng, n, k, group=64):
     return tensors, np.repeat(numbers, group, 1) * (codes - np.repeat(zeros, group, 1)), config
 
 
-def auto_round(rng, n, k, form="auto_round", bits=4, group=32):
+def auto_round(rng, n, k, form="auto_round", bits=4, group=32, key="packing_format"):
     """AutoRound's layouts of GPTQ, of which some store zeros as they are."""
     codes, zeros = rng.integers(0, 1 << bits, (k, n)), rng.integers(1, 1 << bits, (k // group, n))
     stored, numbers = wide("F16", scales_of(rng, k // group, n))
-    less = form in ("auto_round:auto_gptq", "auto_round:gptq")
+    less = "gptq" in form
     tensors = {"qweight": ("I32", np.ascontiguousarray(words(np.ascontiguousarray(codes.T), bits, True).T)),
                "qzeros": ("I32", words(zeros - less, bits, True)), "scales": ("F16", stored)}
-    config = {"quant_method": "intel/auto-round", "bits": bits, "group_size": group, "packing_format": form}
+    config = {"quant_method": "intel/auto-round", "bits": bits, "group_size": group, key: form}
     return tensors, (np.repeat(numbers, group, 0) * (codes - np.repeat(zeros, group, 0))).T, config
 
 
@@ -214,6 +214,8 @@ MORE = {
     **{f"gptq-borrowed-{bits}": (borrowing, {"bits": bits}) for bits in (2, 3, 4, 8)},
     "awq-gemv": (gemv, {}), "awq-gemv-32": (gemv, {"group": 32}),
     "auto-round": (auto_round, {}), "auto-round-less": (auto_round, {"form": "auto_round:auto_gptq"}),
+    "auto-round-older": (auto_round, {"form": "auto_round:exllamav2", "key": "backend"}),
+    "auto-round-older-less": (auto_round, {"form": "auto_round:gptq:exllamav2", "key": "backend"}),
     "auto-round-5": (auto_round, {"bits": 5}), "mxfp6": (mxfp6, {}),
     "fp8-fours": (fours_of_fp8, {}), "fp8-fours-f32": (fours_of_fp8, {"scale": "F32"}),
     **{f"modelopt-{name.lower()}": (modelopt, {"algorithm": name})

@@ -272,7 +272,7 @@ def test_an_unknown_method_is_named_beside_plain_tensors_too(with_config, method
     ({"quant_method": "gptq", "format": "bitblas"}, "format 'bitblas'"),
     ({"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}, "rotation 'hadamard' is not read"),
     ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format"),
-    ({"quant_method": "auto-round", "backend": "auto_round:exllamav2"}, "backend 'auto_round:exllamav2'"),
+    ({"quant_method": "auto-round", "backend": "auto_round:marlin"}, "backend 'auto_round:marlin'"),
     ({"quant_method": "auto-round", "packing_format": "auto_round:fp8", "data_type": "mx_int4"}, "'mx_int4'"),
     ({"quant_method": "auto-round", "extra_config": {"a": {"data_type": "nvfp4_v2"}}}, "data_type 'nvfp4_v2'"),
     ({"quant_method": "fp8", "fmt": "e4m3fnuz"}, "fmt 'e4m3fnuz'"),
@@ -288,7 +288,7 @@ def test_an_unknown_method_is_named_beside_plain_tensors_too(with_config, method
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'"),
     ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
       "quantized_layers": {"a": {"quant_algo": "INT4_AWQ"}}}, "quantized_layers.a.quant_algo 'INT4_AWQ'"),
-    ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "exllamav2"),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav3"}, "exllamav3"),
 ])
 def test_a_format_that_is_not_read_is_named(with_config, stated, said):
     with pytest.raises(FormatError, match=said):
