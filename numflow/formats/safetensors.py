@@ -1,4 +1,7 @@
-"""safetensors: 8 bytes of header length, a JSON header, then the tensors' bytes, one after the other without gaps."""
+"""safetensors: 8 bytes of header length, a JSON header, then the tensors' bytes, one after the other without gaps.
+
+F4, floats of which two are in a byte, are read as these bytes: U8, and half as many columns.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -81,11 +84,17 @@ def _shape(file: MappedFile, name: str, entry: dict[str, Any]) -> tuple[int, ...
     shape = entry.get("shape")
     if not (isinstance(shape, list) and all(map(_is_size, shape))):
         raise file.fail(f"tensor {show(name)}: shape must be a list of sizes, got {show(shape)}")
+    if entry.get("dtype") == "F4":
+        if not shape or shape[-1] % 2:
+            raise file.fail(f"tensor {show(name)}: F4 {show(shape)} is no whole number of bytes in a row")
+        shape = [*shape[:-1], shape[-1] // 2]
     return tuple(shape)
 
 
 def _type(file: MappedFile, name: str, entry: dict[str, Any]):
     dtype = entry.get("dtype")
+    if dtype == "F4":
+        return TYPES["U8"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise file.fail(f"tensor {show(name)}: dtype {show(dtype)} is not supported; known: {', '.join(DTYPES)}")
     return DTYPES[dtype]

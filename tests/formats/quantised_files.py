@@ -10,56 +10,8 @@ import json
 import numpy as np
 
 from tests.formats import make
-
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-NF4 = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-                -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-                0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
-                1.0], np.float32)
-FP4 = np.array([0, 0.0052083333, 0.6666667, 1, 0.33333334, 0.5, 0.16666667, 0.25], np.float32)
-FP4 = np.concatenate([FP4, -FP4])
-
-
-def e4m3(codes: np.ndarray) -> np.ndarray:
-    exponent, mantissa = codes >> 3 & 15, codes & 7
-    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0**(exponent.astype(int) - 7))
-    return np.where(codes & 128, -size, size)
-
-
-def e5m2(codes: np.ndarray) -> np.ndarray:
-    return (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float64)
-
-
-def bf16(values: np.ndarray) -> np.ndarray:
-    """Bits of the nearest-below bfloat16."""
-    return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
-def wide(kind: str, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values as stored in a type, and the numbers that are stored."""
-    if kind == "BF16":
-        bits = bf16(values)
-        return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    stored = values.astype({"F16": np.float16, "F32": np.float32}[kind])
-    return stored, stored.astype(np.float64)
-
-
-def words(codes: np.ndarray, bits: int, stream: bool = False) -> np.ndarray:
-    """Codes along the last axis in words of 32 bits, lowest first; stream: over the ends of words."""
-    rows = []
-    for row in codes.reshape(-1, codes.shape[-1]).tolist():
-        each = 32 // bits
-        pieces = [row] if stream else [row[at:at + each] for at in range(0, len(row), each)]
-        data = b""
-        for piece in pieces:
-            value = sum(code << bits * i for i, code in enumerate(piece))
-            data += value.to_bytes(-(-len(piece) * bits // 32) * 4, "little")
-        rows.append(np.frombuffer(data, "<i4"))
-    return np.stack(rows).reshape(*codes.shape[:-1], -1)
-
-
-def _scales(rng, *shape: int) -> np.ndarray:
-    return rng.uniform(0.002, 0.02, shape)
+from tests.formats.quantised_more import MORE
+from tests.formats.quantised_parts import E2M1, FP4, NF4, e4m3, e5m2, scales_of, two_in_a_byte, wide, words
 
 
 def gptq(rng, n, k, bits=4, group=32, act=False, v2=False, symmetric=False, scale="F16", g_idx=True, stated=True):
@@ -68,7 +20,7 @@ def gptq(rng, n, k, bits=4, group=32, act=False, v2=False, symmetric=False, scal
     zeros = np.full((groups, n), 1 << bits - 1) if symmetric else rng.integers(1, 1 << bits, (groups, n))
     index = np.arange(k) // (group if group > 0 else k)
     index = rng.permutation(index) if act else index
-    stored, numbers = wide(scale, _scales(rng, groups, n))
+    stored, numbers = wide(scale, scales_of(rng, groups, n))
     weights = numbers[index] * (codes - zeros[index])
     stream = 32 % bits != 0
     tensors = {"qweight": ("I32", np.ascontiguousarray(words(np.ascontiguousarray(codes.T), bits, stream).T)),
@@ -83,7 +35,7 @@ def gptq(rng, n, k, bits=4, group=32, act=False, v2=False, symmetric=False, scal
 
 def awq(rng, n, k, group=32, stated=True):
     codes, zeros = rng.integers(0, 16, (k, n)), rng.integers(0, 16, (k // group, n))
-    stored, numbers = wide("F16", _scales(rng, k // group, n))
+    stored, numbers = wide("F16", scales_of(rng, k // group, n))
     weights = np.repeat(numbers, group, 0) * (codes - np.repeat(zeros, group, 0))
 
     def ordered(values):
@@ -98,7 +50,7 @@ def packed(rng, n, k, bits=4, group=32, symmetric=True, scale="BF16", act=False,
     groups = k // group if group > 0 else 1
     codes = rng.integers(0, 1 << bits, (n, k))
     zeros = np.full((n, groups), 1 << bits - 1) if symmetric else rng.integers(0, 1 << bits, (n, groups))
-    stored, numbers = wide(scale, _scales(rng, n, groups))
+    stored, numbers = wide(scale, scales_of(rng, n, groups))
     index = np.arange(k) // (group if group > 0 else k)
     index = rng.permutation(index) if act else index
     tensors = {"weight_packed": ("I32", words(codes, bits, dense)), "weight_scale": (scale, stored),
@@ -120,7 +72,7 @@ def _compressed(form: str, **weights) -> dict:
 
 def int8(rng, n, k, scale="BF16", zeros=False):
     codes = rng.integers(-128, 128, (n, k))
-    stored, numbers = wide(scale, _scales(rng, n, 1))
+    stored, numbers = wide(scale, scales_of(rng, n, 1))
     points = rng.integers(-8, 8, (n, 1)) if zeros else np.zeros((n, 1), int)
     tensors = {"weight": ("I8", codes.astype(np.int8)), "weight_scale": (scale, stored)}
     if zeros:
@@ -135,21 +87,16 @@ def fp8(rng, n, k, kind="F8_E4M3", way="channel", scale="F32", block=(128, 128))
     config, name = {"quant_method": "fp8"}, "weight_scale"
     if way == "block":
         config["weight_block_size"], name = list(block), "weight_scale_inv"
-        stored, scales = wide(scale, _scales(rng, -(-n // block[0]), -(-k // block[1])))
+        stored, scales = wide(scale, scales_of(rng, -(-n // block[0]), -(-k // block[1])))
         scales = np.repeat(np.repeat(scales, block[0], 0)[:n], block[1], 1)[:, :k]
     elif way == "mx":
         config, name = {"quant_method": "mxfp8", "weight_block_size": [1, 32]}, "weight_scale_inv"
         stored, scale = rng.integers(110, 125, (n, k // 32)).astype(np.uint8), "U8"
         scales = np.repeat(2.0**(stored.astype(int) - 127), 32, 1)
     else:
-        stored, scales = wide(scale, _scales(rng, *{"channel": (n, 1), "tensor": (), "one": (1,)}[way]))
+        stored, scales = wide(scale, scales_of(rng, *{"channel": (n, 1), "tensor": (), "one": (1,)}[way]))
     tensors = {"weight": (kind, codes), name: (scale, stored), "input_scale": ("F32", np.array(0.5, np.float32))}
     return tensors, numbers * scales, config
-
-
-def _two_in_a_byte(codes: np.ndarray, low_first: bool = True) -> np.ndarray:
-    first, second = codes[..., 0::2], codes[..., 1::2]
-    return (first | second << 4 if low_first else first << 4 | second).astype(np.uint8)
 
 
 def nvfp4(rng, n, k, modelopt=False):
@@ -157,10 +104,10 @@ def nvfp4(rng, n, k, modelopt=False):
     factor = np.float32(0.001 if modelopt else 1500)
     scales = np.repeat(e4m3(bits) * np.float64(factor if modelopt else 1 / factor), 16, 1)
     if modelopt:
-        return ({"weight": ("U8", _two_in_a_byte(codes)), "weight_scale": ("F8_E4M3", bits),
+        return ({"weight": ("U8", two_in_a_byte(codes)), "weight_scale": ("F8_E4M3", bits),
                  "weight_scale_2": ("F32", np.array(factor)), "input_scale": ("F32", np.array(factor))},
                 E2M1[codes] * scales, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
-    return ({"weight_packed": ("U8", _two_in_a_byte(codes)), "weight_scale": ("F8_E4M3", bits),
+    return ({"weight_packed": ("U8", two_in_a_byte(codes)), "weight_scale": ("F8_E4M3", bits),
              "weight_global_scale": ("F32", np.array([factor])), "input_global_scale": ("F32", np.array([factor]))},
             E2M1[codes] * scales, _compressed("nvfp4-pack-quantized", num_bits=4))
 
@@ -168,7 +115,7 @@ def nvfp4(rng, n, k, modelopt=False):
 def mxfp4(rng, n, k):
     codes, powers = rng.integers(0, 16, (n, k)), rng.integers(115, 125, (n, k // 32)).astype(np.uint8)
     weights = E2M1[codes] * np.repeat(2.0**(powers.astype(int) - 127), 32, 1)
-    return ({"weight_packed": ("U8", _two_in_a_byte(codes)), "weight_scale": ("U8", powers)}, weights,
+    return ({"weight_packed": ("U8", two_in_a_byte(codes)), "weight_scale": ("U8", powers)}, weights,
             _compressed("mxfp4-pack-quantized", num_bits=4))
 
 
@@ -176,16 +123,16 @@ def bitsandbytes4(rng, n, k, kind="nf4", block=64, double=False):
     table = NF4 if kind == "nf4" else FP4
     codes, count = rng.integers(0, 16, (n, k)), -(-n * k // block)
     state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
-    absmax = _scales(rng, count).astype(np.float32)
+    absmax = scales_of(rng, count).astype(np.float32)
     more = {}
     if double:
         inner, stored = np.linspace(-1, 1, 256).astype(np.float32), rng.integers(0, 256, count).astype(np.uint8)
-        outer = _scales(rng, -(-count // 256)).astype(np.float32)
+        outer = scales_of(rng, -(-count // 256)).astype(np.float32)
         state |= {"nested_blocksize": 256, "nested_offset": 0.03, "nested_dtype": "float32"}
         more = {"weight.nested_quant_map": ("F32", inner), "weight.nested_absmax": ("F32", outer)}
         absmax = inner[stored].astype(np.float64) * outer[np.arange(count) // 256] + 0.03
     weights = table[codes] * np.repeat(absmax.astype(np.float64), block)[:n * k].reshape(n, k)
-    tensors = {"weight": ("U8", _two_in_a_byte(codes.reshape(1, -1), False).reshape(-1, 1)),
+    tensors = {"weight": ("U8", two_in_a_byte(codes.reshape(1, -1), False).reshape(-1, 1)),
                "weight.absmax": ("U8", stored) if double else ("F32", absmax), "weight.quant_map": ("F32", table),
                f"weight.quant_state.bitsandbytes__{kind}":
                    ("U8", np.frombuffer(json.dumps(state).encode(), np.uint8)), **more}
@@ -193,7 +140,7 @@ def bitsandbytes4(rng, n, k, kind="nf4", block=64, double=False):
 
 
 def bitsandbytes8(rng, n, k):
-    codes, most = rng.integers(-127, 128, (n, k)), _scales(rng, n).astype(np.float32) * 127
+    codes, most = rng.integers(-127, 128, (n, k)), scales_of(rng, n).astype(np.float32) * 127
     return ({"weight": ("I8", codes.astype(np.int8)), "SCB": ("F32", most), "weight_format": ("U8", np.uint8(0))},
             codes * most.astype(np.float64)[:, None] / 127, {"quant_method": "bitsandbytes", "load_in_8bit": True})
 
@@ -202,7 +149,7 @@ def hqq(rng, n, k, bits=4, group=32, axis=1, scale="BF16"):
     count = n * k // group
     shape, own = ((count, group), (count, 1)) if axis else ((group, count), (1, count))
     codes = rng.integers(0, 1 << bits, shape)
-    stored, scales = wide(scale, _scales(rng, *own))
+    stored, scales = wide(scale, scales_of(rng, *own))
     points, zeros = wide(scale, rng.uniform(0, 1 << bits, own))
     if bits == 3:
         padded = np.concatenate([codes, np.zeros((-len(codes) % 10, shape[1]), int)])
@@ -253,7 +200,7 @@ VARIANTS = {
     "nf4-512": (bitsandbytes4, {"block": 512}), "bnb-int8": (bitsandbytes8, {}),
     **{f"hqq-{bits}": (hqq, {"bits": bits}) for bits in (1, 2, 3, 4, 8)}, "hqq-64": (hqq, {"group": 64}),
     "hqq-axis-0": (hqq, {"axis": 0, "group": 64}), "hqq-across": (hqq, {"group": 256, "scale": "F16"}),
-    "torchao": (torchao, {}), "torchao-zeros": (torchao, {"zeros": True}),
+    "torchao": (torchao, {}), "torchao-zeros": (torchao, {"zeros": True}), **MORE,
 }
 
 

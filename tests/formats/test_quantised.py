@@ -252,7 +252,7 @@ def with_config(plain, tmp_path):
     return model
 
 
-@pytest.mark.parametrize("method", ["of tomorrow", "aqlm", "", "quark", 7])
+@pytest.mark.parametrize("method", ["of tomorrow", "aqlm", "", "vptq", 7])
 @pytest.mark.parametrize("place", ["quantization_config", "text_config"])
 def test_an_unknown_method_is_named_beside_plain_tensors_too(with_config, method, place):
     stated = {"quant_method": method, "bits": 4}
@@ -267,12 +267,28 @@ def test_an_unknown_method_is_named_beside_plain_tensors_too(with_config, method
     ({"quant_method": "compressed-tensors", "config_groups": {"a": {"format": "of tomorrow"}}}, "'of tomorrow' is not"),
     ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask'"),
     ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
-    ({"quant_method": "awq", "version": "gemv"}, "version 'gemv'"),
+    ({"quant_method": "awq", "version": "gemv_fast"}, "version 'gemv_fast'"),
+    ({"quant_method": "awq", "checkpoint_format": "llm-awq"}, "checkpoint_format 'llm-awq'"),
+    ({"quant_method": "gptq", "format": "bitblas"}, "format 'bitblas'"),
+    ({"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}, "rotation 'hadamard' is not read"),
+    ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format"),
+    ({"quant_method": "auto-round", "backend": "auto_round:marlin"}, "backend 'auto_round:marlin'"),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:fp8", "data_type": "mx_int4"}, "'mx_int4'"),
+    ({"quant_method": "auto-round", "extra_config": {"a": {"data_type": "nvfp4_v2"}}}, "data_type 'nvfp4_v2'"),
+    ({"quant_method": "fp8", "fmt": "e4m3fnuz"}, "fmt 'e4m3fnuz'"),
+    ({"quant_method": "bitnet", "quantization_mode": "online"}, "quantization_mode 'online'"),
+    ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm"),
+    ({"bits": 4, "group_size": 64, "mode": "nvfp4"}, "mode 'nvfp4'"),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}}, "weight.dtype 'int4'"),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int8", "qscheme": "per_group"}}},
+     "qscheme 'per_group'"),
+    ({"quant_method": "quark", "layer_quant_config": {"*": {"weight": [{"dtype": "uint2"}]}}}, "'uint2'"),
+    ({"quant_method": "quark", "algo_config": [{"name": "rotation"}]}, "algo_config 'rotation'"),
     ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'"),
     ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
       "quantized_layers": {"a": {"quant_algo": "INT4_AWQ"}}}, "quantized_layers.a.quant_algo 'INT4_AWQ'"),
-    ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "exllamav2"),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav3"}, "exllamav3"),
 ])
 def test_a_format_that_is_not_read_is_named(with_config, stated, said):
     with pytest.raises(FormatError, match=said):

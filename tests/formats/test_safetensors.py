@@ -177,3 +177,15 @@ def test_broken_indexes(tmp_path, weight_map, match):
     shards(tmp_path, weight_map)
     with pytest.raises(FormatError, match=match):
         open_checkpoint(tmp_path)
+
+
+def test_two_floats_in_a_byte_are_that_byte(tmp_path):
+    header = {"a": {"dtype": "F4", "shape": [2, 6], "data_offsets": [0, 6]}}
+    (tmp_path / "a.safetensors").write_bytes(safetensors(header, bytes(range(6))))
+    tensor = read(tmp_path / "a.safetensors")["a"]
+    assert tensor.type.name == "U8" and tensor.shape == (2, 3) and tensor.raw().tolist() == [[0, 1, 2], [3, 4, 5]]
+    for shape in ([], [4, 3]):
+        header["a"] |= {"shape": shape}
+        (tmp_path / "a.safetensors").write_bytes(safetensors(header, bytes(range(6))))
+        with pytest.raises(FormatError, match="F4 .* is no whole number of bytes in a row"):
+            read(tmp_path / "a.safetensors")

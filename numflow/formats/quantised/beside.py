@@ -1,10 +1,10 @@
 """Matrices of 8-bit numbers or packed 4-bit floats whose scales lie beside them, as FP8 and INT8 checkpoints,
-compressed-tensors, ModelOpt and torchao store them.
+compressed-tensors, ModelOpt and Quark store them.
 
-    NAME.weight F8 or I8 (N, K)           with NAME.weight_scale, weight_scale_inv or scale
+    NAME.weight F8 or I8 (N, K)           with NAME.weight_scale, weight_scale_inv or scale; I8 beside FP8 is as U8
     NAME.weight_packed I32                integers, lowest bits first along the inputs, with weight_shape
-    NAME.weight_packed or weight, U8      E2M1 numbers, low nibble first, with scales of 16 or 32 columns
-    NAME._weight_qdata                    as NAME.weight, torchao's
+    NAME.weight_packed or weight, U8      E2M1 numbers, low nibble first, with scales of 16 or 32 columns; or E2M3 in
+                                          6 bits; or, two rows in one, whole numbers of 4 bits (ModelOpt's AWQ)
     NAME_blocks U8 (..., 16)              E2M1 numbers in blocks of 32, with NAME_scales
 
 Numbers are multiplied with the scale, whatever it is called; but a weight_global_scale divides.
@@ -22,20 +22,25 @@ from numflow.formats.quantised.parts import (
     FLOATS8,
     POWERS,
     SCALES,
+    STEPS,
     WORDS,
     StoredParts,
     integers,
     scale_values,
     stored_bytes,
 )
-from numflow.formats.quantised.words import Packing, packing_of
-from numflow.formats.types import to_f32
+from numflow.formats.quantised.words import Packing, packing_of, unpacked_stream
+from numflow.formats.types import TYPES, to_f32
+
+# Numbers of codes of 6 bits: sign, 2 bits of exponent, 3 of mantissa.
+_E2M3 = np.array([m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in range(3) for m in range(8)], np.float32)
+_E2M3 = np.concatenate([_E2M3, -_E2M3])
 
 
 def scale_of(name: str) -> tuple[str, ...]:
     """Names that the scales of a matrix may have."""
-    return f"{name}_scale_inv", f"{name}_scale", *([f"{name.removesuffix('weight')}scale"]
-                                                   if name.endswith(".weight") else [])
+    last = f"{name.removesuffix('weight')}scale" if name.endswith(".weight") else f"{name}_weight_scale"
+    return f"{name}_scale_inv", f"{name}_scale", last
 
 
 def scaled(parts: StoredParts, name: str) -> CodedMatrix:
@@ -50,7 +55,12 @@ def scaled(parts: StoredParts, name: str) -> CodedMatrix:
         raise parts.fail(name, f"is {tensor.type.name} {show(list(tensor.shape))} without scales; expected "
                                f"{' or '.join(show(other) for other in scale_of(name))} beside it")
     if tensor.type.name == "U8":
-        return _two_in_a_byte(parts, name, name, found)
+        scale, rows = parts.tensors[found], 2 * tensor.shape[-2]
+        if scale.type.name in SCALES and scale.shape[:-1] == (*tensor.shape[:-2], rows):
+            return two_rows_in_a_byte(parts, name, parts.need(found, SCALES, beside=name))
+        return two_in_a_byte(parts, name, tensor, parts.need(found, STEPS, beside=name))
+    if tensor.type.name == "I8" and parts.method.name == "fp8" and len(tensor.shape) > 1:
+        return _fours_of_fp8(parts, Tensor(name, tensor.shape, TYPES["U8"], tensor.read), found)
     zeros = parts.get(f"{name}_zero_point")
     return eight_bits(parts, name, parts.need(name, (*FLOATS8, "I8"), beside=name), found, zeros)
 
@@ -64,6 +74,9 @@ def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale_name: str, z
     grid = scale_grid(parts, scale, tensor.shape)
     kind = "E8M0" if scale.type.name in POWERS else scale.type.name
     if tensor.type.name in FLOATS8:
+        if zeros is not None and stored_bytes(zeros).any():
+            raise parts.fail(zeros.name, f"is not 0, which {tensor.type.name} weights have no zeros but")
+
         def floats8(begin: int, end: int) -> CodedRows:
             return CodedRows(tensor.raw()[begin:end], grid.rows(begin, end))
 
@@ -87,31 +100,26 @@ def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale_name: str, z
                        zero_type=zero_type, sources=(tensor,))
 
 
-def torchao(parts: StoredParts, name: str) -> CodedMatrix:
-    """The matrix of NAME._weight_qdata."""
-    stem, _, last = name.removesuffix("_qdata").rpartition(".")
-    beside = f"{stem}._{last.removeprefix('_')}"
-    tensor = parts.need(name, (*FLOATS8, "I8"), beside=name)
-    return eight_bits(parts, f"{stem}.{last.removeprefix('_')}", tensor, f"{beside}_scale",
-                      parts.get(f"{beside}_zero_point"))
-
-
 def packed(parts: StoredParts, name: str) -> CodedMatrix:
     """The matrix of NAME.weight_packed: whole numbers in words, or E2M1 in bytes."""
     plain = name.removesuffix("_packed")
     words = parts.need(name, (*WORDS, "U8"), beside=name)
     if words.type.name == "U8":
-        return _two_in_a_byte(parts, plain, name, f"{plain}_scale")
-    said = parts.need(f"{plain}_shape", ("I64", "I32"), (2,), beside=name)
-    n, k = (int(size) for size in integers(said))
-    fits = 0 < k < 1 << 40 and words.shape == (n, words.columns)
+        scale = parts.tensors.get(f"{plain}_scale")
+        sixes = scale is not None and len(words.shape) > 1 and scale.columns * 96 == words.columns * 4
+        if sixes:
+            return _four_in_three(parts, plain, name, f"{plain}_scale")
+        return two_in_a_byte(parts, plain, words, parts.need(f"{plain}_scale", STEPS, beside=name))
+    said = parts.need(f"{plain}_shape", ("I64", "I32"), (2,), (3,), beside=name)
+    *lead, n, k = shape = tuple(int(size) for size in integers(said))
+    fits = 0 < k < 1 << 40 and words.shape == (*lead, n, words.columns)
     packing = packing_of(k, words.columns, parts.method.bits, parts.method.dense) if fits else None
     if packing is None:
-        raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))}, which holds no {n} x {k} codes, as "
-                               f"weight_shape says")
+        raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))}, which holds no "
+                               f"{' x '.join(map(str, shape))} codes, as weight_shape says")
     scale = parts.need(f"{plain}_scale", SCALES, beside=name)
-    grid = scale_grid(parts, scale, (n, k))
-    zeros, order = _packed_zeros(parts, plain, scale, packing, (n, k)), None
+    grid = scale_grid(parts, scale, shape)
+    zeros, order = _packed_zeros(parts, plain, scale, packing, shape), None
     if f"{plain}_g_idx" in parts.tensors:
         index = parts.need(f"{plain}_g_idx", ("I32", "I64"), (k,), beside=name)
         found = integers(index)
@@ -121,11 +129,11 @@ def packed(parts: StoredParts, name: str) -> CodedMatrix:
         order = None if bool((found == np.arange(k) // grid.group).all()) else lambda: integers(index)
 
     def rows(begin: int, end: int) -> CodedRows:
-        return CodedRows(packing.codes(integers(words)[begin:end], k), grid.rows(begin, end),
-                         None if zeros is None else zeros[begin:end])
+        some = integers(words).reshape(-1, words.columns)[begin:end]
+        return CodedRows(packing.codes(some, k), grid.rows(begin, end), None if zeros is None else zeros[begin:end])
 
-    return CodedMatrix(plain, (n, k), rows, packing.bits, scale.type.name, grid.group,
-                       1 << packing.bits - 1 if zeros is None else None, order=order, turned=True, sources=(words,),
+    return CodedMatrix(plain, shape, rows, packing.bits, scale.type.name, grid.group,
+                       1 << packing.bits - 1 if zeros is None else None, order=order, turned=not lead, sources=(words,),
                        zero_type="" if zeros is None else _type_of(zeros))
 
 
@@ -135,51 +143,112 @@ def _type_of(zeros: np.ndarray) -> str:
 
 
 def _packed_zeros(parts: StoredParts, plain: str, scale: Tensor, packing: Packing,
-                  shape: tuple[int, int]) -> np.ndarray | None:
-    """Zeros f32 [N, groups]: whole numbers with a sign, or packed along the outputs as codes are."""
+                  shape: tuple[int, ...]) -> np.ndarray | None:
+    """Zeros f32 [rows, groups]: whole numbers with a sign, or packed along the outputs as codes are."""
     if f"{plain}_zero_point" not in parts.tensors:
         return None
-    groups = scale.columns if len(scale.shape) == 2 else 1
-    width = packing.width(shape[0])
-    zeros = parts.need(f"{plain}_zero_point", ("I32", "I8"), (width, groups), scale.shape, beside=scale.name)
-    found, middle = integers(zeros).reshape(-1, groups), 1 << packing.bits - 1
-    if zeros.type.name == "I8" or zeros.shape != (width, groups):
-        return np.broadcast_to(found.astype(np.float32) + middle, (shape[0], groups))
-    return np.ascontiguousarray(packing.codes(np.ascontiguousarray(found.T), shape[0]).T, np.float32)
+    *lead, n, _ = shape
+    groups = scale.columns if len(scale.shape) == len(shape) else 1
+    width = packing.width(n)
+    zeros = parts.need(f"{plain}_zero_point", ("I32", "I8"), (*lead, width, groups), scale.shape, beside=scale.name)
+    found, middle = integers(zeros), 1 << packing.bits - 1
+    if zeros.type.name == "I8" or zeros.shape != (*lead, width, groups):
+        grid = scale_grid(parts, zeros, shape, lambda tensor: integers(tensor).astype(np.float32))
+        return grid.rows(0, math.prod(shape[:-1])) + np.float32(middle)
+    turned = np.ascontiguousarray(found.swapaxes(-1, -2)).reshape(-1, width)
+    codes = packing.codes(turned, n).reshape(*lead, groups, n).swapaxes(-1, -2)
+    return np.ascontiguousarray(codes, np.float32).reshape(-1, groups)
 
 
-def _two_in_a_byte(parts: StoredParts, plain: str, name: str, scale_name: str) -> CodedMatrix:
-    """E2M1 numbers with scales of 16 columns (8-bit floats, with one more for all) or 32 (powers of two)."""
-    tensor = parts.need(name, ("U8",), beside=name)
-    if len(tensor.shape) < 2:
-        raise parts.fail(name, f"is U8 {show(list(tensor.shape))}, expected two dimensions")
-    shape = (*tensor.shape[:-1], 2 * tensor.columns)
-    scale = parts.need(scale_name, ("F8_E4M3", *POWERS), (*shape[:-1], -(-shape[-1] // 16)),
-                       (*shape[:-1], -(-shape[-1] // 32)), beside=name)
+def two_in_a_byte(parts: StoredParts, plain: str, tensor: Tensor, scale: Tensor) -> CodedMatrix:
+    """E2M1 numbers with scales of 16 columns (8-bit floats, with one more for all) or 32 (powers of two).
+
+    A stack of experts may be the other way round, [E, K / 2, N] with scales [E, K / 16, N].
+    """
+    if len(tensor.shape) < 2 or scale.type.name not in STEPS:
+        raise parts.fail(tensor.name, f"is {tensor.type.name} {show(list(tensor.shape))} with scales in "
+                                      f"{scale.type.name}, expected two dimensions and {' or '.join(STEPS)}")
     powers = scale.type.name in POWERS
     size = 32 if powers else 16
-    if scale.columns * size != shape[-1]:
-        raise parts.fail(scale_name, f"is {scale.type.name} {list(scale.shape)}, expected a scale for each {size} of "
-                                     f"{shape[-1]} columns")
+    *lead, n, k = tensor.shape
+    turned = bool(lead) and not powers and scale.shape == (*lead, n // 8, k) and n % 8 == 0
+    shape = (*lead, k, 2 * n) if turned else (*lead, n, 2 * k)
+    if not turned and (scale.shape[:-1] != shape[:-1] or scale.columns * size != shape[-1]):
+        raise parts.fail(scale.name, f"is {scale.type.name} {show(list(scale.shape))}, expected {[*shape[:-1]]} rows "
+                                     f"with a scale for each {size} of {shape[-1]} columns")
     if powers:
         return _powers(parts, plain, tensor, shape, scale)
-    factors = _factors(parts, plain, math.prod(shape[:-2]), name)
+    factors = _factors(parts, plain, math.prod(lead), tensor.name)
 
     def rows(begin: int, end: int) -> CodedRows:
-        every = factors[np.arange(begin, end) // shape[-2]] if len(factors) > 1 else np.repeat(factors, end - begin)
-        return CodedRows(_low_first(tensor.raw()[begin:end]), every[:, None], steps=scale.raw()[begin:end])
+        at = np.arange(begin, end)
+        every = factors[at // shape[-2]] if len(factors) > 1 else np.repeat(factors, end - begin)
+        if turned:
+            some, steps = (np.reshape(part.raw(), (-1, *part.shape[-2:]))[at // k, :, at % k]
+                           for part in (tensor, scale))
+        else:
+            some, steps = tensor.raw()[begin:end], scale.raw()[begin:end]
+        return CodedRows(_low_first(some), every[:, None], steps=steps)
 
-    return CodedMatrix(plain, shape, rows, 4, "F8_E4M3", 16, None, E2M1, "e2m1", sources=(tensor,))
+    return CodedMatrix(plain, shape, rows, 4, "F8_E4M3", 16, None, E2M1, "e2m1", turned=turned, sources=(tensor,))
+
+
+def _fours_of_fp8(parts: StoredParts, tensor: Tensor, scale_name: str) -> CodedMatrix:
+    """E2M1 numbers, low nibble first, with scales of 32 columns: experts beside FP8 (`expert_dtype` fp4)."""
+    shape = (*tensor.shape[:-1], 2 * tensor.columns)
+    scale = parts.need(scale_name, (*SCALES, *POWERS), (*shape[:-1], -(-shape[-1] // 32)), beside=tensor.name)
+    if scale.type.name in POWERS:
+        return two_in_a_byte(parts, tensor.name, tensor, scale)
+    grid = scale_grid(parts, scale, shape)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        return CodedRows(_low_first(tensor.raw()[begin:end]), grid.rows(begin, end))
+
+    return CodedMatrix(tensor.name, shape, rows, 4, scale.type.name, grid.group, None, E2M1, "e2m1", sources=(tensor,))
+
+
+def _four_in_three(parts: StoredParts, plain: str, name: str, scale_name: str) -> CodedMatrix:
+    """E2M3 numbers of 6 bits, lowest bits first, with powers of two as scales of 32 columns."""
+    tensor = parts.need(name, ("U8",), beside=name)
+    shape = (*tensor.shape[:-1], tensor.columns // 3 * 4)
+    scale = parts.need(scale_name, POWERS, (*shape[:-1], shape[-1] // 32), beside=name)
+    grid = scale_grid(parts, scale, shape)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        return CodedRows(unpacked_stream(tensor.raw()[begin:end], 6, shape[-1]), grid.rows(begin, end))
+
+    return CodedMatrix(plain, shape, rows, 6, "E8M0", 32, None, _E2M3, sources=(tensor,))
+
+
+def two_rows_in_a_byte(parts: StoredParts, name: str, scale: Tensor) -> CodedMatrix:
+    """Whole numbers of 4 bits with a sign, row 2r in the low halves of the bytes of row r, row 2r + 1 in the others."""
+    tensor = parts.need(name, ("U8",), beside=name)
+    shape = (*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.columns)
+    grid = scale_grid(parts, scale, shape)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        at = np.arange(begin, end)
+        codes = tensor.raw()[at // 2] >> (at % 2 * 4).astype(np.uint8)[:, None] & 15
+        return CodedRows(codes ^ np.uint8(8), grid.rows(begin, end))
+
+    return CodedMatrix(name, shape, rows, 4, scale.type.name, grid.group, 8, sources=(tensor,))
 
 
 def _factors(parts: StoredParts, plain: str, matrices: int, name: str) -> np.ndarray:
     """Factors of all scales, f32 [1] or one for each matrix of a stack."""
     ways = ((1,), (), (matrices,), (matrices, 1), (matrices, 1, 1))
+    if name.endswith("_qdata"):  # torchao's, which may have none
+        found = f"{name.removesuffix('_qdata')}_per_tensor_scale"
+        if found not in parts.tensors:
+            return np.ones(1, np.float32)
+        return parts.need(found, ("F32",), *ways, beside=name).f32().reshape(-1)
     if f"{plain}_global_scale" in parts.tensors:
         stored = parts.need(f"{plain}_global_scale", ("F32",), *ways, beside=name).f32().reshape(-1)
         with np.errstate(all="ignore"):  # zeros and what is no number are the file's values
             return 1 / stored
-    return parts.need(f"{plain}_scale_2", ("F32",), *ways, beside=name).f32().reshape(-1)
+    other = f"{plain}_weight_scale_2"
+    found = other if other in parts.tensors else f"{plain}_scale_2"
+    return parts.need(found, ("F32",), *ways, beside=name).f32().reshape(-1)
 
 
 def _low_first(data: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """bitsandbytes: 4-bit codes of a table, and whole bytes.
 
-4 bits: NAME.weight holds the matrix row by row, two codes in a byte, the high one first; NAME.weight.absmax has a scale
-for each block of it, over the ends of rows, NAME.weight.quant_map the numbers of the codes, NAME.weight.quant_state.* a
-text of JSON with shape and sizes. Scales may be codes of a table of 256 themselves ("double quantisation").
+4 bits: NAME.weight holds the matrix (or a stack of them) row by row, two codes in a byte, the high one first;
+NAME.weight.absmax has a scale for each block of it, over the ends of rows, NAME.weight.quant_map the numbers of the
+codes, NAME.weight.quant_state.* a text of JSON with shape and sizes. Scales may be codes of a table of 256 themselves
+("double quantisation").
 8 bits: NAME.weight I8 (N, K), whose row n is worth NAME.SCB[n] / 127.
 """
 
@@ -30,11 +31,11 @@ def four_bits(parts: StoredParts, name: str) -> CodedMatrix:
     tensor = parts.need(name, tuple({parts.tensors[name].type.name}), beside=name)
     state, kind = _state(parts, name)
     shape, size = state.get("shape"), state.get("blocksize")
-    if not (isinstance(shape, list) and len(shape) == 2 and all(type(n) is int and n > 0 for n in shape)) or not (
+    if not (isinstance(shape, list) and 2 <= len(shape) <= 4 and all(type(n) is int and n > 0 for n in shape)) or not (
             type(size) is int and size > 0):
         raise parts.fail(name, f"quant_state: expected shape [N, K] and a blocksize, found {show(shape)} and "
                                f"{show(size)}")
-    n, k = shape
+    n, k = math.prod(shape[:-1]), shape[-1]
     if tensor.nbytes != -(-n * k // 2):
         raise parts.fail(name, f"is {tensor.type.name} {show(list(tensor.shape))}, expected {-(-n * k // 2)} bytes for "
                                f"{shape} weights of 4 bits")
@@ -47,7 +48,8 @@ def four_bits(parts: StoredParts, name: str) -> CodedMatrix:
         return CodedRows(codes, absmax()[starts // size])
 
     book = kind if np.array_equal(table, TABLES[kind]) else ""
-    return CodedMatrix(name, (n, k), rows, 4, "F32", group, None, table, book, turned=True, sources=(tensor,))
+    return CodedMatrix(name, tuple(shape), rows, 4, "F32", group, None, table, book, turned=len(shape) == 2,
+                       sources=(tensor,))
 
 
 def _codes(data: np.ndarray, begin: int, end: int) -> np.ndarray:

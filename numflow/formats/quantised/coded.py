@@ -48,6 +48,7 @@ class CodedMatrix:
     table:  numbers of the codes. book: its name, such as "e2m1", where it is one that types have.
     order:  the group of each column, where columns of a group lie apart; else None. As a tensor such a matrix is
             float32, and has its columns in the order of groups beside that.
+    factors: a number for each column, which it is multiplied with; such a matrix is float32 as a tensor.
     turned: as of Tensor.
     sources: tensors whose pages are not wanted any more once all rows are read.
     """
@@ -63,6 +64,7 @@ class CodedMatrix:
     book: str = ""
     zero_type: str = "U8"
     order: Callable[[], np.ndarray] | None = None
+    factors: Callable[[], np.ndarray] | None = None
     turned: bool = False
     sources: tuple[Tensor, ...] = ()
 
@@ -91,7 +93,7 @@ class CodedMatrix:
 
     def _ordered(self) -> OrderedTensor | None:
         """The same with columns of a group side by side, where these are equally many and it saves bits."""
-        if self.order is None:
+        if self.order is None or self.factors is not None:
             return None
         groups, columns = self.order(), self.shape[-1]
         order = np.argsort(groups, kind="stable")
@@ -109,7 +111,7 @@ class CodedMatrix:
 
 def _stored_as(matrix: CodedMatrix) -> tuple[str, Callable[[CodedMatrix, CodedRows], np.ndarray]]:
     """The tensor type, and the function that makes its rows."""
-    if matrix.order is None and matrix.shape[-1] % UNIT == 0:
+    if matrix.order is None and matrix.factors is None and matrix.shape[-1] % UNIT == 0:
         if (matrix.book, matrix.scale) == ("e2m1", "E8M0") and matrix.shape[-1] % 32 == 0 and matrix.group % 32 == 0:
             return "MXFP4", _mxfp4
         for wider in (False, True):
@@ -160,7 +162,17 @@ def floats(matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
             numbers = rows.codes.astype(np.float32)
             numbers -= np.float32(matrix.zero or 0) if rows.zeros is None else spread(rows.zeros)
         numbers *= spread(rows.scales if rows.steps is None else TABLES["e4m3"][rows.steps] * rows.scales)
+        if matrix.factors is not None:
+            numbers *= matrix.factors()
     return numbers
+
+
+def zeros_of(scales: np.ndarray, offsets: np.ndarray, middle: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and zeros f32 that stand for scale * (code - middle) + offset, also where the scale is 0."""
+    flat = scales == 0
+    with np.errstate(all="ignore"):  # infinite scales are the file's values
+        steps = np.where(flat, offsets * np.float32(2**-30), scales)
+        return steps, np.where(flat, np.float32(-2**30), np.float32(middle) - offsets / scales)
 
 
 def _blocks(hub: HubType, matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:

@@ -1,9 +1,12 @@
 """GPTQ and AWQ: NAME.qweight, qzeros and scales, codes in words of 32 bits.
 
 GPTQ packs along the inputs, qweight [K / p, N], zeros along the outputs, qzeros [groups, N / p], scales [groups, N];
-g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one, but in gptq_v2.
-AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own. Neither has scales
-for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
+g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one (GPTQModel
+takes 1 from each place of a word, where a zero of 0 borrows from the next), but in gptq_v2 and gptq_p; gptq_p keeps
+codes of 3, 5, 6 and 7 bits in planes.
+AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own; its version "gemv"
+packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare. None
+has scales for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
 """
 
 import math
@@ -15,7 +18,7 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows
 from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, scale_values
-from numflow.formats.quantised.words import unpacked, unpacked_stream
+from numflow.formats.quantised.words import unpacked, unpacked_planes, unpacked_stream
 
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of a word holds
 _BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -33,11 +36,12 @@ def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
     if len(words.shape) != 2 or len(scales.shape) != 2 or not scales.rows:
         raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))} with scales "
                                f"{show(list(scales.shape))}; both should have two dimensions")
-    _drop_bias(parts, f"{stem}.bias", scales.columns)
     method = parts.method
+    _drop_bias(parts, f"{stem}.bias", words.rows if method.layout == "gemv" else scales.columns)
     by_shape = words.columns * 8 == scales.columns and f"{stem}.g_idx" not in parts.tensors
-    is_awq = method.name == "awq" or "awq" in str(method.settings.get("packing_format"))
-    read, outputs = ((_awq, 8 * words.columns) if is_awq or (by_shape and not method.stated)
+    if method.layout == "gemv":
+        return _gemv(parts, stem, words, scales)
+    read, outputs = ((_awq, 8 * words.columns) if method.layout == "gemm" or (by_shape and not method.stated)
                      else (_gptq, words.columns))
     if scales.columns != outputs:
         raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected {[scales.rows, outputs]}, "
@@ -58,8 +62,11 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
     index = parts.get(f"{stem}.g_idx")
     bits, k = _size(parts, words, zeros, index, groups, n)
     size = _group_size(parts, scales, groups, k)
-    stream = words.rows * 32 == k * bits
-    one = np.float32(parts.method.zeros_less_one)
+    borrows = parts.method.borrows
+    one = np.float32(parts.method.layout == "gptq" and not borrows)
+    dense = unpacked_planes if parts.method.layout == "gptq_p" else unpacked_stream
+    if dense is unpacked_planes and bits not in (2, 4, 8) and (k % 32 or n % 32):
+        raise parts.fail(words.name, f"holds {k} x {n} codes of {bits} bits in planes, which are of 32 each")
 
     def order() -> np.ndarray:
         """The group of each input."""
@@ -79,12 +86,17 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
 
     def rows(begin: int, end: int) -> CodedRows:
         some = np.ascontiguousarray(integers(words)[:, begin:end].T)
-        packed = (unpacked_stream if zeros.columns * 32 == n * bits else unpacked)(integers(zeros), bits, n)
-        return CodedRows((unpacked_stream if stream else unpacked)(some, bits, k),
+        stored = integers(zeros).view(np.uint32)
+        if borrows and 32 % bits == 0:
+            stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))  # 1 in each place
+        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(stored, bits, n)
+        if borrows and 32 % bits:
+            packed = packed + np.uint8(1) & np.uint8((1 << bits) - 1)
+        return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
                          by_group(scale_values(scales), begin, end), by_group(packed, begin, end) + one)
 
     matrix = CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, each, turned=True, sources=(words,),
-                         zero_type="U8" if bits < 8 else scales.type.name)  # of 8 bits up to 256
+                         zero_type="U8" if bits < 8 or not one else scales.type.name)  # of 8 bits up to 256
     return matrix if in_order else replace(matrix, group=1, order=order)
 
 
@@ -100,20 +112,25 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
         parts.need(index.name, ("I32", "I64"), beside=words.name)
         fits = [bits for bits in fits if len(index.shape) == 1 and words.rows in (
             -(-index.columns // (32 // bits)), index.columns * bits / 32)]
+    # 8 bits take as many words as 7 of which none is cut
+    fits = [b for b in fits if zeros.shape == (groups, n * b // 32)] or fits
     bits = next((b for b in fits if b in said), fits[-1] if fits else None)
     if bits is None:
         inputs = "" if index is None else f" and g_idx {show(list(index.shape))}"
         raise parts.fail(zeros.name, f"is {show(list(zeros.shape))}, which fits no codes of 2 to 8 bits beside "
                                      f"qweight {list(words.shape)}, scales {[groups, n]}{inputs}")
-    whole = words.rows * 32 % bits == 0  # else codes do not pass from word to word
-    return bits, index.columns if index is not None else words.rows * 32 // bits if whole else words.rows * (32 // bits)
+    if index is not None:
+        return bits, index.columns
+    return bits, words.rows * 32 // bits if words.rows * 32 % bits == 0 else words.rows * (32 // bits)
 
 
 def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
     """Inputs of a group: as the configuration says, unless layers have their own."""
-    said = parts.method.number("group_size", "q_group_size")
-    if said is None or "dynamic" in parts.method.settings:
-        said = -(-k // groups)
+    said, layers = parts.method.number("group_size", "q_group_size"), parts.method.of_layers
+    if said is None or (layers and (said < 1 or -(-k // said) != groups)):
+        sizes = (layer.get("group_size") for layer in layers)
+        said = next((size for size in sizes if type(size) is int and size > 0 and -(-k // size) == groups),
+                    -(-k // groups))
     size = k if said == -1 else said
     if size < 1 or -(-k // size) != groups:
         raise parts.fail(scales.name, f"has {groups} groups, expected {-(-k // size) if size > 0 else '1 or more'}: "
@@ -143,5 +160,24 @@ def _awq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedM
         return CodedRows(np.ascontiguousarray(codes(integers(words)[:, first:last]).T),
                          _columns(scale_values(scales), begin, end),
                          _columns(codes(integers(zeros)[:, first:last]), 0, end - begin))
+
+    return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
+
+
+def _gemv(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
+    n, k = words.rows, 8 * words.columns
+    size = parts.method.number("group_size", "q_group_size")
+    size = k if size == -1 else size
+    if size is None or size < 1 or k % size or k // size > scales.columns or scales.rows != n:
+        raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected {n} rows with a scale for "
+                                      f"each {size} of {k} inputs")
+    groups = k // size
+    zeros = parts.need(f"{stem}.qzeros", WORDS, (n, scales.columns // 8), beside=words.name)
+    if 8 * zeros.columns < groups:
+        raise parts.fail(zeros.name, f"is {zeros.type.name} {list(zeros.shape)}, expected zeros of {groups} groups")
+
+    def rows(begin: int, end: int) -> CodedRows:
+        return CodedRows(unpacked(integers(words)[begin:end], 4, k), scale_values(scales)[begin:end, :groups],
+                         unpacked(integers(zeros)[begin:end], 4, groups).astype(np.float32))
 
     return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))

@@ -42,6 +42,8 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
         return _blocks(scale, values, (1, 1), (count * n, k), (count * n, k))
     if block and found == (*lead, -(-n // block[0]), -(-k // block[1])):
         return _blocks(scale, values, found[-2:], block, (n, k))
+    if len(found) == 4 and not lead and found[1::2] == (1, 1) and all(found) and not (n % found[0] or k % found[2]):
+        return _blocks(scale, values, found[::2], (n // found[0], k // found[2]), (n, k))  # blocks, as ModelOpt's
     ways = {(*lead, n, 1): (1, k), (*lead, n): (1, k), (*lead, 1, k): (n, 1)}
     if lead:
         ways |= {(*lead, 1, 1): (n, k), (*lead, 1): (n, k), tuple(lead): (n, k)}
@@ -58,7 +60,10 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
 def _in_blocks(parts: StoredParts, scale: Tensor, values, shape: tuple[int, ...], block: tuple[int, int]) -> ScaleGrid:
     *lead, n, k = shape
     wanted = (*lead, -(-n // block[0]), -(-k // block[1]))
-    if scale.shape != wanted:
+    found = scale.shape
+    if found != wanted and found[:-1] == (*lead, n) and found[-1] and k % found[-1] == 0:
+        return _blocks(scale, values, found[-2:], (1, k // found[-1]), (n, k))  # groups of a row, as experts may have
+    if found != wanted:
         raise parts.fail(scale.name, f"is {scale.type.name} {show(list(scale.shape))}, expected {list(wanted)}: blocks "
                                      f"of {block[0]} x {block[1]} of {list(shape)} weights")
     return _blocks(scale, values, wanted[-2:], block, (n, k))

@@ -11,10 +11,12 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows
 from numflow.formats.quantised.parts import SCALES, StoredParts, integers, scale_values, stored_bytes
+from numflow.formats.types import TYPES
 
 # Packing: bits, codes of a word, type of words.
 _PACKINGS = {"8bit_u8": (8, 1, "U8"), "4bit_u8": (4, 2, "U8"), "2bit_u8": (2, 4, "U8"), "1bit_u8": (1, 8, "U8"),
              "3bit_32": (3, 10, "I32")}
+_FLOATS = {"BF16": 2, "F16": 2, "F32": 4}
 
 
 def hqq(parts: StoredParts, name: str) -> CodedMatrix:
@@ -41,7 +43,7 @@ def hqq(parts: StoredParts, name: str) -> CodedMatrix:
         if found is not None and stored_bytes(found).any():
             raise parts.fail(found.name, "is set: scales and zeros that are quantised themselves are not read")
     grid = (n * k // group, group) if axis else (group, n * k // group)
-    words = parts.need(name, (kind,), (-(-grid[0] // each), grid[1]), beside=name)
+    words = _words(parts, name, kind, (-(-grid[0] // each), grid[1]))
     ways = [(grid[0], 1), (grid[0],)] if axis else [(1, grid[1]), (grid[1],)]
     scales = parts.need(f"{stem}scale", SCALES, *ways, beside=name)
     zeros = parts.need(f"{stem}zero", SCALES, *ways, beside=name)
@@ -49,6 +51,16 @@ def hqq(parts: StoredParts, name: str) -> CodedMatrix:
     read = _by_rows if axis and k % group == 0 else _by_number
     return CodedMatrix(f"{stem}weight", (n, k), read(words, scales, zeros, grid, bits, k, axis), bits, scales.type.name,
                        group if read is _by_rows else 1, zero_type=zeros.type.name, turned=True, sources=(words,))
+
+
+def _words(parts: StoredParts, name: str, kind: str, shape: tuple[int, int]) -> Tensor:
+    """The words of a shape; the bytes may be stored as floats, of which a row has fewer ("view_as_float")."""
+    tensor, row = parts.tensors[name], shape[1] * {"U8": 1, "I32": 4}[kind]
+    floats = tuple(other for other, size in _FLOATS.items() if row % size == 0)
+    parts.need(name, (kind, *floats), shape, *((shape[0], row // _FLOATS[other]) for other in floats), beside=name)
+    if tensor.nbytes != shape[0] * row:
+        raise parts.fail(name, f"is {tensor.type.name} {show(list(tensor.shape))}, expected {kind} {list(shape)}")
+    return Tensor(name, shape, TYPES[kind], tensor.read)
 
 
 def _shape(parts: StoredParts, stem: str, name: str) -> tuple[int, int]:

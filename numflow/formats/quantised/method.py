@@ -13,8 +13,10 @@ from typing import Any
 
 from numflow.errors import FormatError, quoted
 from numflow.formats.mapped import read_json
+from numflow.formats.quantised.allowed import check_formats, layout
 
 KEYS = ("quantization_config", "compression_config")
+MLX_KEY = "quantization"
 # Files beside config.json that older programs wrote, and what they stand for where they do not say it.
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 # The last word of a tensor's name, and the method it is a sign of.
@@ -22,19 +24,13 @@ ENDS = {"qweight": "gptq or awq", "qzeros": "gptq or awq", "weight_packed": "com
         "weight_scale": "fp8", "weight_scale_inv": "fp8", "weight_scale_2": "modelopt", "absmax": "bitsandbytes",
         "SCB": "bitsandbytes", "W_q": "hqq", "_weight_qdata": "torchao"}
 _NAMES = {"awq": "AWQ", "gptq": "GPTQ", "fp8": "FP8", "fbgemm_fp8": "FBGEMM FP8", "mxfp4": "MXFP4", "mxfp8": "MXFP8",
-          "modelopt": "ModelOpt", "gptq or awq": "GPTQ or AWQ", "hqq": "HQQ", "auto-round": "AutoRound"}
+          "modelopt": "ModelOpt", "gptq or awq": "GPTQ or AWQ", "hqq": "HQQ", "auto-round": "AutoRound",
+          "bitnet": "BitNet", "mlx": "MLX", "quark": "Quark"}
 _SAME = {"compressed_tensors": "compressed-tensors", "modelopt_fp4": "modelopt", "modelopt_fp8": "modelopt",
-         "modelopt_mixed": "modelopt", "auto_round": "auto-round", "autoround": "auto-round"}
-# Formats of a method that are read, by the key that says them; other methods have one.
-_FORMATS = {"compressed-tensors": ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
-                                   "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
-                                   "mixed-precision"),
-            "gptq": ("gptq", "gptq_v2"), "awq": ("gemm",),
-            "modelopt": ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8",
-                         "MIXED_PRECISION"),
-            "auto-round": ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:gptq", "auto_round:awq")}
-METHODS = ("awq", "auto-round", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "hqq", "modelopt",
-           "mxfp4", "mxfp8", "torchao")
+         "modelopt_mixed": "modelopt", "auto_round": "auto-round", "autoround": "auto-round",
+         "intel/auto-round": "auto-round", "metal": "mlx"}
+METHODS = ("awq", "auto-round", "bitnet", "bitsandbytes", "blockwise_int8", "compressed-tensors", "fbgemm_fp8", "fp8",
+           "gptq", "hqq", "mlx", "modelopt", "mxfp4", "mxfp8", "quark", "torchao", "w8a8_fp8", "w8a8_int8")
 
 
 @dataclass(frozen=True)
@@ -74,6 +70,13 @@ class Method:
         return {bits for bits in said if type(bits) is int}
 
     @property
+    def of_layers(self) -> list[Mapping[str, Any]]:
+        """Settings that GPTQ's layers have by themselves."""
+        found = [self.settings.get(key) for key in ("dynamic", "extra_config")]
+        return [layer for layers in found if isinstance(layers, Mapping) for layer in layers.values()
+                if isinstance(layer, Mapping)]
+
+    @property
     def dense(self) -> bool:
         """Whether codes of compressed-tensors pass over the ends of words: from the library's version 0.18 on."""
         version = re.match(r"(\d{1,9})\.(\d{1,9})", str(self.settings.get("version", "")))
@@ -85,9 +88,15 @@ class Method:
         return {said for weights in self._groups() if isinstance(said := weights.get("strategy"), str)}
 
     @property
-    def zeros_less_one(self) -> bool:
-        """Whether GPTQ's stored zeros are the zeros less one."""
-        return self.settings.get("checkpoint_format") != "gptq_v2"
+    def layout(self) -> str:
+        """The layout of GPTQ's and AWQ's words: "gptq", "gptq_v2", "gptq_p", "gemm" or "gemv"."""
+        return layout(self)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether GPTQ's zeros less one were made of whole words, so that a zero of 0 borrows from the next one."""
+        meta = self.settings.get("meta")
+        return self.layout == "gptq" and isinstance(meta, Mapping) and "gptqmodel" in str(meta.get("quantizer")).lower()
 
     def _groups(self) -> Iterator[Mapping[str, Any]]:
         groups = self.settings.get("config_groups")
@@ -109,21 +118,24 @@ def method_of(config: Mapping[str, Any], names: Collection[str], folder: Path) -
     """
     found = _stated(config, folder) or _beside(folder)
     if found is None:
-        return _named(names)
+        found = _named(names)
+        if found is None or found.name != "quanto":
+            return found
     name = _SAME.get(found.name.lower(), found.name.lower())
     if name not in METHODS:
         what = f"quantised by {quoted(found.name)}" if found.name else "quantised by a method that it does not name"
         raise FormatError(f"{folder}: {what} ({found.where}), which is not read; known: {', '.join(METHODS)}; take the "
                           f"model in 16 bits, or a GGUF file of it")
     method = Method(name, found.where, found.settings)
-    _check_formats(method, folder)
+    check_formats(method, folder)
     return method
 
 
 def without_method(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without what it says about quantising."""
-    return {key: {inner: said for inner, said in value.items() if inner not in KEYS}
-            if isinstance(value, Mapping) else value for key, value in config.items() if key not in KEYS}
+    keys = (*KEYS, MLX_KEY)
+    return {key: {inner: said for inner, said in value.items() if inner not in keys}
+            if isinstance(value, Mapping) else value for key, value in config.items() if key not in keys}
 
 
 def _stated(config: Mapping[str, Any], folder: Path) -> Method | None:
@@ -137,6 +149,10 @@ def _stated(config: Mapping[str, Any], folder: Path) -> Method | None:
             if stated not in (None, {}):
                 raise FormatError(f"{folder / 'config.json'}: {prefix}{key}: expected an object with quant_method, "
                                   f"found {quoted(stated)}")
+    for prefix, part in parts.items():
+        stated = part.get(MLX_KEY)
+        if isinstance(stated, Mapping) and _name(stated, MLX_KEY) == "mlx":
+            return Method("mlx", f"{prefix}{MLX_KEY} of config.json", stated)
     return None
 
 
@@ -146,7 +162,15 @@ def _name(stated: Mapping[str, Any], key: str) -> str:
         return method
     if stated.get("load_in_4bit") or stated.get("load_in_8bit"):
         return "bitsandbytes"
+    if _is_mlx(stated):
+        return "mlx"  # which names no method
     return "compressed-tensors" if key == "compression_config" or "config_groups" in stated else ""
+
+
+def _is_mlx(stated: Mapping[str, Any]) -> bool:
+    """Whether there are bits and group_size, and else nothing but settings of layers."""
+    return type(stated.get("bits")) is int and type(stated.get("group_size")) is int and all(
+        key in ("bits", "group_size", "mode") or isinstance(said, bool | Mapping) for key, said in stated.items())
 
 
 def _beside(folder: Path) -> Method | None:
@@ -166,39 +190,8 @@ def _named(names: Collection[str]) -> Method | None:
         sign = ENDS.get(end) or ("fp8" if name.endswith("_scale_inv") else None)
         if name.endswith("_blocks") and f"{name.removesuffix('_blocks')}_scales" in names:
             sign = "mxfp4"
+        if end == "_data" and f"{name.removesuffix('_data')}_scale" in names:
+            sign = "quanto"  # which says nothing in config.json
         if sign:
             return Method(sign, f"tensor {quoted(name)}")
     return None
-
-
-def _check_formats(method: Method, folder: Path) -> None:
-    """Refuse the formats of a method that are not read."""
-    known = _FORMATS.get(method.name, ())
-    for key, said in _formats(method):
-        if said is not None and known and str(said).lower() not in {name.lower() for name in known}:
-            raise FormatError(f"{folder}: {method}: {key} {quoted(said)} is not read; known: {', '.join(known)}")
-    for key, plain in (("sparsity_config", "dense"), ("transform_config", "")):
-        part = method.settings.get(key)
-        kind = part.get("format") or key if isinstance(part, Mapping) and part else plain
-        if kind != plain:
-            raise FormatError(f"{folder}: {method}: {key} {quoted(kind)} is not read")
-
-
-def _formats(method: Method) -> Iterator[tuple[str, Any]]:
-    """Keys that say a format, and what they say."""
-    settings = method.settings
-    if method.name == "compressed-tensors":
-        groups = settings.get("config_groups")
-        yield "format", settings.get("format")
-        for name, group in groups.items() if isinstance(groups, Mapping) else ():
-            if isinstance(group, Mapping):
-                yield f"config_groups.{name}.format", group.get("format")
-    elif method.name == "modelopt":
-        layers = settings.get("quantized_layers")
-        yield "quant_algo", settings.get("quant_algo")
-        for name, layer in layers.items() if isinstance(layers, Mapping) else ():
-            if isinstance(layer, Mapping):
-                yield f"quantized_layers.{name}.quant_algo", layer.get("quant_algo")
-    elif method.name in ("gptq", "awq", "auto-round"):
-        key = {"gptq": "checkpoint_format", "awq": "version", "auto-round": "packing_format"}[method.name]
-        yield key, settings.get(key)

@@ -13,6 +13,7 @@ from numflow.formats.types import TYPES
 
 SCALES = ("F16", "BF16", "F32")
 POWERS = ("U8", "F8_E8M0")  # exponents of scales that are powers of two
+STEPS = ("F8_E4M3", *POWERS)   # scales of 16 or of 32 columns of 4-bit floats
 WORDS = ("I32", "U32")
 FLOATS8 = ("F8_E4M3", "F8_E5M2")
 _NUMPY = {"I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U8": "u1", "U16": "<u2", "U32": "<u4", "BOOL": "u1"}

@@ -1,14 +1,15 @@
 """The plain tensors of a quantised checkpoint: which stored tensors make a matrix, and who reads them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from numflow.formats.checkpoint import Tensor
-from numflow.formats.quantised import beside, bitsandbytes, gptq, hqq
+from numflow.formats.quantised import beside, bitnet, bitsandbytes, gptq, hqq, mlx, torchao
 from numflow.formats.quantised.coded import CodedMatrix
 from numflow.formats.quantised.method import ENDS, method_of, without_method
-from numflow.formats.quantised.parts import FLOATS8, StoredParts
+from numflow.formats.quantised.parts import FLOATS8, SCALES, StoredParts
 
 Reader = Callable[[StoredParts, str], CodedMatrix]
 
@@ -17,10 +18,14 @@ _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "input_global_scale", "input
                    "output_scale", "output_zero_point", "output_global_scale", "activation_scale",
                    "activation_scale_inv", "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale",
                    "prob_output_scale", "q_zero_point", "k_zero_point", "v_zero_point", "q_global_scale",
-                   "k_global_scale", "v_global_scale")
+                   "k_global_scale", "v_global_scale", "_weight_act_per_tensor_scale", "_weight_act_quant_scale",
+                   "_weight_act_quant_zero_point", "k_cache_scale", "v_cache_scale")
 _BY_END: tuple[tuple[str, Reader], ...] = (
-    (".qweight", gptq.gptq_or_awq), (".weight_packed", beside.packed), (".W_q", hqq.hqq), ("_qdata", beside.torchao),
-    ("_blocks", beside.blocks))
+    (".qweight", gptq.gptq_or_awq), (".weight_packed", beside.packed), ("_packed", beside.packed), (".W_q", hqq.hqq),
+    ("_qdata", torchao.torchao), ("_blocks", beside.blocks))
+_BESIDE = {"_blocks": "_scales", "_packed": "_scale"}  # what tells them apart from others of such a name
+# Last words of factors of a matrix's inputs, which its columns are multiplied with here.
+_FACTORS = ("pre_quant_scale", "_weight_act_pre_scale")
 
 
 def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
@@ -37,7 +42,8 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
     if method is None:
         return tensors, config, ""
     parts = StoredParts(tensors, file_of, method)
-    matrices = {name: read(parts, name) for name, tensor in tensors.items() if (read := _reader(parts, tensor))}
+    matrices = {name: _with_factors(parts, read(parts, name)) for name, tensor in tensors.items()
+                if (read := _reader(parts, tensor))}
     made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name in matrices:
@@ -56,8 +62,12 @@ def _reader(parts: StoredParts, tensor: Tensor) -> Reader | None:
     """The reader of the matrix that a tensor is the main part of, None if it is of none."""
     name, kind, tensors = tensor.name, tensor.type.name, parts.tensors
     for end, read in _BY_END:
-        if name.endswith(end) and (end != "_blocks" or f"{name.removesuffix(end)}_scales" in tensors):
+        if name.endswith(end) and (end not in _BESIDE or f"{name.removesuffix(end)}{_BESIDE[end]}" in tensors):
             return read
+    if parts.method.name == "mlx" and kind == "U32" and name.endswith(".weight"):
+        return mlx.mlx
+    if parts.method.name == "bitnet" and kind == "U8" and name.endswith(".weight"):
+        return bitnet.bitnet
     if f"{name}.absmax" in tensors:
         return bitsandbytes.four_bits
     if kind == "I8" and name.endswith(".weight") and f"{name.removesuffix('weight')}SCB" in tensors:
@@ -67,6 +77,17 @@ def _reader(parts: StoredParts, tensor: Tensor) -> Reader | None:
     has_scales = any(other in tensors for other in beside.scale_of(name))
     weighs = name.endswith(".weight") and parts.method.stated  # as plain numbers such types wait for a scale
     return beside.scaled if has_scales or weighs else None
+
+
+def _with_factors(parts: StoredParts, matrix: CodedMatrix) -> CodedMatrix:
+    """A matrix with the factors of its inputs, where some lie beside it."""
+    stem = matrix.name.removesuffix("weight")
+    name = next((found for end in _FACTORS if (found := f"{stem}{end}") in parts.tensors), None)
+    if name is None:
+        return matrix
+    columns = matrix.shape[-1]
+    factors = parts.need(name, SCALES, (columns,), (1, columns), beside=matrix.name)
+    return replace(matrix, factors=lambda: factors.f32().reshape(-1))
 
 
 def _is_of_activations(name: str) -> bool:

@@ -29,6 +29,22 @@ def unpacked_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     return np.packbits(fields, axis=2, bitorder="little")[..., 0]
 
 
+def unpacked_planes(words: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """The same of codes in planes: of each 32 codes the low 4 bits (2 of 3) in words of their own, then the others."""
+    if 32 % bits == 0:
+        return unpacked(words, bits, count)
+    codes, first = np.zeros((len(words), words.shape[1] // bits * 32), np.uint8), 0
+    by_32 = np.ascontiguousarray(words).reshape(len(words), -1, bits)
+    for width, low in _PLANES[bits]:
+        plane = np.ascontiguousarray(by_32[:, :, first:first + width]).reshape(len(words), -1)
+        codes |= unpacked(plane, width, codes.shape[1]) << np.uint8(low)
+        first += width
+    return codes[:, :count]
+
+
+_PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4, 0), (2, 4), (1, 6))}  # width, bit
+
+
 @dataclass(frozen=True)
 class Packing:
     """A layout of codes in words of 32 bits, lowest bits first.

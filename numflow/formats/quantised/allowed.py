@@ -1,0 +1,139 @@
+"""Formats, layouts and rotations that a method says of itself, by which its checkpoints are read or refused.
+
+A format that is not known is refused by the key and the word that name it, also where its tensors have the names and
+types of another one.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numflow.errors import FormatError, quoted
+
+if TYPE_CHECKING:
+    from numflow.formats.quantised.method import Method
+
+# Formats of a method that are read, by the key that says them; other methods have one.
+_FORMATS = {"compressed-tensors": ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
+                                   "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized",
+                                   "mxfp8-quantized", "mixed-precision"),
+            "gptq": ("gptq", "gptq_v2", "gptq_p"), "awq": ("gemm", "gemv"),
+            "modelopt": ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8", "NVFP4_AWQ",
+                         "W8A16", "W8A8_SQ_PER_CHANNEL", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "MXFP4", "W4A16_AWQ",
+                         "MIXED_PRECISION"),
+            "auto-round": ("auto", "auto_round", "auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:gptq",
+                           "auto_round:awq", "auto_round:gptqmodel", "auto_round:exllamav2", "auto_round:tritonv2",
+                           "auto_round:gptq:exllamav2", "auto_round:gptq:tritonv2", "auto_round:llm_compressor",
+                           "auto_round:fp8", "auto_round:fp8_static", "auto_round:fake"),
+            "bitnet": ("offline",), "mlx": ("affine", "mxfp4"),
+            "quark": ("fp8_e4m3", "fp8_e5m2", "int8", "fp4")}
+# Keys that say a layout of words, in the order in which they count.
+_LAYOUTS = {"gptq": ("checkpoint_format", "format"), "awq": ("version", "checkpoint_format", "format"),
+            "auto-round": ("packing_format", "backend")}
+# Keys of what a model does to its activations, which such weights need.
+_ROTATIONS = ("rotation", "rotation_config", "spinquant_config", "hadamard_config", "transform_config", "use_rms_norm",
+              "is_marlin_format")
+_NUMBERS_OF_ROUND = ("mx_int", "fp6", "e5m3", "_v2")  # AutoRound's data types that are not read
+
+
+def layout(method: "Method") -> str:
+    """The layout of GPTQ's and AWQ's words that a method says, "gptq" or "gemm" if it says none."""
+    said = str(_said(method) or "").lower()
+    if method.name != "auto-round":
+        return said or ("gemm" if method.name == "awq" else "gptq")
+    if "awq" in said:
+        return "gemm"
+    return "gptq" if said in ("", "auto") or ("gptq" in said and "gptqmodel" not in said) else "gptq_v2"
+
+
+def _said(method: "Method") -> Any:
+    keys = _LAYOUTS.get(method.name, ())
+    return next((found for key in keys if (found := method.settings.get(key)) is not None), None)
+
+
+def check_formats(method: "Method", folder: Path) -> None:
+    """Refuse the formats of a method that are not read.
+
+    Raises:
+        FormatError: naming key and format.
+    """
+    known = _FORMATS.get(method.name, ())
+    for key, said in _formats(method):
+        if said is not None and known and str(said).lower() not in {name.lower() for name in known}:
+            raise FormatError(f"{folder}: {method}: {key} {quoted(said)} is not read; known: {', '.join(known)}")
+    for key, said in _refused(method.settings, method.name):
+        raise FormatError(f"{folder}: {method}: {key} {quoted(said)} is not read")
+
+
+def _refused(settings: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Keys and values that nothing else than a refusal fits."""
+    for key in _ROTATIONS:
+        if said := settings.get(key):
+            yield key, said if isinstance(said, str) else key
+    sparse = settings.get("sparsity_config")
+    if isinstance(sparse, Mapping) and sparse and sparse.get("format", "") != "dense":
+        yield "sparsity_config", sparse.get("format") or "sparsity_config"
+    for key in ("fmt", "format"):
+        if "fnuz" in str(settings.get(key)).lower():  # another bias, no negative zero
+            yield key, settings[key]
+    if name == "auto-round":
+        layers = settings.get("extra_config")
+        for part in (settings, *(layers.values() if isinstance(layers, Mapping) else ())):
+            said = str(part.get("data_type")) if isinstance(part, Mapping) else ""
+            if any(word in said for word in _NUMBERS_OF_ROUND):
+                yield "data_type", said
+    if name == "quark":
+        yield from _of_quark(settings)
+
+
+def _formats(method: "Method") -> Iterator[tuple[str, Any]]:
+    """Keys that say a format, and what they say."""
+    settings = method.settings
+    if method.name == "compressed-tensors":
+        groups = settings.get("config_groups")
+        yield "format", settings.get("format")
+        for name, group in groups.items() if isinstance(groups, Mapping) else ():
+            if isinstance(group, Mapping):
+                yield f"config_groups.{name}.format", group.get("format")
+    elif method.name == "modelopt":
+        layers = settings.get("quantized_layers")
+        yield "quant_algo", settings.get("quant_algo")
+        for name, layer in layers.items() if isinstance(layers, Mapping) else ():
+            if isinstance(layer, Mapping):
+                yield f"quantized_layers.{name}.quant_algo", layer.get("quant_algo")
+    elif method.name == "auto-round":
+        yield next((key for key in _LAYOUTS["auto-round"] if settings.get(key) is not None), ""), _said(method)
+    elif method.name in _LAYOUTS:
+        yield from ((key, settings.get(key)) for key in _LAYOUTS[method.name])
+    elif method.name == "bitnet":
+        yield "quantization_mode", settings.get("quantization_mode")
+    elif method.name == "mlx":
+        yield "mode", settings.get("mode")
+        yield from ((f"{name}.mode", part.get("mode")) for name, part in settings.items() if isinstance(part, Mapping))
+    elif method.name == "quark":
+        yield from ((f"{key}.dtype", weight.get("dtype")) for key, weight in _weights_of_quark(settings))
+
+
+def _weights_of_quark(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Settings of weights, of all layers and of some, by the keys they have."""
+    parts = [("global_quant_config", settings.get("global_quant_config"))]
+    for key in ("layer_quant_config", "layer_type_quant_config"):
+        layers = settings.get(key)
+        parts += [(f"{key}.{name}", part) for name, part in layers.items()] if isinstance(layers, Mapping) else []
+    for key, part in parts:
+        weight = part.get("weight") if isinstance(part, Mapping) else None
+        if isinstance(weight, list):  # quantised twice
+            yield from ((f"{key}.weight", each) for each in weight if isinstance(each, Mapping))
+        elif isinstance(weight, Mapping):
+            yield f"{key}.weight", weight
+
+
+def _of_quark(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, weight in _weights_of_quark(settings):
+        if weight.get("dtype") == "int8" and weight.get("qscheme") == "per_group":
+            yield f"{key}.qscheme", "per_group"  # the other way round
+    algorithms = settings.get("algo_config")
+    for algorithm in algorithms if isinstance(algorithms, list) else [algorithms]:
+        said = str(algorithm.get("name")) if isinstance(algorithm, Mapping) else ""
+        if "rotat" in said or "quarot" in said:
+            yield "algo_config", said

@@ -1,0 +1,55 @@
+"""MLX: NAME.weight U32 with codes, lowest bits first along the inputs and over the ends of words, and NAME.scales.
+
+    mode affine   NAME.biases too (qbiases of transformers' "metal"), w = scale * code + bias
+    mode mxfp4    E2M1 numbers, scales are powers of two
+
+Bits and columns of a group are what the configuration says of the layer, else of all.
+"""
+
+from collections.abc import Mapping
+
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.mapped import show
+from numflow.formats.quantised.beside import two_in_a_byte
+from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
+from numflow.formats.quantised.parts import POWERS, SCALES, StoredParts, integers, scale_values
+from numflow.formats.quantised.words import unpacked_stream
+from numflow.formats.types import TYPES
+
+
+def mlx(parts: StoredParts, name: str) -> CodedMatrix:
+    """The matrix of NAME.weight.
+
+    Raises:
+        FormatError: shapes that do not fit what the configuration says.
+    """
+    stem = name.removesuffix("weight")
+    said = parts.method.settings
+    own = said.get(stem.removesuffix("."))
+    bits, size, mode = ((own.get(key, said.get(key)) if isinstance(own, Mapping) else said.get(key))
+                        for key in ("bits", "group_size", "mode"))
+    words = parts.need(name, ("U32",), beside=name)
+    if type(bits) is not int or type(size) is not int or not (1 <= bits <= 8 and size > 0) or len(words.shape) < 2:
+        raise parts.fail(name, f"is U32 {show(list(words.shape))} of {show(bits)} bits in groups of {show(size)}; "
+                               f"expected two dimensions, 1 to 8 bits and groups of 1 or more")
+    k = words.columns * 32 // bits
+    if k * bits != words.columns * 32 or k % size or not k:
+        raise parts.fail(name, f"is U32 {show(list(words.shape))}, which are no whole groups of {size} codes of {bits} "
+                               f"bits")
+    shape, grid = (*words.shape[:-1], k), (*words.shape[:-1], k // size)
+    if mode == "mxfp4":
+        scale = parts.need(f"{stem}scales", POWERS, grid, beside=name)
+        if (bits, size) != (4, 32):
+            raise parts.fail(name, f"has {bits} bits in groups of {size}, expected 4 in groups of 32, as mxfp4 has")
+        data = Tensor(name, (*shape[:-1], k // 2), TYPES["U8"], words.read)
+        return two_in_a_byte(parts, name, data, scale)
+    scales = parts.need(f"{stem}scales", SCALES, grid, beside=name)
+    biases = parts.need(f"{stem}{'qbiases' if f'{stem}qbiases' in parts.tensors else 'biases'}", SCALES, grid,
+                        beside=name)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        some = integers(words).reshape(-1, words.columns)[begin:end]
+        own, other = (scale_values(part).reshape(-1, grid[-1])[begin:end] for part in (scales, biases))
+        return CodedRows(unpacked_stream(some, bits, k), *zeros_of(own, other))
+
+    return CodedMatrix(name, shape, rows, bits, "F32", size, zero_type="F32", turned=len(shape) == 2, sources=(words,))

@@ -1,0 +1,80 @@
+"""torchao's tensors: NAME._weight_qdata, which has the numbers, with _weight_scale and others of that form.
+
+    I8 or F8 (N, K)   as NAME.weight of others
+    I8 (N, K / 2)     whole numbers of 4 bits with a sign, low nibble first; scales and zeros (K / g, N) are floats, and
+                      w = code * scale + zero
+    U8 (N, K / 2)     E2M1 numbers; scales of 16 columns are 8-bit floats, of 32 powers of two
+
+Scales of E2M1 and of FP8 with powers of two may lie as tensor cores want them ("swizzled"), in tiles of 128 rows and 4
+groups: row r, group g of a tile is byte r % 32 * 16 + r // 32 * 4 + g.
+"""
+
+import numpy as np
+
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.mapped import show
+from numflow.formats.quantised.beside import eight_bits, two_in_a_byte
+from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
+from numflow.formats.quantised.parts import FLOATS8, POWERS, SCALES, STEPS, StoredParts, stored_bytes
+from numflow.formats.types import TYPES
+
+
+def torchao(parts: StoredParts, name: str) -> CodedMatrix:
+    """The matrix of NAME._weight_qdata.
+
+    Raises:
+        FormatError: types and shapes do not fit together.
+    """
+    stem, _, last = name.removesuffix("_qdata").rpartition(".")
+    beside, plain = f"{stem}._{last.removeprefix('_')}", f"{stem}.{last.removeprefix('_')}"
+    zeros = parts.get(f"{beside}_zero_point")
+    if zeros is not None and zeros.type.name in SCALES:
+        return _four_bits(parts, plain, name, f"{beside}_scale", zeros)
+    if parts.tensors[name].type.name == "I32":
+        raise parts.fail(name, f"is I32 {show(list(parts.tensors[name].shape))}: codes of 4 bits in the tiles or words "
+                               f"of a device are not read, plain ones are")
+    tensor = parts.need(name, (*FLOATS8, "I8", "U8"), beside=name)
+    scale = parts.need(f"{beside}_scale", (*SCALES, *STEPS), beside=name)
+    if tensor.type.name == "U8":
+        size = 32 if scale.type.name in POWERS else 16
+        return two_in_a_byte(parts, plain, tensor, _plain_scale(scale, tensor.rows, -(-2 * tensor.columns // size)))
+    if scale.type.name in POWERS and tensor.type.name in FLOATS8:
+        parts.tensors = {**parts.tensors, scale.name: _plain_scale(scale, tensor.rows, -(-tensor.columns // 32))}
+    return eight_bits(parts, plain, tensor, scale.name, zeros)
+
+
+def _plain_scale(scale: Tensor, rows: int, groups: int) -> Tensor:
+    """Scales [rows, groups] of tiles; as they are, where their shape is none of tiles."""
+    down, along = -(-rows // 128), -(-groups // 4)
+    if scale.shape != (32 * down, 16 * along) or scale.type.name not in STEPS:
+        return scale
+
+    def read() -> np.ndarray:
+        tiles = stored_bytes(scale).reshape(down, along, 32, 4, 4)
+        found = tiles.transpose(0, 3, 2, 1, 4).reshape(128 * down, 4 * along)[:rows, :groups]
+        return np.ascontiguousarray(found)
+
+    return Tensor(scale.name, (rows, groups), TYPES[scale.type.name], read)
+
+
+def _four_bits(parts: StoredParts, plain: str, name: str, scale_name: str, zeros: Tensor) -> CodedMatrix:
+    tensor = parts.need(name, ("I8", "U8"), beside=name)
+    if len(tensor.shape) < 2:
+        raise parts.fail(name, f"is {tensor.type.name} {show(list(tensor.shape))}, expected two dimensions")
+    *lead, n, half = tensor.shape
+    scale = parts.need(scale_name, SCALES, beside=name)
+    groups = scale.shape[-2] if len(scale.shape) == len(tensor.shape) else 0
+    if scale.shape != (*lead, groups, n) or not groups or 2 * half % groups:
+        raise parts.fail(scale.name, f"is {scale.type.name} {show(list(scale.shape))}, expected "
+                                     f"{[*lead, 'G', n]} with a G that divides {2 * half} columns")
+    parts.need(zeros.name, SCALES, scale.shape, beside=name)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        data = tensor.raw()[begin:end] ^ np.uint8(0x88)
+        at = np.arange(begin, end)
+        own, other = (part.f32().reshape(-1, groups, n)[at // n, :, at % n] for part in (scale, zeros))
+        return CodedRows(np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1),
+                         *zeros_of(own, other, 8))
+
+    return CodedMatrix(plain, (*lead, n, 2 * half), rows, 4, "F32", 2 * half // groups, zero_type="F32",
+                       turned=not lead, sources=(tensor,))
