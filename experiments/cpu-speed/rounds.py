@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,24 @@ def _text(key: tuple) -> str:
     return "|".join(map(str, key))
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A model that is measured: its file or folder, and numflow's activations; None: the default."""
+
+    path: Path
+    activations: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+        return f"{self.path.name}, {self.activations}" if self.activations else self.path.name
+
+    @property
+    def options(self) -> dict:
+        """Options of `numflow.load`."""
+        return {"activations": self.activations} if self.activations else {}
+
+
 class Model:
     """numflow on one model: speeds of single runs."""
 
@@ -90,19 +109,19 @@ class Model:
         self.model.close()
 
 
-def by_model(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, path: Path, threads: int) -> None:
+def by_model(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, subject: Subject, threads: int) -> None:
     """Prefill of 512 tokens and decoding of 128 after 32."""
-    key = ("model", path.name, threads)
+    key = ("model", subject.name, threads)
     if not samples.missing(*key, "decode"):
         return
-    model = Model(path, threads)
+    model = Model(subject.path, threads, **subject.options)
     samples.note(model.model.program.weights_bytes, *key, "bytes")
 
     def turn() -> dict[str, float]:
         found = {"prefill": model.prefill(PROMPT)}
         for peer in peers:
-            found[f"{peer.key} prefill"] = peer.prefill(path, threads, PROMPT)
-            found[f"{peer.key} decode"] = peer.decode(path, threads, AFTER, GENERATE)
+            found[f"{peer.key} prefill"] = peer.prefill(subject.path, threads, PROMPT)
+            found[f"{peer.key} decode"] = peer.decode(subject.path, threads, AFTER, GENERATE)
         return found | {"decode": model.decode(AFTER, GENERATE)}
 
     in_quiet(samples, watch, key, threads, turn)
@@ -110,31 +129,31 @@ def by_model(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, path: P
     _say(lab, samples, key, ("prefill", "decode"))
 
 
-def by_context(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, path: Path, threads: int,
+def by_context(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, subject: Subject, threads: int,
                contexts: list[int]) -> None:
     """Decoding after long prompts."""
-    keys = [("context", path.name, threads, context) for context in contexts]
+    keys = [("context", subject.name, threads, context) for context in contexts]
     if not any(samples.missing(*key, "decode") for key in keys):
         return
-    model = Model(path, threads)
+    model = Model(subject.path, threads, **subject.options)
     for key in keys:
         in_quiet(samples, watch, key, threads, lambda after=key[-1]: {
-            **{f"{peer.key} decode": peer.decode(path, threads, after, STEPS) for peer in peers},
+            **{f"{peer.key} decode": peer.decode(subject.path, threads, after, STEPS) for peer in peers},
             "decode": model.decode(after, STEPS)})
         _say(lab, samples, key, ("decode",))
     model.close()
 
 
-def by_batch(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, path: Path, threads: int,
+def by_batch(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, subject: Subject, threads: int,
              counts: list[int]) -> None:
     """Sequences that decode together, each after 32 tokens."""
-    keys = [("batch", path.name, threads, count) for count in counts]
+    keys = [("batch", subject.name, threads, count) for count in counts]
     if not any(samples.missing(*key, "decode") for key in keys):
         return
-    model = Model(path, threads)
+    model = Model(subject.path, threads, **subject.options)
     for key in keys:
         in_quiet(samples, watch, key, threads, lambda count=key[-1]: {
-            **{f"{peer.key} decode": peer.batched(path, threads, count, AFTER, STEPS) for peer in peers},
+            **{f"{peer.key} decode": peer.batched(subject.path, threads, count, AFTER, STEPS) for peer in peers},
             "decode": model.batched(count, AFTER, STEPS)})
         _say(lab, samples, key, ("decode",))
     model.close()
@@ -270,11 +289,12 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
     _say(lab, samples, key, ("of int8 peak", "of bandwidth"))
 
 
-def start(lab, samples: Samples, peer: LlamaCpp | None, path: Path, threads: int) -> None:
+def start(lab, samples: Samples, peer: LlamaCpp | None, subject: Subject, threads: int) -> None:
     """Seconds from a process's start to its first token, and the peak of its memory: of the command line."""
-    key = ("start", path.name, threads)
-    command = [sys.executable, "-m", "numflow", "bench", "-m", str(path), "--json", "--threads", str(threads),
-               "--repeat", "1", "--gen-tokens", str(STEPS), "--prompt-tokens", str(PROMPT)]
+    key = ("start", subject.name, threads)
+    command = [sys.executable, "-m", "numflow", "bench", "-m", str(subject.path), "--json", "--threads", str(threads),
+               "--repeat", "1", "--gen-tokens", str(STEPS), "--prompt-tokens", str(PROMPT),
+               *(["--activations", subject.activations] if subject.activations else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every start compiles all of Python's sources
     for _ in range(2 * samples.rounds):
@@ -285,7 +305,7 @@ def start(lab, samples: Samples, peer: LlamaCpp | None, path: Path, threads: int
         if result["compile_s"] > 0:
             continue  # a first start
         if peer:
-            peer.bench(path, threads, "-p", PROMPT, "-n", STEPS)
+            peer.bench(subject.path, threads, "-p", PROMPT, "-n", STEPS)
             samples.add(peer.peak_mib, *key, "peer memory")
         samples.add(result["peak_rss_mib"], *key, "memory")
         samples.add(result["weights_bytes"] / 2**20, *key, "weights")

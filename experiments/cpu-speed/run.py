@@ -20,7 +20,8 @@ from . import rounds
 from .quiet import Watch, memory_speed
 from .report import figures, write
 
-# Lists have commas between. parts: which of the measurements. resume: keep the samples of a run that was broken off.
+# Lists have commas between; models may have their activations behind, as NAME+bf16. parts: which of the measurements.
+# resume: keep the samples of a run that was broken off.
 # again: measure what is asked for anew and keep everything else of the report's last run.
 OPTIONS = {"parts": "model,context,batch,torch,synthetic,start,profile", "rounds": 5, "resume": False, "again": False,
            "threads": "1,2", "models": "smollm2-135m-instruct", "context_models": "", "batch_models": "",
@@ -39,18 +40,18 @@ def run(lab):
     watch, first = Watch(memory_speed), next(iter(peers), None)
     samples = rounds.Samples(lab.folder / "samples.json", options["rounds"], options["resume"], options["again"])
     parts, threads = options["parts"].split(","), [int(t) for t in options["threads"].split(",")]
-    models = _paths(options["models"])
+    models = _subjects(options["models"])
     for count in threads:
         if "model" in parts:
-            for path in models:
-                rounds.by_model(lab, samples, peers, watch, path, count)
+            for subject in models:
+                rounds.by_model(lab, samples, peers, watch, subject, count)
         if "context" in parts:
-            for path in _paths(options["context_models"]) or models[:1]:
-                rounds.by_context(lab, samples, peers, watch, path, count,
+            for subject in _subjects(options["context_models"]) or models[:1]:
+                rounds.by_context(lab, samples, peers, watch, subject, count,
                                   [int(n) for n in options["contexts"].split(",")])
         if "batch" in parts:
-            for path in _paths(options["batch_models"]) or models[:1]:
-                rounds.by_batch(lab, samples, peers, watch, path, count,
+            for subject in _subjects(options["batch_models"]) or models[:1]:
+                rounds.by_batch(lab, samples, peers, watch, subject, count,
                                 [int(n) for n in options["batches"].split(",")])
         if "torch" in parts and options["torch_python"]:
             rounds.beside_torch(lab, samples, options["torch_python"], *_paths(options["torch_model"]),
@@ -59,8 +60,8 @@ def run(lab):
             for kind in options["kinds"].split(","):
                 rounds.synthetic(lab, samples, options["shape"], kind, count)
         if "start" in parts:
-            for path in models:
-                rounds.start(lab, samples, first, path, count)
+            for subject in models:
+                rounds.start(lab, samples, first, subject, count)
     before = lab.before().get("results", {}) if options["again"] or options["resume"] else {}
     limits = {int(count): limit for count, limit in before.get("limits", {}).items()} | _limits(lab, threads)
     profiles = before.get("profiles", {})
@@ -86,20 +87,32 @@ def _paths(names: str) -> list[Path]:
     return [Path(registry.resolve(name)) for name in names.split(",") if name]
 
 
+def _subjects(names: str) -> list[rounds.Subject]:
+    """Models of a list, of which each may say its activations: NAME or NAME+bf16."""
+    from numflow.cpu.linear.activations import OPERANDS
+
+    found = []
+    for name in names.split(",") if names else ():
+        stem, plus, last = name.rpartition("+")
+        whole = not plus or last not in OPERANDS
+        found.append(rounds.Subject(*_paths(name if whole else stem), None if whole else last))
+    return found
+
+
 def _limits(lab, threads: list[int]) -> dict[int, dict]:
     from numflow.cpu.measure.roofline import measure_limits
 
     return {count: asdict(measure_limits(count, 1 << 24 if lab.quick else 1 << 29)) for count in threads}
 
 
-def _profiles(models: list[Path], threads: list[int]) -> dict[str, dict]:
+def _profiles(models: list[rounds.Subject], threads: list[int]) -> dict[str, dict]:
     """Where the time of a prompt and of a token goes: of every model, with the fewest threads."""
     import numflow
 
     found = {}
-    for path in models:
-        with numflow.load(path, threads=threads[0]) as model:
-            found[path.name] = _profile(model)
+    for subject in models:
+        with numflow.load(subject.path, threads=threads[0], **subject.options) as model:
+            found[subject.name] = _profile(model)
     return found
 
 

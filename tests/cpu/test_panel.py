@@ -5,7 +5,7 @@ import pytest
 
 from numflow.cpu.linear.linear import linear
 from numflow.cpu.simd.isa import isa
-from numflow.cpu.weights.layout import PANEL_ROWS, PANELS, panel_bytes
+from numflow.cpu.weights.layout import PANEL_ROWS, PANELS, Packed, panel_bytes
 from numflow.formats.types import to_f32
 from numflow.ops import Step, View
 from tests.cpu.matrices import Bench, activations, columns_of, pack_stored, run_linear
@@ -25,8 +25,8 @@ class _Kept(Bench):
         return memory
 
 
-def _panel_after(kind: str, rows: int, mode: str = "int8") -> np.ndarray | None:
-    _, packed = pack_stored(kind, 16, columns_of(kind))
+def _panel_after(kind: str, rows: int, mode: str = "int8", packed: Packed | None = None) -> np.ndarray | None:
+    packed = packed or pack_stored(kind, 16, columns_of(kind))[1]
     x = activations(rows, packed.shape[1])
     bench = _Kept({"x": x.shape[1], "y": 16}, {"x": "tokens", "y": "tokens"}, rows, packed, mode)
     bench.array("x")[:, :x.shape[1]] = x
@@ -62,6 +62,23 @@ def test_a_panel_holds_the_weights(kind):
     weights = (codes - heads[:, None, 1, :, None]) * heads[:, None, 0, :, None]
     found = weights.transpose(2, 0, 1, 3).reshape(16, columns)
     np.testing.assert_allclose(found, to_f32(raw.rows, kind), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("columns", [64, 78])
+def test_plain_numbers_lie_in_pairs_for_operands_of_bfloat16(kind, columns):
+    """On every instruction set; the columns beyond the last 32 too."""
+    raw, packed = pack_stored(kind, 16, columns)
+    panel, few = (_panel_after(kind, rows, "bf16", packed) for rows in (PANEL_ROWS, PANEL_ROWS - 1))
+    assert panel is not None and len(panel) == panel_bytes(kind.lower(), columns, True) == 32 * columns
+    bits = panel.view("<u2").reshape(-1, 16, 2).transpose(1, 0, 2).reshape(16, columns)
+    wanted = to_f32(raw.rows, kind)
+    np.testing.assert_allclose((bits.astype(np.uint32) << 16).view(np.float32), wanted, rtol=2**-8)
+    assert few is not None and (few == 0xA5).all()
+    x = activations(2 * PANEL_ROWS + 3, columns)
+    together = run_linear(packed, x, "bf16")
+    for rows in (1, 2, 4, PANEL_ROWS - 1, PANEL_ROWS, PANEL_ROWS + 3):
+        np.testing.assert_array_equal(run_linear(packed, x[:rows], "bf16", threads=2), together[:rows])
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_K", "q2", "q6", "Q3_K"])

@@ -6,7 +6,7 @@ from numba import types
 from numflow.cpu.linear.activations import BF16, CHUNK, F32, INT8, INT16, TOKEN_TILE
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
-from numflow.cpu.simd.bfloat16 import paired, rounded
+from numflow.cpu.simd.bfloat16 import paired, pairs_of_columns, rounded
 from numflow.cpu.simd.dot import byte_sums
 from numflow.cpu.simd.value import constant, fma, llvm_type, load, save, staged
 from numflow.cpu.simd.vector import inline, merged
@@ -14,6 +14,7 @@ from numflow.cpu.weights.layout import AUX_BYTES, UNIT
 
 _SMALLEST, _SMALLEST_OF_PAIRS = np.float32(1e-36), np.float32(1e-34)  # below, the inverse of a scale would overflow:
 # such a unit counts as zeros.
+BY_TILE = (F32, INT8, BF16)  # kinds of operands that are made for whole tiles at once
 _FINER = np.float32(254)  # what is left over is half of a scale at most, and becomes up to 127
 
 
@@ -115,7 +116,7 @@ def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t,
     Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
     """
     m = tile_tokens(count * rows_of_token(kind))
-    if kind in (F32, INT8) and count == TOKEN_TILE and routes == 0:
+    if kind in BY_TILE and count == TOKEN_TILE and routes == 0:
         put_tile(source + 4 * begin, stride, columns, begin, x, aux, t, kind)
         return
     for i in range(count):
@@ -151,13 +152,21 @@ def put_row(source, columns, begin, x, aux, t, i, m, kind):
 @inline
 def put_tile(source, stride, columns, begin, x, aux, t, kind):
     """Columns [begin, begin + CHUNK) of TOKEN_TILE rows at `source`, `stride` bytes apart, as the tile at row t of an
-    operand of float32 or int8."""
+    operand of a kind BY_TILE."""
     count = min(CHUNK, columns - begin)
     if kind == INT8:
         aux += t * (columns // UNIT) * AUX_BYTES
         for unit in range(begin // UNIT, (begin + count) // UNIT):
             _quantize_tile(source + unit * 128 - 4 * begin, stride, x + t * columns + unit * 32 * TOKEN_TILE,
                            aux + unit * AUX_BYTES * TOKEN_TILE)
+        return
+    if kind == BF16:
+        x += 2 * (t * columns + begin * TOKEN_TILE)
+        for k in range(0, count - 15, 16):
+            _interleave_pairs(source + 4 * k, stride, x + 2 * k * TOKEN_TILE)
+        for k in range(count // 16 * 16, count, 2):
+            for i in range(TOKEN_TILE):
+                _put_pair(source + i * stride + 4 * k, x + 2 * k * TOKEN_TILE + 4 * i)
         return
     x += 4 * (t * columns + begin * TOKEN_TILE)
     for k in range(0, count - 15, 16):
@@ -170,8 +179,7 @@ def put_tile(source, stride, columns, begin, x, aux, t, kind):
 @staged(types.void, types.int64, types.int64, types.int64)
 def _put_pairs16(source, x, stride):
     """16 float32 as 8 pairs of bfloat16, `stride` bytes apart."""
-    bits = rounded(load(source, "f32", 16))
-    words = paired(bits.pick(range(0, 16, 2)), bits.pick(range(1, 16, 2)))
+    words = pairs_of_columns(load(source, "f32", 16))
     for i in range(8):
         save(x + stride * i, words.lane(i))
 
@@ -187,6 +195,12 @@ def _put_pair(source, x):
 def _interleave16(source, stride, x):
     """16 columns of TOKEN_TILE rows: column by column."""
     save(x, _interleaved([load(source + stride * i, "f32", 16) for i in range(TOKEN_TILE)]))
+
+
+@staged(types.void, types.int64, types.int64, types.int64)
+def _interleave_pairs(source, stride, x):
+    """16 columns of TOKEN_TILE rows: pairs of bfloat16, one pair of columns after the other."""
+    save(x, _interleaved([pairs_of_columns(load(source + stride * i, "f32", 16)) for i in range(TOKEN_TILE)]))
 
 
 def _interleaved(rows):

@@ -1,12 +1,20 @@
 """The kind of a product, a type of compiled code: a scheme of layout.py, and the operand that it meets."""
 
+from collections.abc import Mapping
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.linear.activations import BF16, F32, INT8, NAMES
 from numflow.cpu.simd.value import Value
-from numflow.cpu.weights.layout import PANELS, SCHEMES
+from numflow.cpu.weights.layout import PAIRS, PANELS, SCHEMES, Panel
+
+
+def _panels(operand: int) -> Mapping[str, Panel]:
+    """Panels that an operand meets, by scheme."""
+    panels: dict[int, Mapping[str, Panel]] = {INT8: PANELS, BF16: PAIRS}
+    return panels.get(operand, {})
 
 
 class SchemeType(types.Type):
@@ -14,7 +22,7 @@ class SchemeType(types.Type):
     without content. panel: whether what is read is a panel (panel.py) of such a matrix."""
 
     def __init__(self, name: str, operand: int, ragged: bool, panel: bool = False):
-        self.scheme = PANELS[name] if panel else SCHEMES[name]
+        self.scheme = _panels(operand)[name] if panel else SCHEMES[name]
         self.operand, self.int8, self.ragged = operand, operand == INT8, ragged
         self.x_bytes = {INT8: 1, BF16: 2, F32: 4}[operand]
         super().__init__(name=f"Scheme({name}, {NAMES[operand]}, ragged={ragged}, panel={panel})")
@@ -22,7 +30,7 @@ class SchemeType(types.Type):
     @property
     def panel(self) -> "SchemeType | None":
         """The kind of a panel of such a matrix, if one pays."""
-        if self.scheme.name not in PANELS or not self.int8:
+        if self.scheme.name not in _panels(self.operand):
             return None
         return SchemeType(self.scheme.name, self.operand, self.ragged, True)
 

@@ -188,7 +188,7 @@ def token_block(columns: int, kind: int) -> int:
 def _matrix(ctx, weight: Packed, columns: int, kind: int) -> dict[str, Any]:
     """A matrix of so many columns as values of slots, with memory for its panel (weights/panel.py) for each thread."""
     code_bytes, head_bytes = weight.scheme.tile_bytes(columns)
-    panel = panel_bytes(weight.kind, columns) if kind in (INT8, INT16) else 0
+    panel = panel_bytes(weight.kind, columns, kind == BF16) if kind != F32 else 0
     return {"codes": weight.codes, "heads": weight.headers, "code_bytes": code_bytes, "head_bytes": head_bytes,
             "columns": columns, "panel": ctx.scratch("panel", ctx.n_threads * panel) if panel else 0,
             "panel_bytes": panel}

@@ -5,7 +5,7 @@ import numpy as np
 from numflow.cpu.elementwise.act_kernels import activated
 from numflow.cpu.elementwise.norm_kernels import inverse_root, layer_part, rms_part, sum_of, sum_of_squares
 from numflow.cpu.linear.activations import BF16, CHUNK, F32, INT8, INT16, TOKEN_TILE
-from numflow.cpu.linear.activations_kernels import put_row, put_tile, rows_of_token, tile_tokens
+from numflow.cpu.linear.activations_kernels import BY_TILE, put_row, put_tile, rows_of_token, tile_tokens
 from numflow.cpu.linear.operands import FACTORS, MEANS, NUMBERS, SCRATCH_BYTES
 from numflow.cpu.linear.slots import OPERAND
 from numflow.cpu.runtime.access import f32_ptr, f64, i64, share
@@ -32,7 +32,7 @@ def _make(args, thread, n_threads, maker, operand):
             known = t
             for i in range(count):
                 _statistics(args, t + i, scratch, i, maker)
-        whole = operand in (F32, INT8) and count == TOKEN_TILE
+        whole = operand in BY_TILE and count == TOKEN_TILE
         for i in range(count):
             numbers = scratch + NUMBERS + (4 * CHUNK * i if whole else 0)
             _numbers(args, t + i, first, min(CHUNK, columns - first), scratch, numbers, i, maker)

@@ -35,9 +35,10 @@ from numflow.cpu.weights.decode import (
     zero,
 )
 from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
-from numflow.cpu.weights.layout import AUX_BYTES, PIECES, UNIT, Panel, Scheme
+from numflow.cpu.weights.layout import AUX_BYTES, PIECES, UNIT, Pairs, Panel, Scheme
 from numflow.cpu.weights.look_up import Known
 from numflow.cpu.weights.panel import unpack as unpack_panel
+from numflow.cpu.weights.panel import unpack_pairs
 from numflow.cpu.weights.tables import FLOATS8, Floats8, Planes
 from numflow.quant.stored import GRID
 
@@ -98,9 +99,13 @@ def fill_panel(typingctx, panel, codes, heads, columns, kind):
     """Write the panel of a tile; nothing where `has_panel` is false."""
     def codegen(context, builder, signature, args):
         if kind.panel:
+            panel, codes, heads, columns = (Value(builder, a) for a in args[:4])
             place = _fetched(kind.scheme, 4)
-            unpack_panel(*(Value(builder, a) for a in args[:4]), kind.scheme, repeat,
-                         lambda at, nbytes: _fetch(at, nbytes, place))
+            how = kind.scheme, repeat, lambda at, nbytes: _fetch(at, nbytes, place)
+            if isinstance(kind.panel.scheme, Pairs):
+                unpack_pairs(panel, codes, columns, *how)
+            else:
+                unpack_panel(panel, codes, heads, columns, *how)
         return context.get_dummy_value()
 
     i64 = types.int64
@@ -374,5 +379,6 @@ def _unit_bf16(kind, total, x, aux, codes, first, heads, unit, hold):
 
 def _pair(kind, total, x, codes):
     """total + two columns of 16 rows times the tokens' pairs at x."""
-    pairs = pairs_of_rows(codes, kind.scheme.header)
+    ready = isinstance(kind.scheme, Pairs)
+    pairs = load(codes, "i32", 16) if ready else pairs_of_rows(codes, kind.scheme.header)
     return [add_pair_products(t, pairs, word) for t, word in zip(total, each_word(x, len(total)))]

@@ -64,8 +64,8 @@ def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, place, rout
         aux = i64(args, LINEAR.aux) + row * (columns >> 5) * AUX_BYTES
         out, index = (y, routes + 4 * (t - first >> pairs)) if routes else (y + (t >> pairs) * stride, 0)
         more = addend + (t >> pairs) * addend_stride if addend else 0
-        if by_panel and left > 2:
-            _store(panel_tile(zeros_4(), x, aux, panel, columns, kind), out, stride, index, left, lanes, bias, more,
+        if by_panel and left > TOKEN_TILE // 2:
+            _store(panel_tile(_widest(), x, aux, panel, columns, kind), out, stride, index, left, lanes, bias, more,
                    addend_stride, factor, pairs)
         elif left > TOKEN_TILE // 2:
             _store(row_tile(_widest(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,

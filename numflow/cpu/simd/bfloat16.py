@@ -51,6 +51,14 @@ def paired(even: Value, odd: Value) -> Value:
     return (even >> 16) | (odd & -0x10000)
 
 
+def pairs_of_columns(values: Value) -> Value:
+    """16 neighbouring columns of a row, f32, as the pairs they are, i32x8."""
+    if has_bf16():
+        return values.call("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFloat(), 16)).as_("i32", 8)
+    bits = rounded(values)
+    return paired(bits.pick(range(0, 16, 2)), bits.pick(range(1, 16, 2)))
+
+
 def pairs_of_rows(address: Value, header: int) -> Value:
     """Two neighbouring columns of 16 rows of plain numbers as i32x16 pairs."""
     if header == BF16:

@@ -198,18 +198,33 @@ class Panel(Scheme):
         return heads + unit * (self.halves * 2 * 4 * ROWS) + half * (2 * 4 * ROWS)
 
 
+class Pairs(Panel):
+    """Plain numbers as pairs of bfloat16 (simd/bfloat16.py), which meet an operand of such pairs."""
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit of a tile."""
+        return 2 * ROWS * UNIT
+
+    def tile_bytes(self, columns: int) -> tuple[int, int]:
+        """Bytes of one tile of `columns` columns; there are no headers."""
+        return 2 * ROWS * columns, 0
+
+
 def _pays(scheme: Scheme) -> bool:
     """Whether a panel saves more than a load: not of bytes, nor where a number's planes are looked up in a table."""
     return isa() in ("avx2", "avxvnni") and not (scheme.is_float or scheme.table) and scheme.bits != 8
 
 
 PANELS = {name: Panel(**vars(scheme)) for name, scheme in SCHEMES.items() if _pays(scheme)}
+PAIRS = {name: Pairs(**vars(scheme)) for name, scheme in SCHEMES.items() if scheme.is_float}
 PANEL_ROWS = 8  # of an operand, from which on a panel is faster
 
 
-def panel_bytes(name: str, columns: int) -> int:
-    """Bytes of the panel of a tile of so many columns; 0 of schemes without."""
-    return sum(PANELS[name].tile_bytes(columns)) if name in PANELS else 0
+def panel_bytes(name: str, columns: int, pairs: bool = False) -> int:
+    """Bytes of the panel of a tile of so many columns; 0 of schemes without. pairs: for an operand of bfloat16."""
+    panels = PAIRS if pairs else PANELS
+    return sum(panels[name].tile_bytes(columns)) if name in panels else 0
 
 
 class _Form:
