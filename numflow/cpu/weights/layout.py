@@ -47,11 +47,12 @@ from typing import Any
 
 import numpy as np
 
-from numflow.cpu.simd.isa import isa
+from numflow.cpu.simd.isa import isa, token_tile
 from numflow.quant.grids import GRIDS, GridType
 from numflow.quant.hub_types import SIZES
 from numflow.quant.stored import (
     BASE,
+    BF16,
     BYTES16,
     FACTORED,
     KINDS,
@@ -212,13 +213,17 @@ class Pairs(Panel):
 
 
 def _pays(scheme: Scheme) -> bool:
-    """Whether a panel saves more than a load: not of bytes, nor where a number's planes are looked up in a table."""
-    return isa() in ("avx2", "avxvnni") and not (scheme.is_float or scheme.table) and scheme.bits != 8
+    """Whether a panel saves more than a load: not of bytes, nor where a number's planes are looked up in a table. Where
+    a register tile has 8 tokens, only of codes that take many instructions."""
+    if scheme.is_float or scheme.table or scheme.bits == 8:
+        return False
+    return isa() in ("avx2", "avxvnni") or (isa() == "avx512" and bool(scheme.grid or scheme.bits == 3.5))
 
 
 PANELS = {name: Panel(**vars(scheme)) for name, scheme in SCHEMES.items() if _pays(scheme)}
-PAIRS = {name: Pairs(**vars(scheme)) for name, scheme in SCHEMES.items() if scheme.is_float}
-PANEL_ROWS = 8  # of an operand, from which on a panel is faster
+PAIRS = {name: Pairs(**vars(scheme)) for name, scheme in SCHEMES.items()
+         if scheme.is_float and scheme.header != BF16}
+PANEL_ROWS = 8 if token_tile() == 4 else 48  # of an operand, from which on a panel is faster
 
 
 def panel_bytes(name: str, columns: int, pairs: bool = False) -> int:
