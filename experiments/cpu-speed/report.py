@@ -65,6 +65,12 @@ def ratio(ours: list[float], theirs: list[float]) -> float | None:
     return statistics.median(ours) / statistics.median(theirs) if ours and theirs else None
 
 
+def _short(name: str) -> str:
+    """The name of a model (rounds.Subject) without its file's suffix."""
+    file, comma, activations = name.partition(", ")
+    return file.rsplit(".", 1)[0] + comma + activations
+
+
 def _goal(what: str, name: str, threads: str = "") -> float | None:
     """Of what is measured and a model: beside llama.cpp, or, with so many threads, beside the better ik_llama.cpp."""
     goals = IK_GOALS.get(f"{what}, {threads}", IK_GOALS.get(what, {})) if threads else GOALS.get(what, {})
@@ -261,7 +267,7 @@ def _beside_each_other(lab, samples, keys) -> None:
         axis.set(xlabel=label, yticks=range(len(keys)), yticklabels=[], ylim=(len(keys) - 0.5, -0.5),
                  xlim=(0, 1.12 * longest))
         axis.grid(axis="y", visible=False)
-    axes[0].set_yticklabels([f"{key[1].rsplit('.', 1)[0]}, {key[2]} thread{'s' * (key[2] != '1')}" for key in keys])
+    axes[0].set_yticklabels([f"{_short(key[1])}, {key[2]} thread{'s' * (key[2] != '1')}" for key in keys])
     axes[1].legend(fontsize=8, loc="lower right")
     finding = f"numflow writes {max(rates['decode', 'numflow']):.0f} tokens a second at most"
     times = {who: [ours / theirs for ours, theirs in zip(rates["decode", "numflow"], rates["decode", who]) if theirs]
@@ -298,7 +304,7 @@ def _lines(lab, samples, part, label) -> None:
         style.plain_log(axis, "x", sizes)
         axis.set_xlim(sizes[0] * 0.8, sizes[-1] * (sizes[-1] / sizes[0]) ** 0.45 * 1.1)
         axis.set(ylim=(0, None), xlabel=label)
-        axis.set_title(f"{name.rsplit('.', 1)[0]}, {threads} thread{'s' * (threads != '1')}", fontsize=8)
+        axis.set_title(f"{_short(name)}, {threads} thread{'s' * (threads != '1')}", fontsize=8)
     for axis in panels[::columns]:
         axis.set_ylabel("tokens a second")
     finding = f"By {label}, numflow writes {min(ratios):.1f} to {max(ratios):.1f} times as fast" if ratios else \
