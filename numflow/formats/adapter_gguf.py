@@ -52,4 +52,5 @@ def read(path: Path) -> Adapter:
             a, b = turned(b), a
         a, b = check_pair(f"{path}: tensor {show(name)}", a, b, (2, 3))
         added[name] = LowRank(a, b, alpha / a.shape[-2] if alpha else 1.0)
-    return Adapter(path, "gguf", added, replaced=replaced, architecture=architecture if isinstance(architecture, str) else "")
+    architecture = architecture if isinstance(architecture, str) else ""
+    return Adapter(path, "gguf", added, replaced=replaced, architecture=architecture)
