@@ -32,8 +32,8 @@ def read(path: Path) -> Adapter:
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) < float("inf"):
         raise FormatError(f"{path}: adapter.lora.alpha: expected a number, found {show(alpha)}")
     if metadata.get(_FROM_ON):
-        raise FormatError(f"{path}: {_FROM_ON} is set: an adapter that has an effect only after these tokens, such ones "
-                          "are not read")
+        raise FormatError(f"{path}: {_FROM_ON} is set: an adapter that has an effect only after these tokens; such "
+                          "ones are not read")
     replaced = {name: tensor for name, tensor in tensors.items() if name.endswith(_NORM) and len(tensor.shape) == 1}
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

@@ -191,3 +191,14 @@ def test_a_factor_of_the_rotary_positions_is_linear_where_the_file_says_no_more(
         found = Resolved(spec, config, "gguf")
         assert found.option("rope", "scaling", 0) == expected[0]
         assert expected[0] == "none" or found.option("rope", "factor", 0) == expected[1]
+
+
+def test_attention_in_both_directions_is_refused_where_the_family_has_it_in_one():
+    for name, architecture in (("llama", "llama"), ("qwen2", "qwen2"), ("lfm2", "lfm2"), ("bert", "bert")):
+        found = Resolved(load_spec(name), {"general.architecture": architecture, f"{architecture}.block_count": 2,
+                                           f"{architecture}.attention.causal": False}, "gguf")
+        if name == "bert":
+            assert found.parameter("one_way") is False
+            continue
+        with pytest.raises(SpecError, match=rf"{architecture}\.attention\.causal of .* is False; expected true"):
+            found.check_limits()
