@@ -101,6 +101,8 @@ def _open_gguf(path: Path, paths: list[Path], weight_map: Mapping[str, str]) -> 
     from numflow.formats import folder, gguf
 
     tensors, metadata, files = gguf.read(paths[0])
+    if other := gguf.no_model(metadata):
+        raise FormatError(f"{paths[0]}: {other}")
     # The file's own vocabulary counts: what lies beside it may belong to another model.
     beside = {} if "tokenizer.ggml.tokens" in metadata else folder.side_files(files[0].parent)
     return Checkpoint(path, "gguf", "gguf", tensors, metadata, {**beside, "weights": files})

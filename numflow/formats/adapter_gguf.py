@@ -1,4 +1,7 @@
-"""Adapters in GGUF files: TENSOR.lora_a [..., r, K] and TENSOR.lora_b [..., N, r] for each tensor, and one alpha."""
+"""Adapters in GGUF files: TENSOR.lora_a [..., r, K] and TENSOR.lora_b [..., N, r] for each tensor, and one alpha.
+
+A vector whose name ends in _norm.weight stands there as it is, to take the place of the base's.
+"""
 
 from pathlib import Path
 
@@ -9,6 +12,8 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 
 _ENDS = (".lora_a", ".lora_b")
+_NORM = "_norm.weight"
+_FROM_ON = "adapter.alora.invocation_tokens"  # tokens before which such an adapter has no effect
 # The pair of a table is stored as [N, r] and [K, r], since its rows are looked up.
 _TABLE = "token_embd.weight"
 
@@ -26,12 +31,19 @@ def read(path: Path) -> Adapter:
     alpha, architecture = metadata.get("adapter.lora.alpha"), metadata.get("general.architecture")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) < float("inf"):
         raise FormatError(f"{path}: adapter.lora.alpha: expected a number, found {show(alpha)}")
+    if metadata.get(_FROM_ON):
+        raise FormatError(f"{path}: {_FROM_ON} is set: an adapter that has an effect only after these tokens; such "
+                          "ones are not read")
+    replaced = {name: tensor for name, tensor in tensors.items() if name.endswith(_NORM) and len(tensor.shape) == 1}
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
+        if name in replaced:
+            continue
         if not name.endswith(_ENDS):
-            raise FormatError(f"{path}: tensor {show(name)}: expected a name that ends in {' or '.join(_ENDS)}")
+            raise FormatError(f"{path}: tensor {show(name)}: expected a name that ends in {' or '.join(_ENDS)}, or a "
+                              f"vector whose name ends in {_NORM}")
         pairs.setdefault(name[:-len(_ENDS[0])], {})[name[-1]] = tensor
-    if not pairs:
+    if not pairs and not replaced:
         raise FormatError(f"{path}: an adapter without tensors")
     added = {}
     for name, pair in pairs.items():
@@ -40,4 +52,5 @@ def read(path: Path) -> Adapter:
             a, b = turned(b), a
         a, b = check_pair(f"{path}: tensor {show(name)}", a, b, (2, 3))
         added[name] = LowRank(a, b, alpha / a.shape[-2] if alpha else 1.0)
-    return Adapter(path, "gguf", added, architecture=architecture if isinstance(architecture, str) else "")
+    architecture = architecture if isinstance(architecture, str) else ""
+    return Adapter(path, "gguf", added, replaced=replaced, architecture=architecture)

@@ -130,8 +130,22 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _one_gguf(folder: Path, found: list[Path]) -> Path:
-    """The only model among GGUF files, where the parts of a split one count as one."""
-    stems = {match[1] if (match := _GGUF_SPLIT.fullmatch(p.name)) else p.name for p in found}
-    if len(stems) > 1:
+    """The only model among GGUF files, where the parts of a split one count as one; adapters and the like are none."""
+    def stems(paths: list[Path]) -> set[str]:
+        return {match[1] if (match := _GGUF_SPLIT.fullmatch(p.name)) else p.name for p in paths}
+
+    if len(stems(found)) > 1:
+        found = [path for path in found if not _is_no_model(path)] or found
+    if len(stems(found)) > 1:
         raise FormatError(f"{folder}: several models, name one: {', '.join(p.name for p in found)}")
     return found[0]
+
+
+def _is_no_model(path: Path) -> bool:
+    """Whether a GGUF file holds something else than a model; a damaged one counts as a model."""
+    from numflow.formats import gguf
+
+    try:
+        return bool(gguf.no_model(gguf.read_file(path)[1]))
+    except FormatError:  # whoever opens it says what is wrong
+        return False

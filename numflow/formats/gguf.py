@@ -33,6 +33,14 @@ MAX_DEPTH = 4
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8",
             12: "<f8"}
+# Other things that such files hold, by a key and its value, and what to tell who takes them for a model.
+_NO_MODELS = {
+    ("general.type", "adapter"): "an adapter, not a model: --adapter takes it, beside a model",
+    ("general.type", "imatrix"): "an imatrix, not a model: --imatrix of `numflow quantize` takes it",
+    ("general.type", "mmproj"): "the part of a model that reads images or sound, which numflow does not run",
+    ("general.architecture", "clip"): "the part of a model that reads images or sound, which numflow does not run",
+    ("general.architecture", "controlvector"): "a control vector, not a model; numflow has no use for it",
+}
 _SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -159,6 +167,11 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[Path]]:
     if wanted != len(merged):
         raise FormatError(f"{path}: split.tensors.count is {show(wanted)}, the files have {len(merged)} tensors")
     return merged, first, paths
+
+
+def no_model(metadata: dict[str, Any]) -> str:
+    """A sentence about a file with this metadata that holds something else than a model; "" of models."""
+    return next((said for (key, value), said in _NO_MODELS.items() if metadata.get(key) == value), "")
 
 
 def _split_paths(path: Path, count: Any) -> list[Path]:

@@ -24,7 +24,8 @@ def outside(key: str, source: Mapping[str, Any], value: Any, number: Callable[[s
     for at, item in enumerate(value if listed else [value]):
         place = f"{key}[{at}]{{}} is {quoted(item)}; expected" if listed else f"{key}{{}} is {quoted(item)}; expected"
         if "words" in source and item not in source["words"]:
-            return f"{place} one of {', '.join(str(word) for word in source['words'] if not isinstance(word, bool))}"
+            words = ", ".join(str(word) for word in source["words"] if not isinstance(word, bool))
+            return f"{place} one of {words}" if words else f"{place} {str(source['words'][0]).lower()}"
         whole = isinstance(item, (int, float)) and not isinstance(item, bool) and item == item // 1
         if bounds and not (whole and bounds.get("least", item) <= item <= bounds.get("most", item)):
             return f"{place} {_range(bounds)}"

@@ -42,7 +42,7 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     known = {
         name
         for table in tables.values()
-        for key in ("architectures", "model_type", "gguf")
+        for key in (("gguf",) if checkpoint.naming == "gguf" else ("architectures", "model_type"))
         for name in _list(table.get(key, []))
     }
     words = _identities(checkpoint)

@@ -234,16 +234,17 @@ class Resolved:
             value = _NOTHING[option.kind]
         match option.kind:
             case "int" | "float":
-                fits = isinstance(value, (int, float)) and option.holds(value)
+                fits = isinstance(value, (int, float)) and not isinstance(value, bool) and option.holds(value)
                 if option.kind == "float" and fits:
                     return float(value)
-                if fits and not isinstance(value, bool) and value == int(value):
+                if fits and value == int(value):
                     return int(value)
                 raise self._wrong(where, f"expected {option.range}, found {quoted(value)}")
             case "bool" if isinstance(value, (int, float, list, tuple)):
                 return bool(value)
             case "list" if isinstance(value, (list, tuple)):
-                wrong = next((v for v in value if not isinstance(v, (int, float)) or not option.holds(v)), None)
+                wrong = next((v for v in value if not isinstance(v, (int, float)) or isinstance(v, bool)
+                              or not option.holds(v)), None)
                 if wrong is not None:
                     raise self._wrong(where, f"expected a list of numbers, each {option.range}, found {quoted(wrong)}")
                 return value

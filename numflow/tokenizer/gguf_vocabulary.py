@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numflow.errors import FormatError, TokenizerError
+from numflow.errors import FormatError, TokenizerError, quoted
 from numflow.tokenizer import bpe_files, pieces, pretokenize, spm, wordpiece_file, wrapping
 from numflow.tokenizer.added import AddedTokens, add_to_library
 from numflow.tokenizer.names import names
@@ -35,12 +35,17 @@ class Table:
         """Id of a role, none where it is outside the vocabulary.
 
         A missing key means the default, unless the file says that the default is ordinary text.
+
+        Raises:
+            FormatError: not a whole number.
         """
-        id = self.get(f"{_ROLE_KEYS.get(role, role)}_token_id")
+        id = self.get(key := f"{_ROLE_KEYS.get(role, role)}_token_id")
+        if id is not None and type(id) is not int:
+            raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be the number of a token, is {quoted(id)}")
         if id is None and default is not None and default < len(self.texts):
             ordinary = self.types[default] == spm.NORMAL and (self.types != spm.NORMAL).any()
             id = None if ordinary else default
-        return id if type(id) is int and 0 <= id < len(self.texts) else None
+        return id if id is not None and 0 <= id < len(self.texts) else None
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value; a missing key means the default."""
@@ -124,12 +129,14 @@ def _finish(table: Table, options: Mapping[str, Any], vocabulary: Vocabulary, de
     add_bos = options.get("add_bos", table.flag("add_bos_token", add_bos))
     add_eos = options.get("add_eos", table.flag("add_eos_token", add_eos))
     around = wrapping.each(roles.bos if add_bos else None, roles.eos if add_eos else None)
-    return Tokenizer(vocabulary, roles, around, options.get("chat_template", _chat_template(table.meta)))
+    return Tokenizer(vocabulary, roles, around, options.get("chat_template", _chat_template(table)))
 
 
-def _chat_template(meta: Mapping[str, Any]) -> str | None:
-    template = meta.get("tokenizer.chat_template")
-    return template if isinstance(template, str) else None
+def _chat_template(table: Table) -> str | None:
+    template = table.meta.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise FormatError(f"{table.where}: tokenizer.chat_template should be text, is {quoted(template)}")
+    return template
 
 
 def _sentencepiece_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
@@ -169,7 +176,9 @@ def _byte_level_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
 
 
 def _merges(table: Table) -> list[tuple[str, str]]:
-    merges = [tuple(merge.split(" ")) for merge in table.get("merges", ())]
+    if table.get("merges") is None:
+        raise FormatError(f"{table.where}: tokenizer.ggml.merges is missing: tokens of more than a byte are made by it")
+    merges = [tuple(merge.split(" ")) for merge in table.get("merges")]
     wrong = next((n for n, merge in enumerate(merges) if len(merge) != 2), None)
     if wrong is not None:
         raise FormatError(f"{table.where}: tokenizer.ggml.merges[{wrong}] should be two tokens, "

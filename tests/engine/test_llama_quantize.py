@@ -95,10 +95,28 @@ def test_their_imatrix_is_ours(source, tmp_path):
     text.write_text(TEXT)
     for name in ("i.gguf", "i.dat"):
         done = subprocess.run([llama_cpp("llama-imatrix"), "-m", source, "-f", text, "-c", "64", "-b", "64", "--chunks",
-                               "4", "-t", "1", "-fa", "off", "-o", tmp_path / name], capture_output=True, text=True,
-                              timeout=300)
+                               "4", "-t", "1", "-fa", "off", "-o", tmp_path / name, "--output-format",
+                               name.removeprefix("i.")], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, (done.stdout + done.stderr)[-800:]
+        assert ((tmp_path / name).read_bytes()[:4] == b"GGUF") == (name == "i.gguf")
         found, own = read_calibration(tmp_path / name), calibrate(source, TEXT, 64, 4, moments=False)
         for tensor in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight", "blk.1.attn_output.weight"):
             a, b = found.importance(tensor).ravel(), own.importance(tensor)
             assert np.corrcoef(a, b)[0, 1] > 0.98, (name, tensor)
+
+
+@pytest.mark.parametrize("kind", [
+    "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q2_0", "q1_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k",
+    "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq2_0", "tq1_0", "mxfp4",
+    "nvfp4"])
+def test_every_type_of_theirs_is_expanded_as_they_do(source, imatrix, tmp_path, kind):
+    for options in (["--imatrix", imatrix, "--tensor-type", f"attn={kind}", "--tensor-type", f"ffn={kind}", source,
+                     tmp_path / "coded.gguf", "Q8_0", "1"],
+                    ["--allow-requantize", tmp_path / "coded.gguf", tmp_path / "plain.gguf", "F32", "1"]):
+        done = subprocess.run([llama_cpp("llama-quantize"), *options], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-800:]
+    coded, plain = (formats.open_checkpoint(tmp_path / name).tensors for name in ("coded.gguf", "plain.gguf"))
+    assert {t.type.name for name, t in coded.items() if ".ffn_" in name and "norm" not in name} == {kind.upper()}
+    assert coded.keys() == plain.keys()
+    for name, tensor in coded.items():
+        np.testing.assert_array_equal(tensor.f32(), plain[name].f32())

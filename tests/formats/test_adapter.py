@@ -158,11 +158,33 @@ def test_gguf(tmp_path):
     path.write_bytes(gguf_file(names=("token_embd.weight.lora_a", "token_embd.weight.lora_b")))
     with pytest.raises(FormatError, match="rank"):  # of a table both have the rank last
         open_adapter(path)
+    pairs = [pair("general.type", 8, text("adapter")), pair("adapter.type", 8, text("lora")),
+             pair("adapter.lora.alpha", 6, struct.pack("<f", 4))]
+    sizes = {"a.weight": 1, "b.weight": 2, "token_embd.weight": 4}  # ranks
+    entries = [entry(f"{name}.lora_{half}", [rank, 5] if half == "b" or name[0] == "t" else [5, rank], 0, 96 * n + at)
+               for n, (name, rank) in enumerate(sizes.items()) for half, at in (("a", 0), ("b", 1000 * 32))]
+    path.write_bytes(gguf(pairs, entries, bytes(40000)))
+    assert {name: (one.rank, one.factor, one.shape) for name, one in open_adapter(path).added.items()} == {
+        name: (rank, 4 / rank, (5, 5)) for name, rank in sizes.items()}
+
+
+def test_a_norm_in_a_gguf_file_takes_the_place_of_the_bases(tmp_path):
+    """Mergekit's extracted adapters have them."""
+    path, data = tmp_path / "a.gguf", floats(*range(8)) + floats(*range(8))
+    pairs = [pair("general.type", 8, text("adapter")), pair("adapter.type", 8, text("lora")),
+             pair("adapter.lora.alpha", 6, struct.pack("<f", 4))]
+    path.write_bytes(gguf(pairs, [entry("blk.0.attn_norm.weight", [8], 0, 32)], data))
+    assert open_adapter(path).replaced["blk.0.attn_norm.weight"].f32().tolist() == list(range(8))
+    path.write_bytes(gguf(pairs, [entry("blk.0.attn_norm.weight", [4, 2], 0, 32)], data))
+    with pytest.raises(FormatError, match="a vector whose name ends in _norm"):
+        open_adapter(path)
 
 
 @pytest.mark.parametrize("broken, words", [
     (gguf_file(kind="model"), "no LoRA"), (gguf_file(float("nan")), "alpha"), (gguf([u32("a", 1)]), "no LoRA"),
     (gguf_file(names=("blk.0.attn_q.weight.lora_a", "blk.1.attn_q.weight.lora_b")), "is missing"),
+    (gguf_file(more=[pair("adapter.alora.invocation_tokens", 9, struct.pack("<IQI", 4, 1, 7))]),
+     "only after these tokens"),
     (gguf_file(names=("blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight")), "ends in")])
 def test_gguf_files_that_are_refused(tmp_path, broken, words):
     path = tmp_path / "a.gguf"

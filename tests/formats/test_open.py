@@ -136,6 +136,23 @@ def test_several_gguf_files(tmp_path):
         open_checkpoint(tmp_path)
 
 
+NO_MODELS = [("general.type", "adapter", "an adapter, .*--adapter"), ("general.type", "imatrix", "--imatrix"),
+             ("general.type", "mmproj", "images or sound"), ("general.architecture", "clip", "images or sound"),
+             ("general.architecture", "controlvector", "a control vector")]
+
+
+@pytest.mark.parametrize(("key", "value", "match"), NO_MODELS)
+def test_gguf_files_that_are_no_models(tmp_path, key, value, match):
+    other = make.gguf([make.pair(key, 8, make.text(value))], [make.entry("w", [2], 0, 0)], make.values(2).tobytes())
+    make.refused(open_checkpoint, tmp_path / "x.gguf", other, match)
+    fill(tmp_path, a__gguf=other, model__gguf=GGUF)
+    (tmp_path / "x.gguf").unlink()
+    assert open_checkpoint(tmp_path).files["weights"] == [tmp_path / "model.gguf"]
+    fill(tmp_path, damaged__gguf=GGUF[:40])
+    with pytest.raises(FormatError, match=r"several models, name one: damaged\.gguf, model\.gguf"):
+        open_checkpoint(tmp_path)
+
+
 def test_shards_of_two_formats(tmp_path):
     (tmp_path / "model-1.safetensors").write_bytes(SAFETENSORS)
     (tmp_path / "model-2.safetensors").write_bytes(ZIP)

@@ -62,6 +62,16 @@ def test_limits_of_values_and_lists_hold_also_where_nothing_asks(tmp_path):
         resolved(tmp_path, text.replace("least = 1 }", "least = [1] }"), {})
 
 
+def test_true_is_no_number(tmp_path):
+    text = "[norm]\neps = { config = 'eps' }\n[attention]\nheads = { config = 'heads' }\n"
+    text += "[rope]\nshort_factor = { config = 'f' }"
+    r = resolved(tmp_path, text, {"eps": True, "heads": True, "f": [1.0, True]})
+    for section, key, expected in (("norm", "eps", "a finite number above 0"), ("attention", "heads", "a whole number"),
+                                   ("rope", "short_factor", "a list of numbers")):
+        with pytest.raises(SpecError, match=f"expected {expected}.*, found True"):
+            r.option(section, key, 0)
+
+
 def test_null_may_be_a_value_of_its_own(tmp_path):
     text = """
     [parameters]

@@ -15,6 +15,8 @@ from numflow.errors import SpecError
 from numflow.network import WeightSource
 from numflow.network.gguf.as_gguf import as_gguf
 from numflow.reference.program import Program
+from numflow.spec import load_spec
+from numflow.spec.resolve import Resolved
 from tests.specs.case import load_case, memory_checkpoint, relative_error, run
 from tests.specs.weights import values
 
@@ -171,3 +173,32 @@ def test_what_a_file_must_say():
     scaled = memory_checkpoint(gguf.config, shapes, "gguf", lambda key, shape: stored[key])
     with pytest.raises(SpecError, match=r"blk\.1\.attn_q\.scale"):
         network.build(network.choose_spec(scaled), scaled)
+
+
+@pytest.mark.parametrize("name", ["llama", "olmo2", "hunyuan_dense", "apertus", "chatglm2", "falcon", "gpt_neox",
+                                  "phi2"])
+def test_a_factor_of_the_rotary_positions_is_linear_where_the_file_says_no_more(name):
+    """Files of 2023 say it by rope.scale_linear."""
+    spec = load_spec(name)
+    architectures = spec.section("detect")["gguf"]
+    architecture = architectures if isinstance(architectures, str) else architectures[0]
+    for more, expected in (({}, ("none", 1)), ({"scale_linear": 4.0}, ("linear", 4)),
+                           ({"scaling.factor": 2.0}, ("linear", 2)),
+                           ({"scaling.factor": 2.0, "scale_linear": 4.0}, ("linear", 2)),
+                           ({"scaling.factor": 2.0, "scaling.type": "none"}, ("none", 2))):
+        config = {"general.architecture": architecture, f"{architecture}.context_length": 64,
+                  **{f"{architecture}.rope.{key}": value for key, value in more.items()}}
+        found = Resolved(spec, config, "gguf")
+        assert found.option("rope", "scaling", 0) == expected[0]
+        assert expected[0] == "none" or found.option("rope", "factor", 0) == expected[1]
+
+
+def test_attention_in_both_directions_is_refused_where_the_family_has_it_in_one():
+    for name, architecture in (("llama", "llama"), ("qwen2", "qwen2"), ("lfm2", "lfm2"), ("bert", "bert")):
+        found = Resolved(load_spec(name), {"general.architecture": architecture, f"{architecture}.block_count": 2,
+                                           f"{architecture}.attention.causal": False}, "gguf")
+        if name == "bert":
+            assert found.parameter("one_way") is False
+            continue
+        with pytest.raises(SpecError, match=rf"{architecture}\.attention\.causal of .* is False; expected true"):
+            found.check_limits()

@@ -175,6 +175,10 @@ def test_models_that_are_not_supported(bpe_model, key, value, message):
     ("token_type", [[1]], "token_type should be a list of numbers"),
     ("add_bos_token", 1, "add_bos_token should be true or false, is 1"),
     ("add_space_prefix", "no", "add_space_prefix should be true or false"),
+    ("bos_token_id", "1", "bos_token_id should be the number of a token, is '1'"),
+    ("eos_token_id", True, "eos_token_id should be the number of a token, is True"),
+    ("eot_token_id", 2.0, "eot_token_id should be the number of a token, is 2.0"),
+    ("padding_token_id", [1], r"padding_token_id should be the number of a token, is \[1\]"),
 ])
 def test_metadata_that_contradicts_itself(bpe_model, key, value, message):
     with pytest.raises(FormatError, match=rf"model\.gguf: tokenizer\.ggml\.{message}"):
@@ -189,3 +193,18 @@ def test_metadata_that_contradicts_itself(bpe_model, key, value, message):
 def test_merges_that_do_not_fit(byte_level_library, merges, message):
     with pytest.raises(FormatError, match=message):
         load_tokenizer(gguf(gguf_of_byte_level(byte_level_library, merges=merges)))
+
+
+def test_merges_that_are_missing(byte_level_library):
+    """Without them the same text would be other ids, all of single bytes."""
+    meta = gguf_of_byte_level(byte_level_library)
+    del meta["tokenizer.ggml.merges"]
+    with pytest.raises(FormatError, match=r"model\.gguf: tokenizer\.ggml\.merges is missing"):
+        load_tokenizer(gguf(meta))
+    assert load_tokenizer(gguf(meta | {"tokenizer.ggml.merges": []})).vocab_size == len(meta["tokenizer.ggml.tokens"])
+
+
+def test_a_chat_template_that_is_no_text(byte_level_library):
+    meta = gguf_of_byte_level(byte_level_library) | {"tokenizer.chat_template": 7}
+    with pytest.raises(FormatError, match=r"model\.gguf: tokenizer\.chat_template should be text, is 7"):
+        load_tokenizer(gguf(meta))
