@@ -271,7 +271,7 @@ def check_option(path: Path, where: str, option: SpecOption, value: Any) -> None
 
 
 def _check_metadata(path: Path, where: str, table: Any) -> None:
-    """Check the table of extra metadata: literals, expressions, or { each = an expression with `layer`, further = bool }."""
+    """Check the table of extra metadata: literals, expressions, or { each = an expression, further = a switch }."""
     _expect(path, where, table, dict, "a table")
     for name, value in table.items():
         if isinstance(value, dict):

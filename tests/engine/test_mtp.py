@@ -58,10 +58,11 @@ def expected(name, folder, tensors, model, tmp_path):
     """Logits of the block [n - 1, V]: the formula around its layer by hand, the layer as the only one of a model whose
     table of words are the layer's inputs."""
     names, _, add, config = FAMILIES[name]
+    known = json.loads((folder / "config.json").read_text())
 
     def rms(x, part):
         weight = tensors[names[part] + ".weight"] + np.float32(add)
-        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6) * weight
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + known["rms_norm_eps"]) * weight
 
     tokens = rms(tensors["model.embed_tokens.weight"][IDS[1:]], "embd")
     both = np.concatenate([tokens, rms(model.hidden(IDS)[:-1], "hidden")], axis=1)
@@ -73,7 +74,6 @@ def expected(name, folder, tensors, model, tmp_path):
     other = tmp_path / "alone"
     other.mkdir()
     save_file({key: np.ascontiguousarray(value) for key, value in alone.items()}, other / "model.safetensors")
-    known = json.loads((folder / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(known | config | {"num_hidden_layers": 1}))
     with load(other, backend="reference") as block:
         return block.logits(range(len(IDS) - 1))
