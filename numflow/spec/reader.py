@@ -271,11 +271,12 @@ def check_option(path: Path, where: str, option: SpecOption, value: Any) -> None
 
 
 def _check_metadata(path: Path, where: str, table: Any) -> None:
-    """Check the table of extra metadata: literals, expressions, or { each = an expression with `layer` }."""
+    """Check the table of extra metadata: literals, expressions, or { each = an expression, further = a switch }."""
     _expect(path, where, table, dict, "a table")
     for name, value in table.items():
         if isinstance(value, dict):
-            _known(path, f"{where}.{name}", value, ("each",))
+            _known(path, f"{where}.{name}", value, ("each", "further"))
+            _expect(path, f"{where}.{name}.further", value.get("further", True), bool, "true or false")
             value = value.get("each")
         check_option(path, f"{where}.{name}", SpecOption("float", None, ""), True if isinstance(value, bool) else value)
 

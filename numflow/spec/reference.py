@@ -35,7 +35,8 @@ token), `tensors` and any section |
 numbers (`{layers}`, in `ignore`, is how many there are); `.weight` and `.bias` are added; `enc.` / `dec.` \
 before the module for one stack |
 | `[gguf.metadata]` | what `numflow quantize` writes to GGUF files beside or in place of what sources tell: key = \
-literal, expression, or `{ each = "..." }` for a value per layer; none leaves the key out |
+literal, expression, or `{ each = "..." }` for a value per layer (with `further = false` none for the block behind the \
+last); none leaves the key out |
 | `[gguf.written]` | the name to write, an expression, of a module that files may call by several; of `rope_freqs`, \
 `rope_factors_long` and `rope_factors_short` only where it stands here, as readers of most architectures pass over \
 these tensors; where `output` stands here, it is written also if it is the embedding table. Not inherited |

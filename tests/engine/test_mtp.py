@@ -28,7 +28,11 @@ DEEPSEEK = {"layers.{}": "model.layers.3", "embd": "model.layers.3.enorm", "hidd
 FAMILIES = {"qwen3_5": (QWEN, 1, 1.0, {"layer_types": ["full_attention"]}),
             "qwen3_next": (QWEN, 2, 1.0, {"full_attention_interval": 1, "mlp_only_layers": []}),
             "deepseek_v3": (DEEPSEEK, 2, 0.0, {"first_k_dense_replace": 0}),
-            "glm4_moe": (DEEPSEEK, 2, 0.0, {"first_k_dense_replace": 0})}
+            "qwen3_next_experts": (QWEN, 1, 1.0, {"full_attention_interval": 1}),
+            "qwen3_5_moe": (QWEN, 1, 1.0, {"layer_types": ["full_attention"]}),
+            "glm4_moe": (DEEPSEEK, 2, 0.0, {"first_k_dense_replace": 0}),
+            "deepseek_v32": (DEEPSEEK, 2, 0.0, {"first_k_dense_replace": 0}),
+            "glm_moe_dsa": (DEEPSEEK, 2, 0.0, {"first_k_dense_replace": 0, "indexer_types": ["full"]})}
 IDS = [7, 3, 11, 100, 5, 3, 11, 42, 9, 60, 3, 11]
 GREEDY = {"max_tokens": 24, "ignore_eos": True, "logprobs": 0}
 
@@ -54,10 +58,11 @@ def expected(name, folder, tensors, model, tmp_path):
     """Logits of the block [n - 1, V]: the formula around its layer by hand, the layer as the only one of a model whose
     table of words are the layer's inputs."""
     names, _, add, config = FAMILIES[name]
+    known = json.loads((folder / "config.json").read_text())
 
     def rms(x, part):
         weight = tensors[names[part] + ".weight"] + np.float32(add)
-        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6) * weight
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + known["rms_norm_eps"]) * weight
 
     tokens = rms(tensors["model.embed_tokens.weight"][IDS[1:]], "embd")
     both = np.concatenate([tokens, rms(model.hidden(IDS)[:-1], "hidden")], axis=1)
@@ -69,15 +74,14 @@ def expected(name, folder, tensors, model, tmp_path):
     other = tmp_path / "alone"
     other.mkdir()
     save_file({key: np.ascontiguousarray(value) for key, value in alone.items()}, other / "model.safetensors")
-    known = json.loads((folder / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(known | config | {"num_hidden_layers": 1}))
     with load(other, backend="reference") as block:
         return block.logits(range(len(IDS) - 1))
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3", *(pytest.param(name, marks=pytest.mark.slow)
-                                                              for name in ("qwen3_next", "glm4_moe"))])
+@pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3", "glm_moe_dsa", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "qwen3_5_moe", "glm4_moe", "deepseek_v32"))])
 def test_the_numbers_of_the_block(tmp_path, name, backend):
     folder = tmp_path / "model"
     tensors = with_block(name, folder)
@@ -97,21 +101,25 @@ def test_the_numbers_of_the_block(tmp_path, name, backend):
                 drafter.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe", "glm_moe_dsa", *(
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("deepseek_v3", "deepseek_v32", "qwen3_next_experts", "qwen3_5_moe"))])
 def test_a_gguf_file_has_the_block_too(tmp_path, name):
     """Under the names of llama.cpp's converter, counted as one more layer; it drafts from there as from its source."""
     folder, target = tmp_path / "model", tmp_path / "model.gguf"
     tensors = with_block(name, folder)
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
     write_tokenizer(folder, len(tensors["model.embed_tokens.weight"]))
     export_gguf(open_checkpoint(folder), target, Recipe("Q8_0", "Q8_0"))
     quantised = open_checkpoint(target)
-    start = "blk.3.nextn."
+    start = f"blk.{layers}.nextn."
     assert {name.removeprefix(start) for name in quantised.tensors if name.startswith(start)} == {
         "enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head_norm.weight"}
     assert quantised.tensors[f"{start}eh_proj.weight"].type.name == "Q8_0"
     known = {key.partition(".")[2]: value for key, value in quantised.config.items()}
-    assert known["block_count"] == 4 and known["nextn_predict_layers"] == 1
+    assert known["block_count"] == layers + 1 and known["nextn_predict_layers"] == 1
     assert name != "qwen3_5" or known["attention.recurrent_layers"] == [True, False, True, False]
+    assert name != "glm_moe_dsa" or known["attention.indexer.types"] == [True, False, True]  # of the layers alone
     export_gguf(open_checkpoint(folder), target, Recipe("F32", "F32"), replace=True)
     rows = []
     for path in (folder, target):

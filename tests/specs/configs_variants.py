@@ -17,6 +17,7 @@ SALTED = {"salt": "~1"}
 # Which layers see a window, route tokens to experts or keep a state.
 LAYERS: dict[str, tuple] = {
     "deepseek_v32_mlp_layers": ("deepseek_v32", {"index_n_heads": 24, "mlp_layer_types": SPARSE}),
+    "deepseek_v3_layer_freq": ("deepseek_v3", {"moe_layer_freq": 2, "rms_norm_eps": 1e-3}),
     "exaone4_pattern": ("exaone4", {"sliding_window": 5, "sliding_window_pattern": 2}, ("layer_types",)),
     "exaone_moe_pattern": ("exaone_moe", {
         "sliding_window": 4, "sliding_window_pattern": 2, "num_hidden_layers": 5, "first_k_dense_replace": 3,
@@ -29,6 +30,7 @@ LAYERS: dict[str, tuple] = {
         "q_lora_rank": None, "n_shared_experts": 2, "first_k_dense_replace": 2, "rope_scaling": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
             "mscale_all_dim": 0.8}}, ("mlp_layer_types",)),
+    "jamba_window": ("jamba", {"sliding_window": 4}),
     "kimi_linear_defaults": ("kimi_linear", {
         "num_hidden_layers": 6, "mlp_layer_types": [*SPARSE, *SPARSE], "linear_head_dim": 12, "linear_num_heads": 3,
         "linear_conv_kernel_dim": 4}, ("linear_attn_config", "first_k_dense_replace")),
@@ -37,7 +39,9 @@ LAYERS: dict[str, tuple] = {
     "lfm2_full": ("lfm2", {}, ("full_attn_idxs", "layer_types")),
     "llama4_layer_types": ("llama4", {"moe_layers": [], "attention_chunk_size": 6,
                                       "layer_types": [FULL, CHUNKED, FULL, CHUNKED]}),
+    "minimax_m2_window": ("minimax_m2", {"sliding_window": 4}),
     "modernbert_layer_types": ("modernbert", {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL]}),
+    "qwen3_next_dense": ("qwen3_next", {"num_experts": 0}),
     "qwen2_moe_layer_types": ("qwen2_moe", {"layer_types": [FULL, SLIDING, FULL], "sliding_window": 5,
                                             "use_sliding_window": True}),
 }
@@ -75,6 +79,11 @@ ACTIVATIONS: dict[str, tuple] = {
         ("partial_rotary_factor", "block_types", "num_key_value_heads")),
 }
 LINEAR = {"rope_type": "linear", "factor": 3.0}
+BY_WAVELENGTH = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                 "original_max_position_embeddings": 16}
+RAMP = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 2.0}
+KINDS = {"rope_parameters": {FULL: RAMP | {"rope_theta": 1e4, "attention_factor": 1.3},
+                             SLIDING: BY_WAVELENGTH | {"rope_theta": 1e3}}}
 SHORT, LONG = ([1 + i / 10 for i in range(8)], [2 + i for i in range(8)])
 PHI = {"max_position_embeddings": 512}
 
@@ -95,12 +104,17 @@ ROTARY: dict[str, tuple] = {
         "low_freq_factor": 1.0, "high_freq_factor": 4.0}}}),
     "bamba_rotary": ("bamba", {"rope_parameters": {
         "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.45}}, ("attn_rotary_emb", "rope_theta")),
+    "cwm_scaled_by_class": ("cwm", {}, ("rope_scaling", "rope_theta")),
+    "gemma3n_by_wavelength": ("gemma3n", {"rope_scaling": BY_WAVELENGTH}),
     "gemma3n_scaled": ("gemma3n", {"rope_scaling": LINEAR, "altup_correct_scale": False, "num_kv_shared_layers": 0}),
+    "gemma4_rope_kinds": ("gemma4", KINDS, (), SALTED),
+    "glm_moe_dsa_half": ("glm_moe_dsa", {"index_n_heads": 24, "rope_interleave": False, "rms_norm_eps": 1e-3}),
     "gpt_neox_odd": ("gpt_neox_serial", {"rotary_pct": 0.5, "rope_parameters": {
         "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.19}}),
     "hunyuan_v1_moe_linear": ("hunyuan_v1_moe", {
         "num_experts": 8, "moe_topk": 8, "num_shared_expert": 1, "moe_intermediate_size": 24, "rope_scaling": LINEAR,
         "attention_bias": True}),
+    "modernbert_rope_kinds": ("modernbert", KINDS),
     "modernbert_scaled": ("modernbert", {"rope_parameters": {
         FULL: {**LINEAR, "rope_theta": 5e3}, SLIDING: {"rope_type": "default", "rope_theta": 200.0}}}),
     "phimoe_short": ("phimoe", PHI | longrope(64, SHORT, LONG, 1.25, 1.5)),

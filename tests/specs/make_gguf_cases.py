@@ -25,7 +25,6 @@ STEP = 4
 # What the converter or the format leaves out, so that the numbers cannot agree.
 LEFT_OUT = {
     "ernie4_5_moe": "no last layer with experts",
-    "glm4_moe_lite": "one epsilon for all norms",
     "falcon_h1": "all factors are multiplied into the weights",
     "falcon_h1_normed": "all factors are multiplied into the weights",
     "granitemoehybrid_dense": "no rotation beside recurrent layers",

@@ -74,8 +74,9 @@ def _word(table: Mapping[str, Any], value: Any) -> Any:
 
 
 def _stated(source: Resolved, where: str, text: Any, layers: int, further: int) -> Any:
-    """A literal or an expression; `{ each = "..." }` is one value for every layer and block behind them."""
+    """A literal or an expression; `{ each = "..." }` is one value for every layer and block behind them, with
+    `further = false` for every layer alone."""
     if isinstance(text, Mapping):
         return [source.evaluate(where, text["each"], layer, "draft" if layer >= layers else "")
-                for layer in range(layers + further)]
+                for layer in range(layers + (further if text.get("further", True) else 0))]
     return source.evaluate(where, text, layers - 1) if isinstance(text, str) else text
