@@ -25,6 +25,7 @@ PROCESSORS = {
     "avx512": ("sapphirerapids", "_Z28create_sapphire_rapids_cpuidP8BX_CPU_C", _V4 + ",+avx512bf16"),
     "avxvnni": ("alderlake", "_Z23create_arrow_lake_cpuidP8BX_CPU_C", _V3 + ",+avxvnni")}
 _DEFAULT = "_Z23create_corei3_cnl_cpuidP8BX_CPU_C"  # the package's own choice, a Cannon Lake without VNNI
+_WITHOUT = ("AVX512F", "AVX512VL", "AVX512BW", "AVX512DQ", "AVX512CD")  # names of the C library
 _PAGE, _HUGE, _STACK = 1 << 12, 1 << 30, 1 << 20
 _PRESENT, _LARGE = 7, 128  # bits of an entry of a page table: present, writable, of the user; a page of 1 GB
 _HLT, _GET_FS = 0xF4, 0x1003
@@ -176,7 +177,17 @@ def pretend(isa: str) -> None:
     Threads.__init__, Threads.run, Threads.close = _no_workers, _in_turn, lambda threads: None
 
 
+def _without_avx512() -> None:
+    """Start this process anew with functions of the C library that do not need AVX-512: the host may have it."""
+    tunables = "glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in _WITHOUT)
+    if os.environ.get("GLIBC_TUNABLES") != tunables:
+        os.environ["GLIBC_TUNABLES"] = tunables
+        os.execv(sys.executable, [sys.executable, "-m", "tests.cpu.x86", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "avxvnni":
+        _without_avx512()
     pretend(sys.argv[1])
     del sys.argv[:2]
     status = 0
