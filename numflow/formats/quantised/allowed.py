@@ -30,9 +30,9 @@ _FORMATS = {"compressed-tensors": ("dense", "pack-quantized", "int-quantized", "
 # Keys that say a layout of words, in the order in which they count.
 _LAYOUTS = {"gptq": ("checkpoint_format", "format"), "awq": ("version", "checkpoint_format", "format"),
             "auto-round": ("packing_format", "backend")}
-# Keys of what a model does to its activations, which such weights need.
-_ROTATIONS = ("rotation", "rotation_config", "spinquant_config", "hadamard_config", "transform_config", "use_rms_norm",
-              "is_marlin_format")
+# Keys that say, where they are set, what a model does to its activations, or a layout of words; neither is read.
+_NOT_READ = ("rotation", "rotation_config", "spinquant_config", "hadamard_config", "transform_config", "use_rms_norm",
+             "is_marlin_format")
 _NUMBERS_OF_ROUND = ("mx_int", "fp6", "e5m3", "_v2")  # AutoRound's data types that are not read
 
 
@@ -67,7 +67,7 @@ def check_formats(method: "Method", folder: Path) -> None:
 
 def _refused(settings: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
     """Keys and values that nothing else than a refusal fits."""
-    for key in _ROTATIONS:
+    for key in _NOT_READ:
         if said := settings.get(key):
             yield key, said if isinstance(said, str) else key
     sparse = settings.get("sparsity_config")
@@ -90,17 +90,11 @@ def _formats(method: "Method") -> Iterator[tuple[str, Any]]:
     """Keys that say a format, and what they say."""
     settings = method.settings
     if method.name == "compressed-tensors":
-        groups = settings.get("config_groups")
         yield "format", settings.get("format")
-        for name, group in groups.items() if isinstance(groups, Mapping) else ():
-            if isinstance(group, Mapping):
-                yield f"config_groups.{name}.format", group.get("format")
+        yield from _of_each(settings, "config_groups", "format")
     elif method.name == "modelopt":
-        layers = settings.get("quantized_layers")
         yield "quant_algo", settings.get("quant_algo")
-        for name, layer in layers.items() if isinstance(layers, Mapping) else ():
-            if isinstance(layer, Mapping):
-                yield f"quantized_layers.{name}.quant_algo", layer.get("quant_algo")
+        yield from _of_each(settings, "quantized_layers", "quant_algo")
     elif method.name == "auto-round":
         yield next((key for key in _LAYOUTS["auto-round"] if settings.get(key) is not None), ""), _said(method)
     elif method.name in _LAYOUTS:
@@ -112,6 +106,14 @@ def _formats(method: "Method") -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.mode", part.get("mode")) for name, part in settings.items() if isinstance(part, Mapping))
     elif method.name == "quark":
         yield from ((f"{key}.dtype", weight.get("dtype")) for key, weight in _weights_of_quark(settings))
+
+
+def _of_each(settings: Mapping[str, Any], key: str, said: str) -> Iterator[tuple[str, Any]]:
+    """The same of each part that stands under a key."""
+    parts = settings.get(key)
+    for name, part in parts.items() if isinstance(parts, Mapping) else ():
+        if isinstance(part, Mapping):
+            yield f"{key}.{name}.{said}", part.get(said)
 
 
 def _weights_of_quark(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

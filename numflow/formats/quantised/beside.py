@@ -61,16 +61,20 @@ def scaled(parts: StoredParts, name: str) -> CodedMatrix:
         return two_in_a_byte(parts, name, tensor, parts.need(found, STEPS, beside=name))
     if tensor.type.name == "I8" and parts.method.name == "fp8" and len(tensor.shape) > 1:
         return _fours_of_fp8(parts, Tensor(name, tensor.shape, TYPES["U8"], tensor.read), found)
-    zeros = parts.get(f"{name}_zero_point")
-    return eight_bits(parts, name, parts.need(name, (*FLOATS8, "I8"), beside=name), found, zeros)
+    tensor = parts.need(name, (*FLOATS8, "I8"), beside=name)
+    scale = parts.need(found, scales_of_eight_bits(tensor), beside=name)
+    return eight_bits(parts, name, tensor, scale, parts.get(f"{name}_zero_point"))
 
 
-def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale_name: str, zeros: Tensor | None) -> CodedMatrix:
+def scales_of_eight_bits(tensor: Tensor) -> tuple[str, ...]:
+    """Types of scales that a matrix of 8-bit floats or whole numbers may have."""
+    return (*SCALES, *POWERS) if tensor.type.name in FLOATS8 else SCALES
+
+
+def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale: Tensor, zeros: Tensor | None) -> CodedMatrix:
     """A matrix of 8-bit floats or whole numbers."""
     if len(tensor.shape) < 2:
         raise parts.fail(tensor.name, f"is {tensor.type.name} {show(list(tensor.shape))}, expected two dimensions")
-    powers = POWERS if tensor.type.name in FLOATS8 else ()
-    scale = parts.need(scale_name, (*SCALES, *powers), beside=tensor.name)
     grid = scale_grid(parts, scale, tensor.shape)
     kind = "E8M0" if scale.type.name in POWERS else scale.type.name
     if tensor.type.name in FLOATS8:
@@ -188,7 +192,7 @@ def two_in_a_byte(parts: StoredParts, plain: str, tensor: Tensor, scale: Tensor)
                            for part in (tensor, scale))
         else:
             some, steps = tensor.raw()[begin:end], scale.raw()[begin:end]
-        return CodedRows(_low_first(some), every[:, None], steps=steps)
+        return CodedRows(low_first(some), every[:, None], steps=steps)
 
     return CodedMatrix(plain, shape, rows, 4, "F8_E4M3", 16, None, E2M1, "e2m1", turned=turned, sources=(tensor,))
 
@@ -202,7 +206,7 @@ def _fours_of_fp8(parts: StoredParts, tensor: Tensor, scale_name: str) -> CodedM
     grid = scale_grid(parts, scale, shape)
 
     def rows(begin: int, end: int) -> CodedRows:
-        return CodedRows(_low_first(tensor.raw()[begin:end]), grid.rows(begin, end))
+        return CodedRows(low_first(tensor.raw()[begin:end]), grid.rows(begin, end))
 
     return CodedMatrix(tensor.name, shape, rows, 4, scale.type.name, grid.group, None, E2M1, "e2m1", sources=(tensor,))
 
@@ -251,7 +255,8 @@ def _factors(parts: StoredParts, plain: str, matrices: int, name: str) -> np.nda
     return parts.need(found, ("F32",), *ways, beside=name).f32().reshape(-1)
 
 
-def _low_first(data: np.ndarray) -> np.ndarray:
+def low_first(data: np.ndarray) -> np.ndarray:
+    """Codes of 4 bits out of bytes [n, K / 2], u8 [n, K], the low half of a byte first."""
     return np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
 
 
@@ -275,6 +280,6 @@ def _powers(parts: StoredParts, plain: str, tensor: Tensor, shape: tuple[int, ..
         if (exponents == 255).any():
             raise parts.fail(scale.name, "has a scale of 255, which stands for no number")
         data = stored_bytes(tensor).reshape(-1, 16 * units)[begin:end]
-        return CodedRows(_low_first(data), np.ldexp(np.float32(1), exponents.astype(np.int32) - 127))
+        return CodedRows(low_first(data), np.ldexp(np.float32(1), exponents.astype(np.int32) - 127))
 
     return CodedMatrix(plain, shape, rows, 4, "E8M0", 32, None, E2M1, "e2m1", turned=turned, sources=(tensor,))

@@ -12,7 +12,8 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 from numflow.formats.quantised.beside import two_in_a_byte
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
-from numflow.formats.quantised.parts import POWERS, SCALES, StoredParts, integers, scale_values
+from numflow.formats.quantised.grid import scale_grid
+from numflow.formats.quantised.parts import POWERS, SCALES, StoredParts, integers
 from numflow.formats.quantised.words import unpacked_stream
 from numflow.formats.types import TYPES
 
@@ -43,13 +44,13 @@ def mlx(parts: StoredParts, name: str) -> CodedMatrix:
             raise parts.fail(name, f"has {bits} bits in groups of {size}, expected 4 in groups of 32, as mxfp4 has")
         data = Tensor(name, (*shape[:-1], k // 2), TYPES["U8"], words.read)
         return two_in_a_byte(parts, name, data, scale)
-    scales = parts.need(f"{stem}scales", SCALES, grid, beside=name)
-    biases = parts.need(f"{stem}{'qbiases' if f'{stem}qbiases' in parts.tensors else 'biases'}", SCALES, grid,
-                        beside=name)
+    biases = f"{stem}{'qbiases' if f'{stem}qbiases' in parts.tensors else 'biases'}"
+    grids = [scale_grid(parts, parts.need(part, SCALES, grid, beside=name), shape)
+             for part in (f"{stem}scales", biases)]
 
     def rows(begin: int, end: int) -> CodedRows:
         some = integers(words).reshape(-1, words.columns)[begin:end]
-        own, other = (scale_values(part).reshape(-1, grid[-1])[begin:end] for part in (scales, biases))
+        own, other = (each.rows(begin, end) for each in grids)
         return CodedRows(unpacked_stream(some, bits, k), *zeros_of(own, other))
 
     return CodedMatrix(name, shape, rows, bits, "F32", size, zero_type="F32", turned=len(shape) == 2, sources=(words,))

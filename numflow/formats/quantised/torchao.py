@@ -13,8 +13,9 @@ import numpy as np
 
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
-from numflow.formats.quantised.beside import eight_bits, two_in_a_byte
+from numflow.formats.quantised.beside import eight_bits, low_first, scales_of_eight_bits, two_in_a_byte
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
+from numflow.formats.quantised.grid import scale_grid
 from numflow.formats.quantised.parts import FLOATS8, POWERS, SCALES, STEPS, StoredParts, stored_bytes
 from numflow.formats.types import TYPES
 
@@ -34,13 +35,14 @@ def torchao(parts: StoredParts, name: str) -> CodedMatrix:
         raise parts.fail(name, f"is I32 {show(list(parts.tensors[name].shape))}: codes of 4 bits in the tiles or words "
                                f"of a device are not read, plain ones are")
     tensor = parts.need(name, (*FLOATS8, "I8", "U8"), beside=name)
-    scale = parts.need(f"{beside}_scale", (*SCALES, *STEPS), beside=name)
+    types = (*SCALES, *STEPS) if tensor.type.name == "U8" else scales_of_eight_bits(tensor)
+    scale = parts.need(f"{beside}_scale", types, beside=name)
     if tensor.type.name == "U8":
         size = 32 if scale.type.name in POWERS else 16
         return two_in_a_byte(parts, plain, tensor, _plain_scale(scale, tensor.rows, -(-2 * tensor.columns // size)))
-    if scale.type.name in POWERS and tensor.type.name in FLOATS8:
-        parts.tensors = {**parts.tensors, scale.name: _plain_scale(scale, tensor.rows, -(-tensor.columns // 32))}
-    return eight_bits(parts, plain, tensor, scale.name, zeros)
+    if scale.type.name in POWERS:
+        scale = _plain_scale(scale, tensor.rows, -(-tensor.columns // 32))
+    return eight_bits(parts, plain, tensor, scale, zeros)
 
 
 def _plain_scale(scale: Tensor, rows: int, groups: int) -> Tensor:
@@ -68,13 +70,15 @@ def _four_bits(parts: StoredParts, plain: str, name: str, scale_name: str, zeros
         raise parts.fail(scale.name, f"is {scale.type.name} {show(list(scale.shape))}, expected "
                                      f"{[*lead, 'G', n]} with a G that divides {2 * half} columns")
     parts.need(zeros.name, SCALES, scale.shape, beside=name)
+    shape = (*lead, n, 2 * half)
+    grids = [scale_grid(parts, Tensor(part.name, (*lead, n, groups), part.type, part.read), shape,
+                        lambda _, part=part: np.ascontiguousarray(part.f32().swapaxes(-1, -2)))
+             for part in (scale, zeros)]
 
     def rows(begin: int, end: int) -> CodedRows:
-        data = tensor.raw()[begin:end] ^ np.uint8(0x88)
-        at = np.arange(begin, end)
-        own, other = (part.f32().reshape(-1, groups, n)[at // n, :, at % n] for part in (scale, zeros))
-        return CodedRows(np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1),
-                         *zeros_of(own, other, 8))
+        codes = low_first(tensor.raw()[begin:end] ^ np.uint8(0x88))
+        own, other = (grid.rows(begin, end) for grid in grids)
+        return CodedRows(codes, *zeros_of(own, other, 8))
 
-    return CodedMatrix(plain, (*lead, n, 2 * half), rows, 4, "F32", 2 * half // groups, zero_type="F32",
-                       turned=not lead, sources=(tensor,))
+    return CodedMatrix(plain, shape, rows, 4, "F32", 2 * half // groups, zero_type="F32", turned=not lead,
+                       sources=(tensor,))
