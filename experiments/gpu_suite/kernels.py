@@ -1,5 +1,8 @@
 """How fast are copies, matrix products and launches."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from experiments.gpu_suite.setting import Setting, each, seconds
@@ -117,12 +120,22 @@ def launches(setting: Setting) -> None:
         with setting.attempt(what="launched", arguments=arguments):
             time = seconds(device, lambda w=work: [device.launch(w) for _ in range(count)], 5)
             setting.add(what="launched", arguments=arguments, microseconds=time / count * 1e6)
-        if setting.was_tried(what="in a graph", arguments=arguments):
-            continue
-        with setting.attempt(what="in a graph", arguments=arguments):
-            time = each(device, [work] * (2 if setting.quick else 100), 10)
-            setting.add(what="in a graph", arguments=arguments,
-                        microseconds=time / (2 if setting.quick else 100) * 1e6)
+        for what, dependent in (("in a graph, in turn", False), ("in a graph, dependent", True)):
+            if setting.was_tried(what=what, arguments=arguments) or (dependent and not getattr(device, "dependent", 0)):
+                continue
+            with setting.attempt(what=what, arguments=arguments), _dependent(device, dependent):
+                time = each(device, [work] * (2 if setting.quick else 100), 10)
+                setting.add(what=what, arguments=arguments, microseconds=time / (2 if setting.quick else 100) * 1e6)
+
+
+@contextmanager
+def _dependent(device: Device, wanted: bool) -> Iterator[None]:
+    """Whether kernels that are launched within begin before the one in front of them ends."""
+    before, device.dependent = getattr(device, "dependent", False), wanted
+    try:
+        yield
+    finally:
+        device.dependent = before
 
 
 @kernel("suite_empty", 32)

@@ -51,8 +51,9 @@ def _speed(setting: Setting, shape: Shape, name: str, kind: str) -> None:
 
 
 def fusing(setting: Setting) -> None:
-    """Decoding with steps alone, with neighbours together, and with blocks that own 32 results."""
-    forms = {"alone": {"fused": False}, "neighbours": {"units": False}, "units": {}}
+    """Decoding with steps alone, with neighbours together, with blocks that own 32 results, and with these in turn: no
+    kernel begins before the one in front of it ends."""
+    forms = {"alone": {"fused": False}, "neighbours": {"units": False}, "units": {}, "units in turn": {}}
     for name, shape in (TOY if setting.quick else SHAPES).items():
         for kind in ("q4",) if setting.quick else ("F16", "q8", "q4", "q3h"):
             for form, options in forms.items():
@@ -62,6 +63,8 @@ def fusing(setting: Setting) -> None:
                     continue
                 with setting.attempt(model=name, weights=kind, form=form):
                     program = _program(setting, shape, kind, **options)
+                    if form == "units in turn":
+                        program.device.dependent = False
                     batch = _batch(program, shape, 1, 8 if setting.quick else CONTEXT, 1)
                     for _ in range(3):
                         program.run(batch, output=None)

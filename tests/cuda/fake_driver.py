@@ -31,6 +31,8 @@ class FakeDriver:
                                          CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=0, CU_EVENT_DISABLE_TIMING=2)
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
+    CUlaunchConfig, CUlaunchAttribute = SimpleNamespace, lambda self: SimpleNamespace(value=SimpleNamespace())
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
     def __init__(self, devices=1):
@@ -139,6 +141,12 @@ class FakeDriver:
         else:
             self._launched(stream, kernel, (gx, gy, gz), values)
         return (OK,)
+
+    def cuLaunchKernelEx(self, how, name, parameters, extra):
+        (attribute,) = how.attrs
+        assert (attribute.id, attribute.value.programmaticStreamSerializationAllowed, how.numAttrs) == (6, 1, 1)
+        return self.cuLaunchKernel(name, how.gridDimX, how.gridDimY, how.gridDimZ, how.blockDimX, how.blockDimY,
+                                   how.blockDimZ, how.sharedMemBytes, how.hStream, parameters, extra)
 
     def cuStreamBeginCapture(self, stream, mode):
         self.captured[stream] = []

@@ -62,6 +62,14 @@ int cuLaunchKernel(char *name, unsigned x, unsigned y, unsigned z, unsigned thre
             *(address *)values[4]);
     return extra ? 1 : 0;
 }
+struct config { unsigned x, y, z, threads, b, c, shared; void *stream, *attributes; unsigned count; };
+int cuLaunchKernelEx(struct config *how, char *name, void **values, void **extra) {
+    int *attribute = how->attributes; /* its id, padding, and a union of values */
+    if (how->count != 1 || attribute[0] != 6 || attribute[2] != 1) return 1;
+    fprintf(stderr, "dependent ");
+    return cuLaunchKernel(name, how->x, how->y, how->z, how->threads, how->b, how->c, how->shared, how->stream,
+                          values, extra);
+}
 int cuGetErrorName(int code, const char **text) { *text = "error"; return 0; }
 int cuGetErrorString(int code, const char **text) { *text = "error"; return 0; }
 int cuGetProcAddress_v2(const char *name, void **found, int version, address flags, int *status) {

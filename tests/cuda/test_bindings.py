@@ -40,6 +40,7 @@ assert gpu.download(small.at(), 4).tolist() == [7] * 4
 work = Launch(Kernel("probe", print, (f32.ptr, u32, f32, i32, u32.ptr), 96), (2, 3, 4),
               (memory.at(12), 2**32 - 1, 0.5, -5, None))
 gpu.launch(work)
+gpu.launch(work)
 graph = gpu.record([Order("begin", False, False), Order("begin", True, True),
                     Launch(work.kernel, work.grid, work.args, beside=True), Order("end", True, False),
                     Order("end", False, True)])
@@ -65,4 +66,4 @@ def test_calls_of_the_driver(tmp_path):
                            env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, cwd=Path(__file__).parents[2])
     assert found.returncode == 0, found.stderr
     launch = "probe 2 3 4, 96 1 1, 0: 12 4294967295 0.5 -5 0"
-    assert found.stderr.splitlines() == [launch, "capture 1", launch, "replay", "peer 48"]
+    assert found.stderr.splitlines() == [launch, f"dependent {launch}", "capture 1", launch, "replay", "peer 48"]

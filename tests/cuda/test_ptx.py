@@ -1,6 +1,8 @@
 """The machine of tests/cuda/ptx by itself: planted bugs are found, right kernels are not refused, instructions and
 fragments do what NVIDIA's documents say. No compiler is needed but where a kernel of Numba is run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -269,7 +271,27 @@ def test_the_time_of_a_launch():
     assert predict(card, has, slow, 132 * 16).waiting == pytest.approx(2 * few.waiting)
     quick = predict(card, has, Counters(blocks=10, touched=10 << 20, clocks=10 * 1600.0), 132 * 8)
     assert quick.binds == "memory" and quick.memory == pytest.approx(132 * 8 * (1 << 20) / 4.3e12)
-    assert quick.seconds == pytest.approx(quick.memory + 1.3e-6 + 800 / 1.75e9) and 0.9 < quick.share(card) < 1
+    assert quick.seconds == pytest.approx(quick.memory + 0.7e-6 + 800 / 1.75e9) and 0.9 < quick.share(card) < 1
+
+
+def test_the_time_of_a_launch_that_is_there_before_its_turn():
+    """What it has asked for, and what it has done before it waits, is off its time; but not on cards without that."""
+    card, has = CARDS["H200"], Resources(64, 0, 128)
+    at_once = {"blocks": 10, "touched": 10 << 20, "clocks": 10 * 1600.0}
+    plain, few, many = (predict(card, has, Counters(**at_once, ahead=ahead), 132 * 8) for ahead in (0, 1000, 10 << 20))
+    assert plain.memory - few.memory == pytest.approx(100 * 132 * 8 / 4.3e12) and few.latency == MIDDLE / card.clock
+    assert plain.memory - many.memory == pytest.approx(0.7e-6)                # all that the boundary has time for
+    old = replace(card, dependent=None)
+    assert predict(old, has, Counters(**at_once, ahead=1000), 132 * 8).seconds == pytest.approx(plain.seconds + 0.6e-6)
+    waits = {"blocks": 10, "touched": 10 << 10, "clocks": 10 * 16000.0, "early": 10 * 1000.0}
+    assert predict(card, has, Counters(**waits), 132 * 16).waiting == pytest.approx(31000 / 1.75e9)
+    assert predict(old, has, Counters(**waits), 132 * 16).waiting == pytest.approx(32000 / 1.75e9)
+
+
+def test_what_is_asked_for_early_comes_from_the_second_cache():
+    use, wait = LOADS[0] + "add.u32 %r8, %r0, 1;", "griddepcontrol.wait;"
+    assert MIDDLE < clocks("prefetch.global.L2 [%rd1];" + wait + use) < MIDDLE + 30
+    assert FAR < clocks("prefetch.global.L2 [%rd1+128];" + wait + use) < FAR + 30
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -89,6 +89,33 @@ def test_one_wait_for_each_token(choice, monkeypatch):
     program.close()
 
 
+class Told(FakeDriver):
+    """Writes down the calls of a stream, in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __getattribute__(self, name):
+        found = object.__getattribute__(self, name)
+        if name.startswith(("cuLaunch", "cuMemcpy", "cuEventRecord", "cuStreamWait", "cuStreamBegin")):
+            self.calls.append(name)
+        return found
+
+
+@pytest.mark.parametrize("variable, overlaps", [("1", True), ("0", False)])
+def test_a_kernel_begins_early_only_behind_another_one(variable, overlaps, monkeypatch):
+    monkeypatch.setenv("NUMFLOW_CUDA_DEPENDENT", variable)
+    told, case = Told(), BY_NAME["attention-grouped"]
+    device = Gpu(told, 0, fake_binary)
+    for a, b in zip(run_case(case, Program, gpu=device), run_case(case, Program, gpu=Simulated()), strict=True):
+        np.testing.assert_array_equal(a, b)
+    before = [a for a, b in itertools.pairwise(told.calls) if b == "cuLaunchKernelEx"]
+    # The fake driver's launch is made of the other one.
+    assert set(before) <= {"cuLaunchKernel"} and bool(before) == overlaps
+    assert "cuLaunchKernel" in told.calls
+
+
 def test_errors_of_the_driver():
     device = gpu()
     device._cu.cuMemAlloc = lambda nbytes: (Code(2), None)

@@ -28,6 +28,7 @@ from numflow.cuda.lang.arithmetic import exp2, fmax, mma_f16, pack_halves, prmt,
 from numflow.cuda.lang.hadamard import rotate_eight
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
+    after_previous,
     block_x,
     block_y,
     block_z,
@@ -35,8 +36,10 @@ from numflow.cuda.lang.intrinsics import (
     grid_z,
     lane_index,
     load4,
+    prefetch,
     shuffle_xor,
     store4,
+    stream1,
     sync_block,
     thread_index,
 )
@@ -47,6 +50,7 @@ from numflow.cuda.state.cache_code import fetcher, halver, name_of_values, pitch
 from numflow.quant.kv import CODED
 
 WARPS = 4
+LINE = 32         # words of a line of memory
 WIDEST = 256      # columns of a key or a value, above which they are wide
 SLICE_ROUNDS = 4  # of 64 columns of values that registers have room for; half of them beside the decoding of codes
 
@@ -78,7 +82,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     bias = biased(has_cap, has_slopes, has_buckets, LOG2_E)
     make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, halves)
     value_products = _value_products(v_type, v_dim, v_row, v_rounds, slices, tiles, halves)
-    join_warps = _join_warps(v_rounds * 16, tiles)
+    join_warps, ask = _join_warps(v_rounds * 16, tiles), _cache_prefetch(k_type, v_type, k_dim, v_row, step)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
@@ -92,13 +96,19 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
         if wide:
             first_column, kv_head = u32(block_x() % slices * (64 * v_rounds)), u32(block_x() // slices % shape.kv_heads)
             turn, turns = u32(block_x() // slices // shape.kv_heads), u32(grid_x() // (slices * shape.kv_heads))
-        if sequence >= batch.counts[N_SEQUENCES]:
+        # The sequence: no kernel writes the batch, so it is read while the kernels before may still run.
+        if sequence >= u32(stream1(batch.counts, N_SEQUENCES)):
+            after_previous()
             return
-        begin_token, group = u32(batch.starts[sequence]), u32(shape.heads // shape.kv_heads)
-        rows, length = u32((u32(batch.starts[sequence + 1]) - begin_token) * group), i32(batch.lengths[sequence])
+        begin_token, group = u32(stream1(batch.starts, sequence)), u32(shape.heads // shape.kv_heads)
+        rows = u32((u32(stream1(batch.starts, sequence + 1)) - begin_token) * group)
+        length = i32(stream1(batch.lengths, sequence))
+        blocks, shares = batch.table + sequence * batch.table_stride, u32(grid_z())
+        ask(k, v, blocks, shape.kv_heads, kv_head, shape.block_size, length, rule.causal, rule.window, rule.chunk, lane,
+            warp)
+        after_previous()
         if rows > most * group:
             return
-        blocks, shares = batch.table + sequence * batch.table_stride, u32(grid_z())
         # Registers and shared memory.
         query, s, acc, fades, x = queries(), scores(), sums(), factors(), eight()
         peaks, totals, spots, lows, highs, own = peaks_of(), totals_of(), spots_of(), lows_of(), highs_of(), heads_of()
@@ -132,7 +142,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             # Warps take keys in turn: scores on tensor cores (mma), keys decoded in registers.
             at = i32(first + step * i32(warp))
             while at < end:
-                block, place = u32(blocks[u32(at) // shape.block_size]), u32(u32(at) % shape.block_size)
+                block, place = u32(stream1(blocks, u32(at) // shape.block_size)), u32(u32(at) % shape.block_size)
                 for n in range(s_count):
                     s[n] = f32(0)
                 last = u32(end - at - 1)
@@ -191,6 +201,31 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             first_row = u32(first_row + 8 * tiles * turns)
 
     return _few
+
+
+def _cache_prefetch(k_type: str, v_type: str, k_dim: int, v_row: int, step: int) -> DeviceFunction:
+    """ask(k, v, blocks, kv_heads, kv_head, block_size, length, causal, window, chunk, lane, warp): a warp asks for its
+    first `step` keys and values of a sequence's last row; the newest may not be there yet, and are read later. Rows of
+    16 bits only: of codes they are in several places, and of few bytes."""
+    keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
+    k_pitch, v_pitch = (pitch(kind, dim) if kind == "f16" else 0 for kind, dim in ((k_type, k_dim), (v_type, v_row)))
+
+    @device
+    def ask(k, v, blocks, kv_heads, kv_head, block_size, length, causal, window, chunk, lane, warp):
+        first, end = seen(i32(length - 1), length, causal, window, chunk)
+        first, shares = i32(u32(first) & u32(0xFFFFFFFF - step + 1)), u32(grid_z())
+        share = i32(u32(u32(end - first) + step * shares - 1) // u32(step * shares) * step)
+        at = i32(first + i32(block_z()) * share + step * i32(warp) + i32(lane))
+        if (k_pitch or v_pitch) and lane < step and at < end:
+            block, place = u32(stream1(blocks, u32(at) // block_size)), u32(u32(at) % block_size)
+            keys, values = (keys_at(k, block, kv_heads, kv_head, block_size),
+                            values_at(v, block, kv_heads, kv_head, block_size))
+            for i in range(0, k_pitch, LINE):
+                prefetch(keys, u32(place * k_pitch + i))
+            for i in range(0, v_pitch, LINE):
+                prefetch(values, u32(place * v_pitch + i))
+
+    return ask
 
 
 def _queries(turned: bool, rounds: int, tiles: int) -> DeviceFunction:

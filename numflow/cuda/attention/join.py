@@ -5,7 +5,18 @@ import functools
 from numflow.cuda.device.call import N_TOKENS
 from numflow.cuda.lang.arithmetic import exp, fmax
 from numflow.cuda.lang.intrinsic import SharedArray
-from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, shuffle, store4, sync_block, thread_index
+from numflow.cuda.lang.intrinsics import (
+    after_previous,
+    block_x,
+    block_y,
+    lane_index,
+    load4,
+    shuffle,
+    store4,
+    stream1,
+    sync_block,
+    thread_index,
+)
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_max, warp_sum
@@ -30,7 +41,9 @@ def join(int8: bool) -> Kernel:
     def _join(y: Rows, partial: f32.ptr, parts: u32, counts: i32.ptr, heads: u32, v_dim: u32, to: u32.ptr,
               aux: f32.ptr):
         head, t, lane, warp = block_x(), u32(block_y()), u32(lane_index()), u32(thread_index() >> u32(5))
-        if t >= counts[N_TOKENS]:
+        there = t < stream1(counts, N_TOKENS)
+        after_previous()
+        if not there:
             return
         sums, width = memory(), u32(v_dim + 2)
         first = partial + (t * heads + head) * parts * width

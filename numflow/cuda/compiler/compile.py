@@ -12,6 +12,7 @@ from pathlib import Path
 
 from numflow import places, trust
 from numflow.cuda.compiler.compat import compiler, core, target, uncollected
+from numflow.cuda.compiler.dependent import DEPENDENT_FROM, dependent
 from numflow.cuda.lang.kernel import Kernel, ingredients, rewired
 from numflow.errors import DeviceError
 from numflow.kernel_cache import root
@@ -90,8 +91,8 @@ def digest(kernel: Kernel) -> str:
 @functools.cache
 def _lowering() -> bytes:
     here = Path(__file__).parents[1]
-    names = ("compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_types", "lang/kernel",
-             "lang/parameters")
+    names = ("compiler/dependent", "compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_types",
+             "lang/kernel", "lang/parameters")
     return b"".join((here / f"{name}.py").read_bytes() for name in names)
 
 
@@ -112,12 +113,14 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
 
 
 def assembled(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
-    """Machine code of a kernel's PTX.
+    """Machine code of a kernel's PTX, which from sm_90 on begins while the kernel before it runs (dependent.py).
 
     Raises:
         DeviceError: the assembler refuses it.
     """
     c = core()
+    if capability >= DEPENDENT_FROM:
+        ptx = dependent(ptx)
     arch = f"sm_{capability[0]}{capability[1]}"
     linker = c.Linker(c.ObjectCode.from_ptx(ptx.encode()),
                       options=c.LinkerOptions(arch=arch, ptxas_options=["-v"]))

@@ -1,6 +1,7 @@
 """Intrinsics that take pointers, or that are LLVM's own: table BUILTINS, by the names that intrinsics.py gives."""
 
 from numflow.cuda.compiler.lowering_types import SPACES, PointerType, element_at, intrinsic_of, ir, types
+from numflow.cuda.lang.intrinsic import NEWER
 
 _I32 = ir.IntType(32)
 
@@ -111,6 +112,18 @@ def _stream(count):
     return intrinsic_of(f"stream{count}", 2, typed, generate)
 
 
+def _prefetch():
+    def typed(pointer, index):
+        return types.void(pointer, index) if _is_pointer(pointer, "global") else None
+
+    def generate(context, builder, sig, args):
+        address = builder.ptrtoint(element_at(builder, args[0], args[1], sig.args[1]), ir.IntType(64))
+        builder.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), [address.type]), f"{NEWER}prefetch.global.L2 [$0];",
+                                  "l", side_effect=True), [address])
+        return context.get_dummy_value()
+    return intrinsic_of("prefetch", 2, typed, generate)
+
+
 def _view(dtype):
     """The same address, of other elements."""
     def typed(pointer):
@@ -169,7 +182,7 @@ BUILTINS = {
     "shfl_xor": _shuffle("bfly", 31), "shfl_idx": _shuffle("idx", 31), "ballot": _ballot(),
     "load4": _load(4), "load2": _load(2), "store4": _store(4), "store2": _store(2),
     "stream4": _stream(4), "stream2": _stream(2), "stream1": _stream(1),
-    "as_u32": _view(types.uint32), "as_u16": _view(types.uint16),
+    "prefetch": _prefetch(), "as_u32": _view(types.uint32), "as_u16": _view(types.uint16),
     "as_f32": _view(types.float32),
     "cp_async": _copy_async(), "atomic_add": _atomic_add(), "ldmatrix4": _load_matrices(),
     "ldmatrix4t": _load_matrices(".trans"),

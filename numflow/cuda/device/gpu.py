@@ -17,6 +17,7 @@ import numpy as np
 
 from numflow.cuda.compiler.compat import ELSE, driver
 from numflow.cuda.compiler.compile import PTX_FOR, Binary, cached
+from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.device.slabs import Slabs
 from numflow.cuda.lang.kernel import Kernel
@@ -67,7 +68,9 @@ class Gpu:
     """A stream on a GPU; several on one GPU are devices of their own, which share nothing but its time.
 
     bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary. careful: wait after each launch, so that a
-    fault names the kernel that made it ($NUMFLOW_CUDA_CAREFUL=1 says so too); graphs are not used then.
+    fault names the kernel that made it ($NUMFLOW_CUDA_CAREFUL=1 says so too); graphs are not used then. dependent:
+    whether a kernel begins before the one in front of it ends; from compute capability 9.0 on, if
+    $NUMFLOW_CUDA_DEPENDENT is not 0.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,
@@ -88,6 +91,8 @@ class Gpu:
         name = self._ask("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._behind = self._overlap() if self.capability >= DEPENDENT_FROM else None
+        self.dependent = not (self._behind is None or self.careful or os.environ.get("NUMFLOW_CUDA_DEPENDENT") == "0")
         self._slabs = Slabs(lambda n: int(self._ask("cuMemAlloc", n)), lambda address: self._ask("cuMemFree", address))
         self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
@@ -182,10 +187,27 @@ class Gpu:
         kernel = work.kernel
         values = [self._argument(kind, value) for kind, value in zip(kernel.signature, work.values)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self._ask("cuLaunchKernel", self._function(kernel), *work.grid, kernel.threads, 1, 1, 0,
-                  self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)
+        function, how = self._function(kernel), self._behind
+        if work.beside or not self.dependent or not self._asked.startswith("cuLaunchKernel"):
+            self._ask("cuLaunchKernel", function, *work.grid, kernel.threads, 1, 1, 0,
+                      self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)
+            self._asked = "" if work.beside else self._asked
+        else:
+            how.gridDimX, how.gridDimY, how.gridDimZ, how.blockDimX = *work.grid, kernel.threads
+            self._ask("cuLaunchKernelEx", how, function, ctypes.addressof(addresses), 0)
         if self.careful:
             self._await(work)
+
+    def _overlap(self) -> Any:
+        """Configuration of a launch behind another one, which begins before that ends (compiler/dependent.py)."""
+        cu, how = self._cu, self._cu.CUlaunchConfig()
+        attribute = cu.CUlaunchAttribute()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        how.blockDimY = how.blockDimZ = 1
+        how.sharedMemBytes, how.hStream = 0, self._stream
+        how.attrs, how.numAttrs = [attribute], 1
+        return how
 
     def _await(self, work: Launch) -> None:
         """Wait for a launch.
@@ -356,6 +378,7 @@ class Gpu:
     def _ask(self, name: str, *args: Any) -> Any:
         """Call a function of the driver; its results, or the error as a DeviceError."""
         code, *results = getattr(self._cu, name)(*args)
+        self._asked = name
         if code:
             what = getattr(code, "name", str(code))
             if "OUT_OF_MEMORY" in what:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from numflow.cuda.device.call import N_TOKENS, Call, ceil, per_row
 from numflow.cuda.lang.arithmetic import cos, float_to_half, sin
-from numflow.cuda.lang.intrinsics import as_floats, as_u16, block_x, block_y, thread_index
+from numflow.cuda.lang.intrinsics import after_previous, as_floats, as_u16, block_x, block_y, stream1, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Places, Rows
 from numflow.cuda.lang.scalar import f32, i32, u8, u32
@@ -130,12 +130,16 @@ def rope_write_kernel(adjacent: bool, k_type: str, v_type: str) -> Kernel:
                     widths: Widths, head: Turned, heads: u32, block_size: u32):
         # Place in the grid: a row, and a column of queries, keys and values side by side.
         t, column = block_x(), u32(block_y() * 128 + thread_index())
-        if t >= places.counts[places.field] or column >= widths.q + widths.k + widths.v:
-            return
-        # Where the row is in the cache.
-        position = u32(places.positions[t])
-        first_row = u32(places.table[places.sequence_of[t] * places.table_stride + position // block_size] * heads)
+        # Where the row is in the cache: no kernel writes the batch, so it is read while those before may still run.
+        position, first_row = u32(0), u32(0)
+        there = t < stream1(places.counts, places.field) and column < widths.q + widths.k + widths.v
+        if there:
+            position, sequence = u32(stream1(places.positions, t)), stream1(places.sequence_of, t)
+            first_row = u32(stream1(places.table, sequence * places.table_stride + position // block_size) * heads)
         place = u32(position % block_size)
+        after_previous()
+        if not there:
+            return
         # Values go to the cache as they are.
         if column >= widths.q + widths.k:
             column = u32(column - widths.q - widths.k)

@@ -8,6 +8,8 @@ from numflow.cuda.lang.simulator import NOW, SimulatedPointer
 
 ALL = {}
 NAN = float("nan")
+NEWER = "// from sm_90: "          # in front of an instruction that older cards do not have (compiler/dependent.py)
+WAIT = "griddepcontrol.wait;"      # for all kernels before this one
 
 
 class Intrinsic:

@@ -8,7 +8,7 @@ instructions (lowering.py). Arithmetic is in arithmetic.py. Words are 32-bit uns
 import numpy as np
 
 from numflow.cuda.lang import simulator
-from numflow.cuda.lang.intrinsic import asm, builtin
+from numflow.cuda.lang.intrinsic import NEWER, WAIT, asm, builtin
 from numflow.cuda.lang.simulator import NOW, exchange, wait
 
 # ---- where a thread is
@@ -90,7 +90,19 @@ def ballot(predicate) -> int:
     return sum(1 << lane for lane, value in enumerate(exchange(bool(predicate))) if value)
 
 
+@asm((), (), f"{NEWER}{WAIT}", "effect", "memory")
+def after_previous() -> None:
+    """Wait for all kernels before this one, which may still run when it begins: what they leave is there afterwards,
+    and nothing of it may be touched before. A kernel that calls this does so in all of its threads."""
+
+
 # ---- memory
+
+
+@builtin("prefetch")
+def prefetch(pointer, index: int) -> None:
+    """Ask for the line of memory with pointer[index], to be in the second cache when it is read (sm_90)."""
+    pointer.at(index)
 
 
 @builtin("load4")

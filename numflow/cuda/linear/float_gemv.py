@@ -7,7 +7,18 @@ import functools
 
 from numflow.cuda.lang.arithmetic import float_of, high_half, low_half
 from numflow.cuda.lang.intrinsic import LocalArray
-from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, shuffle, stream4, thread_index
+from numflow.cuda.lang.intrinsics import (
+    after_previous,
+    block_x,
+    block_y,
+    lane_index,
+    load4,
+    prefetch,
+    shuffle,
+    stream1,
+    stream4,
+    thread_index,
+)
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_sum
@@ -39,12 +50,16 @@ def high_bfloat(word):
 def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
     """grid (N / 4, rows / tokens); parameters as in linear_gemv.gemv."""
     sums, add_row, scales = LocalArray(f32, tokens), float_row_adder(kind, tokens), late_scales(tokens)
+    ask = float_row_prefetch(kind, tokens)
 
     @kernel(f"gemv_{kind}_{tokens}{'_routed' * routed}", 128)
     def _gemv(y: Rows, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: Bias, ids: i32.ptr, shape: Shape, routes: u32,
               residual: Residual, late: Late):
         lane, row = lane_index(), u32(block_x() * 4 + (thread_index() >> u32(5)))
-        first, count = u32(block_y() * tokens), u32(shape.counts[shape.field])
+        first, count = u32(block_y() * tokens), u32(stream1(shape.counts, shape.field))
+        if not routed and row < shape.n:
+            ask(weight, weight, weight, weight, weight, weight, weight, row, u32(lane), shape.units)
+        after_previous()
         if row >= shape.n or first >= count:
             return
         place, source = row, first
@@ -107,6 +122,23 @@ def float_row_adder(kind: str, tokens: int) -> DeviceFunction:
             k = u32(k + step)
 
     return add_row
+
+
+@functools.cache
+def float_row_prefetch(kind: str, tokens: int) -> DeviceFunction:
+    """ask(planes .., place, unit, units) as gemv.row_prefetch has it, of a matrix of plain numbers."""
+    columns, per_word = (4, 0) if kind == "f32" else (8, 1)
+    count = 4 if tokens == 1 else 1
+
+    @device
+    def ask(low, high, two, one, head, above, per_row, place, unit, units):
+        words = low + place * (units >> u32(per_word))
+        for i in range(4):
+            k = u32((unit + 32 * i) * columns)
+            if i < count and k < units:
+                prefetch(words, u32(k >> u32(per_word)))
+
+    return ask
 
 
 @functools.cache

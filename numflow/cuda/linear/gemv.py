@@ -12,13 +12,16 @@ import functools
 from numflow.cuda.lang.arithmetic import dp4a_us, sqrt
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
+    after_previous,
     as_words,
     block_x,
     block_y,
     lane_index,
     load4,
+    prefetch,
     shuffle,
     shuffle_xor,
+    stream1,
     stream4,
     sync_block,
     thread_index,
@@ -30,7 +33,7 @@ from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.parameters import Apart, Bias, Late, Planes, Residual, Shape
 from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader, sevenths
 from numflow.cuda.weights.decode_scaled import row_header
-from numflow.cuda.weights.layout import SCHEMES, Scheme
+from numflow.cuda.weights.layout import PLANE_BYTES, SCHEMES, UNIT, Scheme
 from numflow.cuda.weights.outliers import outlier_adder
 
 WARPS = 4              # of a block
@@ -52,6 +55,7 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
     """
     sums, partial = LocalArray(f32, tokens), SharedArray(f32, WARPS * tokens)
     add_row, scales, add_apart = row_adder(kind, int8, tokens, split), late_scales(tokens), outlier_adder(tokens)
+    ask = row_prefetch(kind, tokens, split)
     name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}"
     name += "_apart" * apart + "_routed" * routed
 
@@ -61,7 +65,11 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
         # Place in the grid: a row of the matrix (of the route's expert) and the tokens.
         lane, warp = lane_index(), u32(thread_index() >> u32(5))
         row = u32(block_x()) if split > 1 else u32(block_x() * 4 + warp)
-        first, count = u32(block_y() * tokens), u32(shape.counts[shape.field])
+        own, word = u32(lane + 32 * warp) if split > 1 else u32(lane), u32(0)
+        first, count = u32(block_y() * tokens), u32(stream1(shape.counts, shape.field))
+        if not routed and row < shape.n:
+            ask(*planes, row, own, shape.units)
+        after_previous()
         if row >= shape.n or first >= count:
             return
         place, source = row, first
@@ -75,7 +83,6 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
         acc = sums()
         for t in range(tokens):
             acc[t] = f32(0)
-        own, word = u32(lane + 32 * warp) if split > 1 else u32(lane), u32(0)
         if apart:
             word = outliers.slots[place * outliers.width + own] if own < outliers.width else u32(0)
         add_row(acc, x, aux, u32(0), *planes, place, own, shape.units, source, count - first)
@@ -140,9 +147,7 @@ def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
     the tokens, those of a lane from its `unit` on; x_pitch: not used here. left: tokens that are there."""
     scheme = SCHEMES[kind]
     codes, row_of, add_unit = LocalArray(u32, 8), row_header(scheme), _unit(scheme, int8, tokens)
-    unroll, step = UNROLL[tokens], 32 * split
-    if scheme.bits == 7:  # three planes of codes: four units of them need more than 128 registers
-        unroll = min(unroll, 2)
+    unroll, step = _unroll(scheme, tokens), 32 * split
     ahead, stride = step * (unroll - 1), step * unroll
 
     @device
@@ -167,6 +172,40 @@ def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
             unit = u32(unit + step)
 
     return add_row
+
+
+def _unroll(scheme: Scheme, tokens: int) -> int:
+    """Units a lane loads before it works on the first; four of three planes of codes need more than 128 registers."""
+    return min(UNROLL[tokens], 2) if scheme.bits == 7 else UNROLL[tokens]
+
+
+@functools.cache
+def row_prefetch(kind: str, tokens: int, split: int) -> DeviceFunction:
+    """ask(planes .., place, unit, units): a lane asks for the units of a row that it reads first. Weights do not depend
+    on the kernels before, so they may be on their way while those run."""
+    scheme = SCHEMES[kind]
+    count, step = _unroll(scheme, tokens), 32 * split
+    words = {plane: PLANE_BYTES[plane] // 4 if plane in scheme.planes else 0 for plane in ("low", "high", "two", "one")}
+    lows, highs, twos, ones = words.values()
+    headers = 2 if scheme.parts.get("head", (0, UNIT)) == (4, UNIT) else int(scheme.parts.get("head") == (2, UNIT))
+
+    @device
+    def ask(low, high, two, one, head, above, per_row, place, unit, units):
+        at = u32(place * units + unit)
+        for i in range(4):
+            if i < count and unit + i * step < units:
+                if lows:
+                    prefetch(low, u32(lows * (at + i * step)))
+                if highs:
+                    prefetch(high, u32(highs * (at + i * step)))
+                if twos:
+                    prefetch(two, u32(twos * (at + i * step)))
+                if ones:
+                    prefetch(one, u32(ones * (at + i * step)))
+                if headers:
+                    prefetch(head, u32(headers * (at + i * step)))
+
+    return ask
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from numflow.cuda.device.device import Launch
 from numflow.cuda.elementwise.act import gated
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
+    after_previous,
     block_x,
     block_y,
     lane_index,
@@ -24,6 +25,7 @@ from numflow.cuda.lang.intrinsics import (
     shuffle,
     shuffle_xor,
     store4,
+    stream1,
     sync_block,
     thread_index,
 )
@@ -31,8 +33,8 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_sum
 from numflow.cuda.lang.scalar import f32, u32
-from numflow.cuda.linear.float_gemv import float_row_adder
-from numflow.cuda.linear.gemv import TOKENS, late_scales, row_adder
+from numflow.cuda.linear.float_gemv import float_row_adder, float_row_prefetch
+from numflow.cuda.linear.gemv import TOKENS, late_scales, row_adder, row_prefetch
 from numflow.cuda.linear.linear import FEW, demands, uses_int8
 from numflow.cuda.linear.parameters import (
     Apart,
@@ -122,22 +124,23 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
     "rows" for float32, or "both". apart: as in linear_gemv.gemv."""
     halves, warps, codes, floats = 2 if gate else 1, WARPS["gated" if gate else ""], made != "rows", made != "int8"
     add_row = row_adder(kind, int8, tokens, 1) if kind in SCHEMES else float_row_adder(kind, tokens)
+    ask = row_prefetch(kind, tokens, 1) if kind in SCHEMES else float_row_prefetch(kind, tokens)
     sums, found = LocalArray(f32, tokens), SharedArray(f32, tokens * 32 * halves)
     finish, scales, add_apart = _finish(gate), late_scales(tokens), outlier_adder(tokens)
     lines, ending = 32 * halves, -(-tokens // 4) * 32  # threads that end the work: 8 for each token, whole warps
 
-    @kernel(f"gemv_{kind}{'_int8' * int8}_{tokens}_{gate or 'norm'}_{made}{'_apart' * apart}", 32 * warps)
+    @kernel(f"gemv_{kind}{'_int8' * int8}_{tokens}_{gate or 'norm'}_{made}{'_apart' * apart}", 32 * warps,
+            blocks=3 if gate and int8 and tokens == 1 and not apart else 0)
     def _gemv(to: u32.ptr, to_aux: f32.ptr, rows: Rows, squares: f32.ptr, ends: Epilogue, x: Activations,
               planes: Planes, bias: Bias, late: Late, shape: Shape, outliers: Apart):
         # Place in the grid: 32 results and the tokens.
         thread, lane, line = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
-        first, count, begin = u32(block_y() * tokens), u32(shape.counts[shape.field]), u32(block_x() * 32)
+        first, count, begin = u32(block_y() * tokens), u32(stream1(shape.counts, shape.field)), u32(block_x() * 32)
+        ask(*planes, u32(begin + line), lane, shape.units)
+        after_previous()
         if first >= count:
             return
-        # Shared memory for the results; the scale of a norm that is taken late.
         acc, results, scale = sums(), found(), f32(1)
-        if late.parts != 0:
-            scale = scales(late.squares, first, u32(count - first), late.parts, late.eps)
         # Products: each warp takes whole rows, one after the other.
         while line < lines:
             place = u32(begin + line) if line < 32 else u32(shape.n + begin + line - 32)  # up is behind gate
@@ -151,7 +154,9 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
             if apart:
                 add_apart(acc, word, outliers.x, outliers.x_stride, outliers.slots, place * outliers.width, lane, 32,
                           outliers.width, first, count - first)
-            # The row's results to shared memory.
+            # The scale of a norm that is taken late, once; the row's results to shared memory.
+            if late.parts != 0 and line < warps:
+                scale = scales(late.squares, first, u32(count - first), late.parts, late.eps)
             for t in range(tokens):
                 total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
                 if lane == 0:

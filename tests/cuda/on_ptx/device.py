@@ -12,6 +12,7 @@ import numpy as np
 
 from numflow import places, trust
 from numflow.cuda.compiler.compile import PTX_FOR, digest, folder, to_ptx
+from numflow.cuda.compiler.dependent import dependent
 from numflow.cuda.device.device import Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.scalar import Pointer, f32, i32
@@ -106,9 +107,9 @@ _PARSED: dict[str, Parsed] = {}
 
 
 def parsed(name: str, key: str, kernel: Kernel) -> Parsed:
-    """The kernel's PTX, parsed once in a process."""
+    """The kernel's PTX as it is for sm_90, parsed once in a process."""
     if f"{name}-{key}" not in _PARSED:
-        _PARSED[f"{name}-{key}"] = parse(assembly(kernel))
+        _PARSED[f"{name}-{key}"] = parse(dependent(assembly(kernel)))
     return _PARSED[f"{name}-{key}"]
 
 

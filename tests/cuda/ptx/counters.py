@@ -4,7 +4,9 @@
     counters.sectors_per_request()  of global loads: 4 for 32 lanes of 4 bytes side by side, 16 of 16 bytes
     counters.ways()                 turns of the banks for shared loads, over those without conflicts: 1 is best
     counters.touched                bytes of 32-byte sectors that a launch touched at least once
-    counters.clocks                 of the blocks that ran, each by itself (timeline.py)
+    counters.ahead                  the same of those that it asked for by `prefetch`
+    counters.clocks                 of the blocks that ran, each by itself (timeline.py); `early`: before they wait
+                                    for the kernels before theirs
 
 Sectors, banks and bytes are exact. Instructions are PTX's; ptxas folds and moves them, so they are within tens of
 percent of the machine's.
@@ -64,7 +66,9 @@ class Counters:
     issued: Counter = field(default_factory=Counter)
     access: dict[str, Access] = field(default_factory=dict)
     touched: int = 0
+    ahead: int = 0
     clocks: float = 0.0
+    early: float = 0.0
 
     def of(self, space: str, way: str) -> Access:
         """Requests to "global" or "shared", "read" or "write"."""

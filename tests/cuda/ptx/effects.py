@@ -150,7 +150,20 @@ def _warp_barrier(step):
     return lambda machine, mask: machine.meet_warps(machine.whole_warps(mask))
 
 
-@effect("membar", "fence", "prefetch", "prefetchu", "discard", "applypriority", "griddepcontrol", "nanosleep", "pragma")
+@effect("griddepcontrol")
+def _dependent(step):
+    """The kernels before have ended once a lane has waited; when the next may begin is not seen here."""
+    return lambda machine, mask: machine.settle(mask) if "wait" in step.parts else None
+
+
+@effect("prefetch")
+def _prefetch(step):
+    """What is asked for may be anybody's; within an allocation it is counted."""
+    place = address(step.operands[0])
+    return lambda machine, mask: machine.ask(place(machine), mask)
+
+
+@effect("membar", "fence", "prefetchu", "discard", "applypriority", "nanosleep", "pragma")
 def _nothing(step):
     """Writes are seen at once here, and hints change nothing."""
     return lambda machine, mask: None

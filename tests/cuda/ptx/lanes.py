@@ -60,6 +60,7 @@ class Lanes:
         self.counters = checks.counters.setdefault(name, Counters()) if checks.counted else None
         self.timeline = Timeline(blocks, grid.threads // WARP) if checks.counted else None
         self._specials, self._sectors = {}, {}
+        self.unsettled = self.alive if kernel.awaits else None    # lanes that have not waited for the kernels before
 
     # ---- registers
 
@@ -212,6 +213,8 @@ class Lanes:
         else:
             memory = self.memory
             offset, _ = memory.offsets(address, size, what)
+            if self.unsettled is not None and "nc" not in step.parts and self.unsettled[lanes].any():
+                self.note(f"global memory is touched before griddepcontrol.wait: {step.text}")
             self._log(self.log_global, step, offset, size, sort, lanes)
         if self.checks.unwritten:
             if sort != WRITE and not memory.is_written(offset, size):
@@ -221,6 +224,22 @@ class Lanes:
         if self.counters and space != "local":
             self._measure(space, "read" if sort == READ else "write", address, offset, size, lanes)
         return memory, offset
+
+    def settle(self, mask) -> None:
+        """These lanes have waited for the kernels before this one."""
+        if self.unsettled is not None:
+            left = self.unsettled & ~self.active(mask)
+            self.unsettled = left if left.any() else None
+            if self.timeline:
+                self.timeline.settle(np.flatnonzero(self.active(mask).reshape(-1, WARP).any(1)))
+
+    def ask(self, address, mask) -> None:
+        """These lanes ask for a sector each, to be in the second cache when it is read."""
+        lanes = self.lanes(mask)
+        if self.counters and lanes.size:
+            places = np.broadcast_to(address, self.n)[lanes] - self.memory.base
+            self.timeline.ask(places)
+            self._sectors.setdefault("ahead", []).append(np.unique(places >> 5))
 
     def _log(self, log: Log, step, offset, size, sort, lanes) -> None:
         if self.checks.races:

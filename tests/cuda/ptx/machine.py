@@ -55,8 +55,12 @@ class Machine(Lanes):
             raise Fault(f"{self.name}: {fault} ({self.where})") from None
         self._look()
         if self.counters:
-            self.counters.clocks += self.timeline.clocks()
-            self.counters.touched += 32 * sum(np.unique(np.concatenate(parts)).size for parts in self._sectors.values())
+            clocks, early = self.timeline.clocks()
+            self.counters.clocks += clocks
+            self.counters.early += early
+            touched = {way: 32 * np.unique(np.concatenate(parts)).size for way, parts in self._sectors.items()}
+            self.counters.ahead += touched.pop("ahead", 0)
+            self.counters.touched += sum(touched.values())
 
     def _turn(self) -> None:
         """Run one basic block, or pass a barrier."""
@@ -184,6 +188,8 @@ class Machine(Lanes):
     def _end(self, after: int, mask, taken) -> None:
         if taken is None:
             taken = self.alive
+        if self.unsettled is not None and (self.unsettled & taken).any():
+            self.note("threads end without griddepcontrol.wait, which others of the kernel reach")
         self.alive = self.alive & ~taken
         self.alive_lanes = np.flatnonzero(self.alive).astype(np.int32)
         if mask is None:

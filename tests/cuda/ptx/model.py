@@ -2,6 +2,12 @@
 
     time = boundary + max(waiting, latency + max(memory, issue, first cache, banks))
 
+boundary: from the end of one kernel to the first instruction of the next, or, where the next one is there already and
+waits for that end (programmatic dependent launch), to its going on. What such a kernel has asked for before it waits is
+on its way while the boundary lasts: these bytes are taken off `memory`, as many as the bandwidth brings in that time,
+and its first load comes from the second cache. What the first blocks of a multiprocessor do before they wait takes no
+time.
+
 memory: bytes touched, at the card's bandwidth. issue: instructions at 4 a clock. first cache: sectors at 128 bytes a
 clock, as if it had them all. banks: their turns at one a clock. waiting: the clocks of a block that has a
 multiprocessor to itself (timeline.py), as often as blocks follow each other there: as many run at once as registers,
@@ -15,13 +21,16 @@ warps of a multiprocessor hinder each other more than the larger of two times sa
 from dataclasses import dataclass
 
 from .counters import Counters
-from .timeline import FAR
+from .timeline import FAR, MIDDLE
 
 
 @dataclass(frozen=True)
 class Card:
     """Limits: of the card, then of a multiprocessor. clock: Hz; bandwidth: bytes a second that a copy reaches; latency:
-    clocks of a load from memory; boundary: seconds from one kernel of a graph to the next."""
+    clocks of a load from memory; boundary: seconds from one kernel of a graph to the next; dependent: the same of a
+    kernel that is there already, None where the card has no such launch. Both of these are assumptions: a graph's
+    kernels are told to take 1.3 us, and the end of a wait a round trip through the second cache and little else.
+    """
 
     name: str
     multiprocessors: int
@@ -29,6 +38,7 @@ class Card:
     bandwidth: float
     latency: int = FAR
     boundary: float = 1.3e-6
+    dependent: float | None = None
     issue: int = 4
     cached: int = 128
     registers: int = 65536
@@ -38,8 +48,8 @@ class Card:
 
 
 CARDS = {card.name: card for card in (
-    Card("H200", 132, 1.75e9, 4.3e12), Card("H100", 132, 1.75e9, 3.0e12), Card("A100", 108, 1.41e9, 1.75e12,
-                                                                           shared=163 << 10),
+    Card("H200", 132, 1.75e9, 4.3e12, dependent=0.7e-6), Card("H100", 132, 1.75e9, 3.0e12, dependent=0.7e-6),
+    Card("A100", 108, 1.41e9, 1.75e12, shared=163 << 10),
     Card("RTX 4090", 128, 2.5e9, 0.93e12, shared=99 << 10, threads=1536, blocks=24))}
 
 
@@ -98,11 +108,17 @@ def predict(card: Card, has: Resources, counters: Counters, blocks: int) -> Pred
     clocks = card.multiprocessors * card.clock
     resident = resident_blocks(card, has)
     rounds = max(blocks / (card.multiprocessors * resident), 1)      # of blocks that follow each other
-    waiting = rounds * counters.clocks / max(counters.blocks, 1) / card.clock
+    of_block = max(counters.blocks, 1) * card.clock
+    waiting = (rounds * counters.clocks - (0 if card.dependent is None else counters.early)) / of_block
     moved, latency = counters.touched * scale, card.latency / card.clock
+    boundary, memory = card.boundary if card.dependent is None else card.dependent, moved / card.bandwidth
+    if counters.ahead and card.dependent is not None:
+        there = counters.ahead * min(scale, card.multiprocessors * resident / max(counters.blocks, 1))
+        memory -= min(there / card.bandwidth, boundary)
+        latency = MIDDLE / card.clock
     return Prediction(
-        memory=moved / card.bandwidth, issue=scale * counters.instructions / (card.issue * clocks),
+        memory=memory, issue=scale * counters.instructions / (card.issue * clocks),
         sectors=scale * 32 * counters.passes("global") / (card.cached * clocks),
-        banks=scale * counters.passes("shared") / clocks, waiting=waiting, boundary=card.boundary, latency=latency,
+        banks=scale * counters.passes("shared") / clocks, waiting=waiting, boundary=boundary, latency=latency,
         resident=resident * -(-has.threads // 32), bytes=moved,
         under_way=int(moved / card.multiprocessors / max(waiting, latency) * latency))

@@ -134,6 +134,11 @@ class Kernel:
         return frozenset(self.labels.values()) | {number + 1 for number, block in enumerate(self.blocks)
                                                   if block.steps and block.steps[-1].opcode in LEAVES}
 
+    @functools.cached_property
+    def awaits(self) -> bool:
+        """Whether it waits itself for the kernels before it (programmatic dependent launch)."""
+        return any(step.opcode == "griddepcontrol" and "wait" in step.parts for step in self.instructions)
+
     @property
     def instructions(self) -> list[Instruction]:
         """All of them in the order of the text."""

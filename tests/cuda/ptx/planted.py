@@ -112,6 +112,10 @@ BUGS = (
     Bug("warps that meet in global memory without a barrier", "race on global memory between warps",
         write="st.global.f32 [%rd5], %f2; xor.b32 %r12, %r3, 64; mul.wide.u32 %rd10, %r12, 4; add.s64 %rd11, %rd1, "
         "%rd10; ld.global.f32 %f3, [%rd11];"),
+    Bug("a read before the kernels before have ended", "touched before griddepcontrol.wait",
+        barrier=BARRIER + " griddepcontrol.wait;"),
+    Bug("threads that do not wait for the kernels before", "end without griddepcontrol.wait",
+        load=_FIRST_WARPS.format(64, "griddepcontrol.wait;") + LOAD.replace("ld.global", "ld.global.nc")),
     Bug("an atomic beside a plain read", "race on shared memory between warps",
         read="atom.shared.add.u32 %r13, [tile], 1; ld.shared.f32 %f2, [tile];"),
     Bug("a loop without an end", "does not end", read="$again: bra $again;" + READ),

@@ -7,7 +7,7 @@ other is not seen here (model.py has issue, caches and banks).
 
 A load from global memory takes the latency of memory if one of its sectors of 32 bytes is touched for the first time,
 of the second cache if another block touches the sector too, and of the first where this block has. What the first cache
-does not keep is brought in 128 bytes at a time, and comes from the second afterwards.
+does not keep, and what `prefetch` asks for, is brought in 128 bytes at a time, and comes from the second afterwards.
 """
 
 import functools
@@ -34,8 +34,13 @@ class Timeline:
         self._ready: dict[int, np.ndarray] = {}           # by register: when it can be read
         self._arrival = None                              # of the load that runs now, by warp
         self._known = {False: np.zeros(0, np.int64), True: np.zeros(0, np.int64)}    # what a block has touched
+        self._asked, self._early = np.zeros(0, np.int64), np.zeros(blocks * warps)
         self._open = np.zeros(blocks * warps)             # when the copies of the open group have arrived
         self._groups: list[list[float]] = [[] for _ in range(blocks * warps)]
+
+    def ask(self, offset: np.ndarray) -> None:
+        """Lines with these places are asked for, and taken to be in the second cache from now on."""
+        self._asked = np.union1d(self._asked, offset >> 7)
 
     def fetch(self, offset: np.ndarray, lanes: np.ndarray, passing: bool) -> None:
         """Lanes read from these places in global memory. passing: by a load that the first cache does not keep."""
@@ -49,7 +54,7 @@ class Timeline:
             several, count = np.unique(known & (1 << 40) - 1, return_counts=True)
             alone = np.isin(places, several[count == 1])
             self._arrival[warp[new]] = np.maximum(self._arrival[warp[new]], MIDDLE)
-            self._arrival[warp[new & alone]] = FAR
+            self._arrival[warp[new & alone & ~np.isin(offset >> 7, self._asked)]] = FAR
 
     def step(self, step: Instruction, active: np.ndarray) -> None:
         """Lanes of `active` have run an instruction."""
@@ -94,6 +99,11 @@ class Timeline:
         """Nothing of what follows begins before all that these warps were given has."""
         self._begun[warps], self._given[warps] = self.clock[warps], 0
 
+    def settle(self, warps: np.ndarray) -> None:
+        """These warps wait for the kernels before theirs: what they have done so far was beside those."""
+        self.part(warps)
+        self._early[warps] = self.clock[warps]
+
     def meet(self, active: np.ndarray) -> None:
         """Lanes of `active` pass a barrier of their blocks."""
         of_warps = active.reshape(*self.shape, WARP).any(2)
@@ -101,9 +111,10 @@ class Timeline:
         self.clock = np.where(of_warps, last + 1, self.clock.reshape(self.shape)).ravel()
         self.part(np.flatnonzero(of_warps))
 
-    def clocks(self) -> float:
-        """Clocks of all blocks, one after the other."""
-        return float(self.clock.reshape(self.shape).max(1).sum())
+    def clocks(self) -> tuple[float, float]:
+        """Clocks of all blocks, one after the other, and those of them that are beside the kernels before."""
+        whole, early = (clock.reshape(self.shape) for clock in (self.clock, self._early))
+        return float(whole.max(1).sum()), float(early.min(1).sum())
 
 
 @functools.cache
