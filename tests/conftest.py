@@ -19,6 +19,7 @@ from tests.shares import share
 
 REPO = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("NUMFLOW_SHARED") or REPO.parent / "shared")
+WHOLE = "NUMFLOW_WHOLE_SUITE"  # what the processes of a shared run know of it
 MOST_PROCESSES = 8  # that share the suite; each collects all of it
 
 # A shell starts what runs in its background with interrupts ignored; tests, and commands they start, are to hear them.
@@ -41,28 +42,52 @@ gc.set_threshold(20_000, 10, 10)
 
 def pytest_addoption(parser):
     parser.addoption("--share", type=share, default=(0, 1), metavar="K/N",
-                     help="of the slow tests only a share, by their names: 0/4 is the first of four")
+                     help="of the slow tests, and those of --rest, only a share, by their names: 0/4 is one of four")
+    parser.addoption("--rest", action="store_true",
+                     help="what a run of the whole suite leaves out: tests marked merge, most cases of thin ones")
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads these options after this
 def pytest_cmdline_main(config):
-    """The whole default suite is shared out among processes, one for each core; files that are named have one."""
+    """The whole default suite is shared out among processes, one for each core, and leaves out what --rest runs; files
+    that are named have one process, and run whole."""
     option = config.option
     if "PYTEST_XDIST_WORKER" in os.environ:  # this is one of them, or a test of one started it
+        option.whole = WHOLE in os.environ
         return
-    if (getattr(option, "numprocesses", 0) is None and not option.usepdb and not option.collectonly
-            and option.markexpr.startswith("not slow") and config.args_source is not pytest.Config.ArgsSource.ARGS):
+    option.whole = option.markexpr.startswith("not slow") and config.args_source is not pytest.Config.ArgsSource.ARGS
+    if option.whole:
+        os.environ[WHOLE] = "1"
+    if option.whole and getattr(option, "numprocesses", 0) is None and not option.usepdb and not option.collectonly:
         option.numprocesses, option.dist = min(default_threads(), MOST_PROCESSES), "worksteal"
 
 
 def pytest_collection_modifyitems(config, items):
     number, count = config.getoption("--share")
+    rest, only_rest = left_to_a_merge(items), config.getoption("--rest")
     left = [item for item in items
-            if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % count != number]
+            if (only_rest and item not in rest) or (config.option.whole and not only_rest and item in rest)
+            or ((only_rest or item.get_closest_marker("slow")) and zlib.crc32(item.nodeid.encode()) % count != number)]
     if left:
         config.hook.pytest_deselected(items=left)
         out = set(left)
         items[:] = [item for item in items if item not in out]
+
+
+def left_to_a_merge(items) -> set:
+    """Tests that a run of the whole suite leaves to a merge: those marked `merge`, and the cases of a function marked
+    `thin(n)` but one in n, at least the first. They are drawn by their parameters' names alone, so that tests with the
+    same cases have the same ones left, and compile the same kernels."""
+    left, thin = set(), {}
+    for item in items:
+        if item.get_closest_marker("merge"):
+            left.add(item)
+        elif mark := item.get_closest_marker("thin"):
+            thin.setdefault((item.nodeid.partition("[")[0], *mark.args), []).append(item)
+    for (_, n), cases in thin.items():
+        kept = {case for case in cases if zlib.crc32(case.nodeid.partition("[")[2].encode()) % n == 0} or {cases[0]}
+        left.update(case for case in cases if case not in kept)
+    return left
 
 
 def pytest_collection_finish():

@@ -27,6 +27,7 @@ DRAWINGS = drawings()
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+@pytest.mark.thin(3)
 def test_the_blocks_of_a_chapter_run(chapter, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("NUMFLOW_HOME", str(tmp_path))
     found = {"__name__": "book"}

@@ -172,6 +172,7 @@ def url(folder, tmp_path_factory):
         yield server.url
 
 
+@pytest.mark.merge
 def test_requests_of_the_manual_are_answered(url):
     """As curl sends them: a form, unless a header says something else."""
     httpx = pytest.importorskip("httpx")

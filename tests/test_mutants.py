@@ -20,6 +20,7 @@ def test_every_change_can_be_made(mutant):
 @pytest.mark.parametrize("text, becomes, fate", [
     ("a > b", "a < b", "killed"), ("a > b", "a >= b", "SURVIVED"), ("a == b", "a", "its text is there 0 times"),
     ("return a", "retrun a", "its tests end with 2")])
+@pytest.mark.merge
 def test_what_becomes_of_a_change(tmp_path, text, becomes, fate):
     (tmp_path / "toy_source.py").write_text(SOURCE)
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = [\".\"]\n")
@@ -29,6 +30,7 @@ def test_what_becomes_of_a_change(tmp_path, text, becomes, fate):
     assert (tmp_path / "toy_source.py").read_text() == SOURCE
 
 
+@pytest.mark.merge
 def test_a_change_that_never_ends_is_noticed(tmp_path):
     (tmp_path / "test_toy.py").write_text("def test_for_ever():\n    while True:\n        pass\n")
     assert mutants.passes(tmp_path, ["test_toy.py"], hangs=2) == (mutants.FAILED, "no end after 2 s")

@@ -1,5 +1,6 @@
 """How the suite itself behaves: where nothing can be written, and when a test hangs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import tomllib
 from types import SimpleNamespace
 
 import hypothesis
-from pytest import Config
+from pytest import Config, mark
 
 from tests import conftest
 from tests.conftest import REPO
@@ -15,10 +16,12 @@ from tests.conftest import REPO
 
 def pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A run of its own, by this repository's settings."""
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTEST_XDIST_WORKER", conftest.WHOLE)}
     return subprocess.run([sys.executable, "-m", "pytest", "-q", "-c", str(REPO / "pyproject.toml"), *arguments],
-                          cwd=REPO, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+                          env=own, cwd=REPO, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
+@mark.merge
 def test_a_cache_that_cannot_be_written_fails_nothing(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
@@ -46,11 +49,13 @@ def test_no_example_is_kept():
     assert found.database is None and found.derandomize
 
 
+@mark.merge
 def test_a_test_that_hangs_ends_the_run_with_its_stack(tmp_path):
     done = pytest("-p", "no:cacheprovider", "-o", "faulthandler_timeout=0.5", hanging(tmp_path))
     assert done.returncode == 1 and "Timeout" in done.stderr and "test_hanging.py" in done.stderr
 
 
+@mark.merge
 def test_a_test_that_hangs_in_a_shared_run_fails_with_its_stack(tmp_path):
     """Its process ends, and another one goes on with the rest."""
     done = pytest("-p", "no:cacheprovider", "-n", "1", "-o", "faulthandler_timeout=0.5", hanging(tmp_path))
@@ -73,9 +78,47 @@ def test_the_whole_default_suite_is_shared_out_and_nothing_else(monkeypatch):
     for source, given, shared in ((found, {}, True), (named, {}, False), (found, {"markexpr": "slow"}, False),
                                   (found, {"usepdb": True}, False), (found, {"numprocesses": 0}, False)):
         for worker in (False, True):  # of those processes, none shares anything out once more
-            monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+            for name in ("PYTEST_XDIST_WORKER", conftest.WHOLE):
+                monkeypatch.delenv(name, raising=False)
             if worker:
                 monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
             option = SimpleNamespace(**usual | given)
             conftest.pytest_cmdline_main(SimpleNamespace(option=option, args_source=source))
             assert (option.dist == "worksteal") is bool(option.numprocesses) is (shared and not worker)
+
+
+THINNED = """
+import pytest
+
+@pytest.mark.parametrize("number", range(40))
+@pytest.mark.thin(4)
+def test_thin(number):
+    pass
+
+@pytest.mark.thin(9)
+def test_a_single_case():
+    pass
+
+@pytest.mark.merge
+def test_long():
+    pass
+
+def test_short():
+    pass
+"""
+
+
+@mark.merge
+def test_a_run_of_the_whole_suite_and_the_rest_are_all_tests(tmp_path):
+    """A file that is named runs whole."""
+    (tmp_path / "test_thin.py").write_text(THINNED)
+
+    def counted(*arguments):
+        done = pytest("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.conftest", "-o",
+                      f"testpaths={tmp_path}", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return int(re.search(r"(\d+) passed", done.stdout)[1])
+
+    whole, rest, shares = counted(), counted("--rest"), [counted("--rest", "--share", f"{k}/2") for k in range(2)]
+    assert whole + rest == counted(str(tmp_path / "test_thin.py")) == 43
+    assert 2 + 4 < whole < 2 + 20 and sum(shares) == rest and all(shares)

@@ -43,6 +43,7 @@ def test_folders_are_made_for_this_user_alone_whatever_the_umask(cache):
 
 @pytest.mark.parametrize("which", ["cache", "kernels", "module"])
 @pytest.mark.parametrize("bits", [0o770, 0o707, 0o722, 0o1777])
+@pytest.mark.thin(2)
 def test_a_folder_that_others_may_write_is_replaced(cache, which, bits):
     folder = kernel_cache.folder(MODULE)
     open_to_all = {"cache": cache, "kernels": cache / "kernels", "module": folder}[which]

@@ -73,6 +73,7 @@ def test_an_error_in_a_process_of_its_own():
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
 @pytest.mark.parametrize("arguments", [["models"], ["--help"], ["--version"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.thin(3)
 def test_a_full_disk_behind_standard_output(arguments, unbuffered):
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "numflow", *arguments], cwd=REPO, text=True, stdout=full,

@@ -194,6 +194,7 @@ def test_tables_line_up(capsys):
     assert capsys.readouterr().out == "name           n\nwide 漢字      1\ne\u0301 combined  1000\nx\n"
 
 
+@pytest.mark.merge
 def test_spec_check_of_a_model(run, tiny, tmp_path):
     """A model in the specification's place is checked with its own, also with that in a container."""
     assert run("spec", "check", tiny).out.endswith(f"llama.toml is right and fits {tiny}\n")

@@ -44,6 +44,7 @@ def test_a_model_is_quantised_checked_and_measured(run, source, text, tmp_path):
     assert "2 of 16 matrices stay as they are" in done.err and "bits_per_weight" in done.out
 
 
+@pytest.mark.merge
 def test_a_size_to_meet_and_a_text_to_calibrate_on(run, source, text, tmp_path):
     done = run("quantize", source, tmp_path / "x", "--target-bpw", "5", "--imatrix", text, "--context", 64,
                "--chunks", 4, "--json")
@@ -54,6 +55,7 @@ def test_a_size_to_meet_and_a_text_to_calibrate_on(run, source, text, tmp_path):
 
 
 @pytest.mark.parametrize("weights, could", [("q3h", True), ("q4", False), ("q2_b32t1b", False), ("Q8_0", False)])
+@pytest.mark.thin(3)
 def test_few_bits_without_calibration_are_told(run, source, tmp_path, weights, could):
     file = tmp_path / ("x.gguf" if weights == "Q8_0" else "x")
     done = run("quantize", source, file, "--weights", weights, "--no-calibration")
@@ -74,6 +76,7 @@ def test_a_recipe_with_a_scheme_for_what_it_does_not_name(run, source, tmp_path)
     assert (found["output"], found["blk.0.attn_v"], found["blk.1.ffn_up"]) == ("q6", "F32", "q3h")
 
 
+@pytest.mark.merge
 def test_a_size_to_meet_with_a_recipe(run, source, text, tmp_path):
     recipe, file = tmp_path / "r.toml", tmp_path / "x"
     recipe.write_text('[tensors]\n"output" = "q8_b32t2"\n"*attn_v" = "keep"\n"nothing" = "q4"\n')

@@ -46,6 +46,7 @@ def test_weights_that_cannot_be(run, tmp_path, change, message):
 
 
 @pytest.mark.parametrize("change", ["cut", "short", "empty", "bit", "header", "length"])
+@pytest.mark.thin(3)
 def test_damaged_files_are_noticed(run, source, tmp_path, change):
     file = tmp_path / "x"
     assert run("quantize", source, file, "--weights", "q4", "--no-calibration").code == 0
@@ -176,6 +177,7 @@ def test_a_calibration_that_is_damaged(run, source, text, tmp_path):
     assert "unknown" not in run("quantize", source, tmp_path / "y", "--weights", "q4", "--imatrix", made).out
 
 
+@pytest.mark.merge
 def test_patterns_that_fit_nothing_are_told(run, source, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text('weights = "q4"\n[tensors]\n"blk.7.*" = "q6"\n"blk.1.*" = "q5"\n')
@@ -226,6 +228,7 @@ def start(source, target, before=""):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits and signals of POSIX")
+@pytest.mark.merge
 def test_a_disk_that_fills(source, tmp_path):
     target = tmp_path / "x"
     target.write_bytes(b"what was there")

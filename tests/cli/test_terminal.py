@@ -185,6 +185,7 @@ ANSWER = "<think>\nto greet\n</think>\n\nSome **bold** words, `code`,\nand a lin
 CHAT = ("tests/cli/chat_at_terminal.py", ANSWER, "chat", "-m", "fake")
 
 
+@pytest.mark.merge
 def test_a_conversation_at_a_terminal(tmp_path):
     from tests.cli.typist import Typist
 

@@ -24,6 +24,7 @@ def test_a_program_that_cannot_be_installed_is_told_as_such(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("program", ["import sys; sys.exit('wrong')", "", "import time; time.sleep(60)"])
+@pytest.mark.merge
 def test_a_program_that_ends_without_an_outcome_has_failed(program, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "__file__", str(tmp_path / "run.py"))
     monkeypatch.setattr(run, "RUN_S", 5)

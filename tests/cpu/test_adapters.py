@@ -57,6 +57,7 @@ def expected(parts, numbers, x, y):
 
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("columns, width, rank", [(64, 128, 16), (75, 37, 3), (16, 16, 8), (5, 200, 1)])
+@pytest.mark.merge
 def test_rows_add_what_their_adapters_have_in_any_company(columns, width, rank, halves):
     rng = np.random.default_rng(columns)
     parts = [part(rng, columns, width, rank, halves, vectors=number == 1) for number in range(3)]
@@ -109,6 +110,7 @@ def run_routed(parts, numbers, ids, x, y, first, threads=3):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tokens, routes, halves", [(1, 2, True), (23, 3, True), (40, 4, False)])
+@pytest.mark.thin(3)
 def test_routed_rows_of_an_adapter_and_expert_meet_its_matrices_together(tokens, routes, halves, shared):
     rng = np.random.default_rng(tokens)
     columns, width, experts, first = 37, 53, 5, 1

@@ -35,11 +35,13 @@ def _check(isa, cases):
 
 
 @emulated
+@pytest.mark.merge
 def test_same_bits():
     _check("neon", [("q3h", "int8")])
 
 
 @emulated
+@pytest.mark.merge
 def test_dots_of_the_largest_numbers():
     assert _run("neon", "tests.cpu.dots") == ["neon"]
 

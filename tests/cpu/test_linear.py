@@ -61,6 +61,7 @@ def to_whole(rows, kind):
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
+@pytest.mark.thin(8)
 def test_against_double_precision(kind, mode):
     raw, packed = pack_stored(kind, 45, _columns(kind, mode))
     x, bias = activations(33, raw.shape[1]), np.linspace(-3, 3, 45, dtype=np.float32)
@@ -75,6 +76,7 @@ def test_against_double_precision(kind, mode):
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
+@pytest.mark.thin(8)
 def test_rows_do_not_depend_on_their_neighbours(kind, mode):
     raw, packed = pack_stored(kind, 45, _columns(kind, mode))
     x = activations(33, raw.shape[1])
@@ -87,6 +89,7 @@ def test_rows_do_not_depend_on_their_neighbours(kind, mode):
     pytest.param("E4M3_ROW", (0x7F, 0xFF), (1, 2), marks=pytest.mark.slow),
     pytest.param("E5M2_ROW", (0x7C, 0x7E), (1, 2), marks=pytest.mark.slow),
     ("E4M3_128", (0x7F, 0x7E), (1,)), ("E5M2_16", (0x7B, 0xFD), (2,))])
+@pytest.mark.merge
 def test_floats_that_are_no_numbers_spoil_their_rows(kind, codes, wrong):
     raw = stored(kind, 20, 256)
     for row, code in zip((1, 2), codes):

@@ -65,6 +65,7 @@ def test_many_tokens_pass_in_blocks():
 
 
 @pytest.mark.parametrize(("mode", "shared"), [("int8", True), ("f32", False)])
+@pytest.mark.merge
 def test_experts(mode, shared):
     raw, packed, _ = matrix("q3h+2%", EXPERTS * ROWS, groups=EXPERTS)
     rng = np.random.default_rng(3)

@@ -36,6 +36,7 @@ _KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in {*INFERFLOW_SCH
 
 
 @pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.thin(8)
 def test_every_number_comes_back(kind):
     raw, packed = pack_stored(kind, 45, columns_of(kind))
     assert packed.expanded_from is None
@@ -53,6 +54,7 @@ def test_every_number_comes_back(kind):
 
 @pytest.mark.parametrize(("kind", "columns"), [("U2_BF16_16", 48), ("U2_BF16_16", 80), ("E4M3_ROW", 48),
                                                pytest.param("E2M1_ROW", 112, marks=pytest.mark.slow)])
+@pytest.mark.merge
 def test_rows_that_half_of_a_unit_ends(kind, columns):
     """Tables and products, in the bits of the type."""
     raw, packed = pack_stored(kind, 45, columns)

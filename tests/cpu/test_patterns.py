@@ -82,6 +82,7 @@ def run(norm, act, kind, rows, **options):
     ("rms_norm", "act_mul", "q3h+1%", "int8"), ("rms_norm", "act_mul", "Q8_0", "int16"),
     ("layer_norm", "act", "Q8_0", "int16"), ("rms_norm", "act_mul", "F32", "bf16"),
     ("layer_norm", "act", "F16", "bf16")])
+@pytest.mark.thin(4)
 def test_the_same_bits_as_unfused(norm, act, kind, activations):
     for rows in (1, 13):
         expected, plain, batch = run(norm, act, kind, rows, threads=1, fused=False, activations=activations)
@@ -99,6 +100,7 @@ def test_the_same_bits_as_unfused(norm, act, kind, activations):
         assert {"rms_norm", "act", "act_mul", "add", "layer_norm"} & set(made.kernels) == alone
 
 
+@pytest.mark.merge
 def test_auto_takes_pairs_where_only_wanted_rows_go_on():
     exact, int8, pairs, auto = (run("rms_norm", "act_mul", "Q8_0", 13, threads=1, activations=mode)[0][0]
                                 for mode in ("f32", "int8", "int16", "auto"))

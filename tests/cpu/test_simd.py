@@ -35,6 +35,7 @@ def _check(name, cases):
 
 @x86_with_avx2
 @pytest.mark.parametrize("name", ["avx2", "plain"])
+@pytest.mark.merge
 def test_same_bits(name):
     _check(name, [("q3h", "int8"), ("F16", "f32"), ("F16", "bf16")])
 
@@ -46,6 +47,7 @@ def test_dots_of_the_largest_numbers():
 
 @x86_with_avx2
 @pytest.mark.parametrize("name", ["avx2", "plain"])
+@pytest.mark.merge
 def test_dots_of_the_largest_numbers_with_less(name):
     assert _run(name, "-m", "tests.cpu.dots").split() == [name]
 
@@ -111,6 +113,7 @@ def test_avxvnni_is_encoded_for_it():
 
 @pytest.mark.skipif(isa() != "avx512", reason="this machine lacks AVX-512 VNNI")
 @pytest.mark.parametrize(("name", "dots"), [("b4_base", 8 * 15), ("b8_scale", 8 * 15)])
+@pytest.mark.thin(2)
 def test_avx512_code(name, dots):
     """A dot product per column group and token, its activations broadcast from memory, nothing spilt to the stack."""
     assembly = numba.cfunc("void(int64, int64, int64)", fastmath=FASTMATH, error_model="numpy")(

@@ -35,11 +35,13 @@ def _check(isa, cases):
 
 
 @pytest.mark.parametrize("isa", PROCESSORS)
+@pytest.mark.merge
 def test_same_bits(isa):
     _check(isa, [("Q4_K", "int8"), ("q3h", "int8"), ("F16", "f32")])
 
 
 @pytest.mark.parametrize("isa", PROCESSORS)
+@pytest.mark.thin(2)
 def test_dots_of_the_largest_numbers(isa):
     assert _run(isa, "tests.cpu.dots") == [isa]
 

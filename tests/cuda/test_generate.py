@@ -34,6 +34,7 @@ def test_the_same_greedy_tokens_as_the_cpu(folder):
     np.testing.assert_allclose(results["cuda"][1], results["cpu"][1], atol=1e-4)
 
 
+@pytest.mark.merge
 def test_keys_and_values_in_few_bits(folder):
     """The same codes as the CPU's, so the same tokens; with int8 activations attention is that of tensor cores."""
     pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")

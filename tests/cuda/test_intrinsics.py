@@ -277,6 +277,15 @@ def test_two_halves_at_a_time(seed):
         assert found == np.ascontiguousarray(expected.T).view(np.uint32)[:, 0].tolist()
 
 
+def test_what_is_asked_for_early_is_in_memory():
+    """On the simulator kernels before this one have ended, and nothing needs to be asked for."""
+    words = SimulatedPointer(np.arange(8, dtype=np.uint32))
+    i.prefetch(words, 7)
+    with pytest.raises(SimulatorError, match="accessed at 8"):
+        i.prefetch(words, 8)
+    assert i.after_previous() is None
+
+
 def test_every_intrinsic_is_tested():
     text = Path(__file__).read_text() + Path(__file__).with_name("test_simulator.py").read_text()
     assert [name for name in ALL if not re.search(rf"\b{name}\b", text)] == []

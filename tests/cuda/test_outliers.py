@@ -78,6 +78,7 @@ def rounded(case, kind, k):
 @pytest.mark.parametrize(("kind", "n", "k", "tokens"), [
     (KIND, 21, 256, 1), (KIND, 5, 256, 3), ("q2+5%", 19, 512, 4), ("q4+0.5%", 3, 1312, 1), ("q8+0.1%", 6, 96, 2),
     ("q3h_b64t1+2%", 5, 256, 3)])
+@pytest.mark.thin(3)
 def test_few_tokens(kind, n, k, tokens):
     case = linear_case(kind, n, k, tokens)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1))

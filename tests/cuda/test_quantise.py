@@ -34,6 +34,7 @@ def found(x: np.ndarray, name: str, importance: np.ndarray | None = None, rows: 
 
 
 @every_scheme
+@pytest.mark.merge
 def test_the_bytes_of_the_processor(name):
     """Rows of zeros, of one sign, and one whose blocks are octaves apart; with importances of columns and without."""
     x, scheme = weights(3, 64), ROW_SCHEMES[name]

@@ -37,6 +37,7 @@ def gpu():
 
 
 @pytest.mark.parametrize("name", ["attention-grouped", "linear-48x100-17-rows", "rms_norm-heads"])
+@pytest.mark.thin(2)
 def test_the_same_bits_as_the_simulator(name):
     case = BY_NAME[name]
     if name.startswith("attention"):
@@ -59,6 +60,7 @@ def test_decoding_replays_a_graph(tmp_path):
         assert replayed == model.generate([1, 7, 30, 4], max_tokens=7, ignore_eos=True).ids
 
 
+@pytest.mark.merge
 def test_a_graph_serves_smaller_batches():
     """Buckets of four rows: three sequences, then four, then three others, by one graph."""
     case = BY_NAME["attention"]
@@ -73,6 +75,7 @@ def test_a_graph_serves_smaller_batches():
 
 
 @pytest.mark.parametrize("choice", [Choice(), Choice(0.8, 0.5, (("top_p", 0.9),))], ids=["greedy", "drawn"])
+@pytest.mark.thin(2)
 def test_one_wait_for_each_token(choice, monkeypatch):
     """Once a graph is recorded: the host waits for the picked ids, and for nothing else of the queue."""
     case, device = BY_NAME["attention"], gpu()
@@ -104,6 +107,7 @@ class Told(FakeDriver):
 
 
 @pytest.mark.parametrize("variable, overlaps", [("1", True), ("0", False)])
+@pytest.mark.thin(2)
 def test_a_kernel_begins_early_only_behind_another_one(variable, overlaps, monkeypatch):
     monkeypatch.setenv("NUMFLOW_CUDA_DEPENDENT", variable)
     told, case = Told(), BY_NAME["attention-grouped"]
@@ -171,6 +175,7 @@ def test_a_fault_names_its_kernel_where_each_launch_is_waited_for():
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.thin(2)
 def test_parts_of_attention_have_room(seed):
     """Whatever heads, sequences and keys: no block writes a part behind the end of the memory for parts."""
     rng = random.Random(seed)

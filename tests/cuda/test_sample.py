@@ -52,6 +52,7 @@ def check(logits, settings=SETTINGS, seed=1):
 
 
 @pytest.mark.parametrize("width", [1, 33, 700])
+@pytest.mark.merge
 def test_the_same_tokens_as_on_the_host(width):
     check(np.random.default_rng(width).normal(0, 3, width).astype(np.float32), seed=width)
 
@@ -61,6 +62,7 @@ def test_a_vocabulary_in_several_pieces():
     check(np.random.default_rng(5).normal(0, 2, 5001).astype(np.float32), SETTINGS[3:9:2])
 
 
+@pytest.mark.merge
 def test_equal_logits():
     """The border lies among equal ones, more than are compared with each other at once."""
     rng = np.random.default_rng(3)

@@ -25,6 +25,7 @@ PAIRS = [([0.1, 0.4, 0.05, 0.25, 0.2], [0.3, 0.1, 0.2, 0.2, 0.2]), ([0.5, 0.5, 0
 
 
 @pytest.mark.parametrize(("p", "q"), PAIRS)
+@pytest.mark.thin(2)
 def test_the_distribution_is_that_of_the_model(p, q):
     rng, draws = np.random.default_rng(1), 10000
     target, source = distribution(p), distribution(q)
@@ -40,6 +41,7 @@ def test_the_distribution_is_that_of_the_model(p, q):
 
 
 @pytest.mark.parametrize(("p", "q"), PAIRS)
+@pytest.mark.thin(3)
 def test_the_distribution_by_integrals(p, q):
     """Summed over all drafts and a fine grid of random numbers, without drawing anything."""
     target, source, grid = distribution(p), distribution(q), (np.arange(60) + 0.5) / 60
@@ -64,6 +66,7 @@ def logits_after(ids):
 @pytest.mark.parametrize("settings", [
     {}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.3}, {"fsd": True},
     {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.5}, {"temperature": 1.0, "fsd": "random"}])
+@pytest.mark.thin(3)
 def test_compared_guesses_change_no_token(settings):
     for seed in range(20):
         plain = Sampler(Sampling(seed=seed, **settings), prefix=[0, 1])
@@ -78,6 +81,7 @@ def test_compared_guesses_change_no_token(settings):
         np.testing.assert_array_equal(plain.ids, drafting.ids)
 
 
+@pytest.mark.merge
 def test_rejection_in_a_chain_of_strategies():
     """Three tokens drawn with drafts from a model that is too flat, against the probabilities of all 125 texts."""
     settings = {"temperature": 0.8, "top_k": 4, "repetition_penalty": 1.2}

@@ -79,6 +79,7 @@ def test_no_bit_depends_on_company_chunks_or_threads(base, adapters, models):
 
 
 @pytest.mark.parametrize("devices, transport", [("0;1", "threads"), ("0&1", "threads"), ("0&1;2", "processes")])
+@pytest.mark.merge
 def test_several_devices(base, adapters, models, devices, transport):
     with numflow.load(base, activations="f32", devices=devices, transport=transport, adapters={}) as model:
         size = model.program.weights_bytes
@@ -96,6 +97,7 @@ def test_several_devices(base, adapters, models, devices, transport):
                 assert handle.result(timeout=120).ids == alone.ids
 
 
+@pytest.mark.merge
 def test_an_engine_mixes_them_and_no_text_changes(base, adapters, models):
     prompts = [IDS[:count] for count in (1, 3, 8)] + [IDS * 12]
     wanted = [(name, ids) for name in NAMES for ids in prompts]

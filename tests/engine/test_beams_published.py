@@ -14,6 +14,7 @@ CASES = json.loads((Path(__file__).parent / "expected" / "beams.json").read_text
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
+@pytest.mark.thin(4)
 def test_beams_are_those_of_transformers(case, tmp_path):
     prompts = [given["ids"] for given in load_case(case["case"]).inputs]
     with load(write_case(case["case"], tmp_path, **case["config"]), backend="reference", block_size=4) as model:

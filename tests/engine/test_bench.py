@@ -23,6 +23,7 @@ def result(tmp_path_factory):
     return bench(folder, (20, 8, 33), 4, 2, contexts=(0, 40), batches=(1, 3), profiled=True, threads=2)
 
 
+@pytest.mark.merge
 def test_every_size_is_measured(result):
     assert result["prompt_tokens"] == 20
     assert {key: list(result[key]) for key in ("prefill", "decode", "batched")} == {

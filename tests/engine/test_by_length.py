@@ -64,6 +64,7 @@ def texts(model, count, **settings):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.thin(2)
 def test_each_text_of_a_batch_has_the_factors_of_its_length(load, executor):
     options = EXECUTORS[executor]
     lengths, exact = (BORDER + 1, 8, BORDER, 60), executor in ("cpu", "layers", "processes")
@@ -75,6 +76,7 @@ def test_each_text_of_a_batch_has_the_factors_of_its_length(load, executor):
             np.testing.assert_array_equal(ours, load("both", **options).logits(TEXT[:n]))
 
 
+@pytest.mark.merge
 def test_each_text_of_a_batch_on_the_simulator_has_the_factors_of_its_length(load):
     pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
     for name, wanted in (("near", ("long", "short", "short")), ("dynamic near", ("stretched 6", "plain", "plain"))):

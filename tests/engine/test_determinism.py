@@ -77,6 +77,7 @@ COMPANY = [(2, 3 * (1 + number % 2), 70, number % 2, number, None) for number in
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(coming=requests, limits=limits, blocks=st.sampled_from([None, 12, 16]), prefix=st.booleans(),
        chunk=st.sampled_from([7, 30, 64, 512]), threads=st.sampled_from([1, 2]))
+@pytest.mark.merge
 def test_random_schedules_change_no_bit(loaded, coming, limits, blocks, prefix, chunk, threads):
     expected = [alone(loaded[1], *one[:3]) for one in coming]
     model = fresh(loaded[threads], chunk)
@@ -104,5 +105,6 @@ def test_random_schedules_change_no_bit(loaded, coming, limits, blocks, prefix, 
     happened["accepted_drafts"] += core.counts["accepted_drafts"]
 
 
+@pytest.mark.merge
 def test_the_schedules_had_it_all():
     assert all(happened[name] for name in ("preemptions", "swaps", "prefix_tokens", "accepted_drafts")), happened

@@ -46,6 +46,7 @@ SETTINGS = [{}, {"temperature": 1.0, "seed": 3},
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("more", [{}, {"draft_tokens": 5}])
+@pytest.mark.thin(3)
 def test_ngrams_change_no_token(settings, more):
     for prompt in ("abc", "hahahaha", "abcabcabcabc"):
         plain = letter_model(language(1.0)).generate(prompt, max_tokens=40, **settings)
@@ -58,6 +59,7 @@ def test_ngrams_change_no_token(settings, more):
 
 @pytest.mark.parametrize("settings", [settings for settings in SETTINGS if "temperature" not in settings])
 @pytest.mark.parametrize("strength", [1.0, 0.5, -1.0])
+@pytest.mark.thin(2)
 def test_a_draft_model_changes_no_greedy_token(settings, strength):
     model = pair(strength, chunk=5)
     for prompt in ("abc", "a" * 20):
@@ -73,6 +75,7 @@ def test_a_draft_model_changes_no_greedy_token(settings, strength):
 @pytest.mark.parametrize(("strength", "settings"), [
     (0.4, {}), (-0.5, {"top_k": 5}), (0.7, {"temperature": 1.4, "repetition_penalty": 1.3}),
     pytest.param(0.4, {"n": 3}, marks=pytest.mark.slow)])
+@pytest.mark.merge
 def test_a_draft_model_changes_no_distribution(strength, settings):
     """Counts of the first two letters and of the third, against plain sampling's exact probabilities."""
     exact, third = np.zeros((8, 8)), np.zeros(8)
@@ -133,6 +136,7 @@ def test_fewer_steps():
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.merge
 def test_a_real_program(backend, tmp_path):
     """Keys and values of wrong drafts are written over; the tokens are the same to the last bit on the CPU."""
     with load(write_checkpoint(tmp_path), backend=backend, activations="f32") as model:

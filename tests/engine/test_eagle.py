@@ -102,6 +102,7 @@ def drafted(model, streams, count):
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("kind", ["words", "layers", "norms", "shared"])
+@pytest.mark.thin(2)
 def test_the_numbers_of_the_draft(tmp_path, model_folder, entering, backend, kind):
     """With words of its own; with other names and a list of layers; with norms before; with the model's words."""
     at, config, more, taps = "midlayer.", DRAFT, {}, [2, 3, 3]
@@ -150,6 +151,7 @@ def entering(model_folder):
 
 
 @pytest.mark.parametrize("words", [DRAFT_WORDS, WORDS])
+@pytest.mark.merge
 def test_drafts_change_no_bit(tmp_path, model_folder, words):
     draft(tmp_path, words=words)
     prompts = [IDS, IDS[3:], IDS * 3, IDS[::-1]]

@@ -179,6 +179,7 @@ EXPECTED = Path(__file__).parent / "expected" / "embeddings.json"
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.merge
 def test_a_real_model_gives_published_embeddings(backend):
     cases = json.loads(EXPECTED.read_text(encoding="utf-8"))
     texts = [case["text"] for case in cases]

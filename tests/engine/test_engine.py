@@ -62,6 +62,7 @@ def test_memory_grows_in_large_steps():
 @pytest.mark.parametrize("options", [{}, {"batching": "static"}, {"prefix_cache": False}, {"max_batch": 5},
                                      {"kv_memory": 52 * 16, "preemption": "swap"}, {"max_step_tokens": 7},
                                      {"kv_memory": 52 * 16, "preemption": "recompute"}])
+@pytest.mark.thin(4)
 def test_requests_in_company_give_what_they_give_alone(options):
     requests = [(prompt, {"max_tokens": 8, **settings}) for prompt in PROMPTS for settings in SETTINGS]
     alone = [facts(fake_model(noisy).generate(prompt, **settings)) for prompt, settings in requests]

@@ -71,6 +71,7 @@ def fields(path):
 
 
 @pytest.mark.parametrize("name", sorted(set(ENCODED.values()) - {"F32"}))
+@pytest.mark.thin(2)
 def test_each_type(source, tmp_path, name):
     target, checkpoint = tmp_path / "x.gguf", formats.open_checkpoint(source)
     report = export_gguf(checkpoint, target, read_recipe(name.lower(), ENCODED))

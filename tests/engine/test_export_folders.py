@@ -97,6 +97,7 @@ def test_files_of_our_own(folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama2", "bloomz_3b_pickle", "fusellm_7b", "gemma_2b", "mixtral_8x7b",
                                   "qwen1.5_0.5b"])
+@pytest.mark.thin(2)
 def test_published_logits_of_what_was_written(name, tmp_path):
     fixture, source = shared("fixtures", name), tmp_path / "model"
     shutil.copytree(fixture, source, copy_function=shutil.copyfile)

@@ -26,6 +26,7 @@ def types(path) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("Q2_K", "q3_k", "Q6_K")),
                                   "Q4_K", "q5_K"])
+@pytest.mark.merge
 def test_each_k_type(source, tmp_path, name):
     target, checkpoint = tmp_path / "x.gguf", formats.open_checkpoint(source)
     report = export_gguf(checkpoint, target, read_recipe(name, WRITTEN, MIXES))
@@ -43,6 +44,7 @@ def test_each_k_type(source, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["Q2_K_S", "Q3_K_M", "Q4_K_M", "IQ4_XS", "IQ4_NL",
                                   *(pytest.param(name, marks=pytest.mark.slow) for name in ("Q5_K_M", "Q6_K"))])
+@pytest.mark.thin(3)
 def test_all_readers_see_the_same_numbers(source, tmp_path, name):
     """To the bit, here gguf-py; so in float32 a file's logits are the same whoever de-quantises it, but for the order
     of sums: matrices of one type are multiplied together."""

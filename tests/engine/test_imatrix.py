@@ -79,6 +79,7 @@ def test_an_imatrix_of_another_model(folder, known, tmp_path):
 
 @pytest.mark.parametrize("name", [
     "Q4_K_M", *(pytest.param(name, marks=pytest.mark.slow) for name in ("iq4_xs", "Q5_K"))])
+@pytest.mark.merge
 def test_names_mean_the_same_in_both_kinds_of_file(wide, tmp_path, name):
     source = formats.open_checkpoint(wide)
     export_gguf(source, tmp_path / "x.gguf", named(name, True))

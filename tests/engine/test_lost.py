@@ -45,6 +45,7 @@ def _losing_model(losses):
 @pytest.mark.parametrize("options", [{}, {"prefix_cache": False}, {"kv_memory": 52 * 16, "preemption": "swap"},
                                      {"kv_memory": 52 * 16, "preemption": "recompute"}, {"max_step_tokens": 7}])
 @pytest.mark.parametrize("losses", [{1}, {3, 4, 9}, set(range(5, 90, 7))])
+@pytest.mark.thin(5)
 def test_no_request_notices(options, losses):
     requests = [(prompt, {"max_tokens": 8, **settings}) for prompt in PROMPTS for settings in SETTINGS]
     alone = [facts(fake_model(noisy).generate(prompt, **settings)) for prompt, settings in requests]

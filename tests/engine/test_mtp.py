@@ -82,6 +82,7 @@ def expected(name, folder, tensors, model, tmp_path):
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3", "glm_moe_dsa", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "qwen3_5_moe", "glm4_moe", "deepseek_v32"))])
+@pytest.mark.thin(3)
 def test_the_numbers_of_the_block(tmp_path, name, backend):
     folder = tmp_path / "model"
     tensors = with_block(name, folder)
@@ -133,6 +134,7 @@ def test_a_gguf_file_has_the_block_too(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
+@pytest.mark.merge
 def test_drafts_change_no_bit(tmp_path, name):
     """Alone, beside others, in pieces, from the prefix cache, after making place; drafts run and some are right."""
     prompts = [IDS, IDS[3:], IDS * 3, IDS[::-1]]

@@ -46,6 +46,7 @@ def logits(path, **options):
         return model.logits(IDS)
 
 
+@pytest.mark.merge
 def test_it_is_made_once_for_all_schemes_of_few_bits(source, folder, runs, capfd):
     plain = logits(source, weights="q4", calibration=False)
     capfd.readouterr()

@@ -104,6 +104,7 @@ def test_changes_are_noticed(source, made, tmp_path, place, message):
 
 
 @pytest.mark.parametrize("name, matrices", [("gpt2", 13), ("gpt_oss", 11)])
+@pytest.mark.merge
 def test_matrices_stored_as_inputs_by_outputs(name, matrices, tmp_path):
     source, file, again = write_case(name, tmp_path), tmp_path / "x", tmp_path / "again"
     report = quantize(formats.open_checkpoint(source), file, read_recipe("q4"))
@@ -130,6 +131,7 @@ def test_a_type_that_is_none_is_refused_by_its_place(made, tmp_path):
         formats.open_checkpoint(file)
 
 
+@pytest.mark.merge
 def test_any_byte_may_be_the_changed_one(made, tmp_path):
     data, file = bytearray(made[0].read_bytes()), tmp_path / "changed.safetensors"
     header = 8 + int.from_bytes(data[:8], "little")
@@ -178,6 +180,7 @@ def test_it_may_lie_beside_its_source(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux only")
+@pytest.mark.merge
 def test_what_has_been_read_leaves_memory(tmp_path):
     source = write_model(tmp_path / "source", ffn=8192) / "model.safetensors"
     tables = [resident(source)]

@@ -149,6 +149,7 @@ def test_random_schedules_end_and_leak_nothing(part):
 
 @pytest.mark.parametrize("seeds", [range(200), pytest.param(range(200, 1000), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("windows", [(0, 5), (0, 1, 9), (4,), (7, 12), (0, STATE), (6, STATE)])
+@pytest.mark.thin(3)
 def test_random_schedules_with_windows_end_and_leak_nothing(windows, seeds):
     totals = Counter()
     for seed in seeds:

@@ -30,6 +30,7 @@ def calibration(source):
     return calibrate(source, TEXT, 64, 8)
 
 
+@pytest.mark.merge
 def test_a_recipe_of_the_wanted_size(source, calibration):
     checkpoint = formats.open_checkpoint(source)
     built = network.build(network.choose_spec(checkpoint), checkpoint, fuse=False)
@@ -39,6 +40,7 @@ def test_a_recipe_of_the_wanted_size(source, calibration):
     assert len({scheme for _, scheme in recipe.rules}) > 1
 
 
+@pytest.mark.merge
 def test_what_hurts_most_is_found(source, calibration):
     checkpoint = formats.open_checkpoint(source)
     spec = network.choose_spec(checkpoint)
@@ -52,6 +54,7 @@ def test_what_hurts_most_is_found(source, calibration):
 
 
 @pytest.mark.parametrize("case", ["modernbert_embedding", pytest.param("m2m100", marks=pytest.mark.slow)])
+@pytest.mark.merge
 def test_encoders_have_a_sensitivity_too(tmp_path, case):
     """Of hidden states where there is no head; what both halves of an encoder-decoder read is the same text."""
     found = calibrate(write_translator(tmp_path, (), case=case), "w1 w2 w3 w4 w5 w6 " * 9, 24, 2)
@@ -110,6 +113,7 @@ def test_a_model_that_is_small_already_stays(source, calibration, tmp_path):
     assert {scheme for _, scheme in recipe.rules} == {"q2", KEEP}
 
 
+@pytest.mark.merge
 def test_what_has_to_stay_counts(tmp_path):
     """Matrices of 80 columns, which q4_b16 divides and no scheme of numflow's."""
     source = write_model(tmp_path / "source", ffn=80)

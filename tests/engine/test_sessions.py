@@ -140,6 +140,7 @@ def test_another_model_and_no_room_are_told(saved, plain, tmp_path):
         assert own.stats["kv_blocks_used"] == 0
 
 
+@pytest.mark.merge
 def test_the_prefix_cache_survives_a_restart_within_its_budget(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("NUMFLOW_CACHE", str(tmp_path))
     texts = [[*TEXT[at:], *TEXT[:at]] for at in (0, 30, 60)]

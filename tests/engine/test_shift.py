@@ -32,6 +32,7 @@ def by_hand(model, count):
     return new
 
 
+@pytest.mark.merge
 def test_a_text_goes_on_beyond_the_context(model):
     wanted = by_hand(model, 90)
     found = model.generate(TEXT, max_tokens=90, context_shift=True, **ANSWER)

@@ -99,6 +99,7 @@ def test_the_state_does_not_depend_on_the_cut(folder, model):
 
 
 @pytest.mark.parametrize("options", [{}, {"prefix_cache": False}, {"max_step_tokens": 30}, {"max_batch": 2}])
+@pytest.mark.thin(2)
 def test_company_changes_no_bit(model, alone, options):
     for settings in ({}, {"speculate": "ngram"}):
         assert together(model, settings=settings, **options)[0] == alone
@@ -232,6 +233,7 @@ def test_the_memory_plan_counts_states(model):
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["lfm2", "lfm2_moe"])
+@pytest.mark.thin(2)
 def test_published_numbers(name, backend):
     """Logits in chunks of 1, 7 and 64; greedy tokens alone, together, again behind a snapshot, and preempted."""
     folder = shared("fixtures_2026", name)

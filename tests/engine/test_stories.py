@@ -11,6 +11,7 @@ STEPS = 120  # tokens of the published texts, the prompt's included
 
 
 @pytest.mark.parametrize("name", ["stories260K.v0.bin", "stories260K.v1.bin"])
+@pytest.mark.merge
 def test_greedy_text(name):
     folder = shared("data", "llama2c")
     expected = json.loads((folder / "expected.json").read_text())["expected"]["stories260K.v0.bin"]

@@ -49,6 +49,7 @@ def damaged(made, tmp_path, name, change):
     ("blk.1.ffn_up.weight", lambda data: data[:-144] + bytes(144), None),
     ("blk.1.ffn_up.weight", lambda data: data[9216:] + data[:9216], r"'blk\.1\.ffn_up\.weight' has an error of"),
     ("output_norm.weight", lambda data: data[4:] + data[:4], r"tensor 'output_norm\.weight' has other bytes")])
+@pytest.mark.thin(2)
 def test_damage_is_named(made, tmp_path, name, change, told):
     target = damaged(made, tmp_path, name, change)
     if told is None:  # a block of 512 may be as another program rounds it

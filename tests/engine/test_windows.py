@@ -52,6 +52,7 @@ def used(model):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.thin(3)
 def test_the_numbers_are_those_of_a_model_that_keeps_everything(executor, checkpoint):
     with whole(checkpoint, **EXECUTORS[executor]) as model:
         logits, ids = model.logits(TEXT), model.generate(TEXT[:200], max_tokens=60, ignore_eos=True).ids
@@ -98,6 +99,7 @@ def expected(request, checkpoint, narrow):
 
 @pytest.mark.parametrize("options", [{}, {"preemption": "swap"}, {"preemption": "recompute"}, {"prefix_cache": False},
                                      {"max_step_tokens": 7}], ids=str)
+@pytest.mark.thin(4)
 def test_side_by_side(expected, options):
     """Samples, beams, guesses, swapped and read again: each gives what it gives alone where everything is kept."""
     path, expected = expected

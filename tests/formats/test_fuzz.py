@@ -79,6 +79,7 @@ def test_undamaged_seeds_are_read(tmp_path, name):
 @pytest.mark.parametrize("name", SEEDS)
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=EDITS)
+@pytest.mark.thin(2)
 def test_edited_files(tmp_path, name, edits):
     data = edit(SEEDS[name], edits)
     survives(tmp_path / "model", with_checksum(data) if name == "pickle" else data)

@@ -124,6 +124,7 @@ def test_a_large_vocabulary_opens_quickly():
     pytest.param("SmolLM2-135M-Instruct.Q4_1.gguf"),
     pytest.param("gemma-3-270m-q4_k_m.gguf", marks=pytest.mark.slow),  # ten seconds in the published reader
 ])
+@pytest.mark.merge
 def test_real_models_equal_the_published_reader(name):
     path = real_model(name)
     tensors, metadata, _ = read(path)

@@ -184,6 +184,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.thin(4)
 def test_bombs_are_inert(path, name):
     path.write_bytes(torch_zip(BOMBS[name], {"0": BYTES}))
     tracemalloc.start()

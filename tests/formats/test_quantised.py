@@ -57,6 +57,7 @@ def test_the_version_tells_layouts_of_equally_many_words_apart(tmp_path, bits, d
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.thin(3)
 def test_rows_are_made_some_at_a_time(tmp_path, name, monkeypatch):
     tensors, weights, config = made(name, 160, 64 if "whole" in name else 256, seed=1)
     monkeypatch.setattr(coded, "_AT_ONCE", 1)

@@ -28,6 +28,7 @@ def matches(model, case, expected, greedy, kind="", **more):
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
+@pytest.mark.thin(6)
 def test_merged(folder, backend):
     case, expected = load_case(folder)
     adapter = folder / case["adapter"]["path"]
@@ -38,6 +39,7 @@ def test_merged(folder, backend):
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.merge
 def test_on_a_base_whose_columns_are_in_another_order(backend, tmp_path):
     folder = shared("fixtures_quantised", "gptq_4bit_sym_act")
     case, _ = load_case(folder)
@@ -57,6 +59,7 @@ def test_on_a_base_whose_columns_are_in_another_order(backend, tmp_path):
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
+@pytest.mark.thin(6)
 def test_side_by_side(folder, backend):
     case, expected = load_case(folder)
     adapter = folder / case["adapter"]["path"]

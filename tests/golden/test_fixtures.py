@@ -14,6 +14,7 @@ def backend(request):
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+@pytest.mark.thin(8)
 def test_logits_and_greedy_tokens(folder, backend):
     case, expected = load_case(folder)
     with numflow.load(folder, backend=backend, activations="f32") as model:

@@ -31,6 +31,7 @@ def check(model, name: str, tokens: int | None = None, texts: int | None = None)
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thin(4)
 def test_golden_texts(name, way):
     if name == "tiny-hybrid" and way in ("by tensor", "both"):
         pytest.skip("a recurrent layer's heads are shared in tests/partition")

@@ -17,6 +17,7 @@ _CASES = [pytest.param(path, id=path.name, marks=[] if path.name in _FAST else [
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("folder", _CASES)
+@pytest.mark.thin(6)
 def test_logits_and_greedy_tokens(folder, backend):
     if not (folder / "expected.npz").exists():
         with pytest.raises(FormatError, match=json.loads((folder / "case.json").read_text())["error_must_name"]):

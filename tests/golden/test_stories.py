@@ -12,6 +12,7 @@ STEPS = 120  # tokens, prompt and start token included
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("version", ["v0", "v1", "v2.q8"])
+@pytest.mark.thin(3)
 def test_greedy_text(version, backend):
     folder = shared("data", "llama2c")
     texts = json.loads((folder / "expected.json").read_text())["expected"]

@@ -38,6 +38,7 @@ def test_figures_are_measured_once_and_kept(tmp_path, monkeypatch):
     assert asked == [2, 2, 1, 1]
 
 
+@pytest.mark.merge
 def test_what_is_measured_makes_sense():
     """On any machine: times above nothing, and less in a batch of one device than in a second."""
     found = machine._together(2, 1, 2.0)

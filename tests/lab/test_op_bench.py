@@ -62,6 +62,7 @@ def test_a_type_that_is_not_known():
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "IQ2_XS", "NVFP4", "I4_BF16_32", "E2M1_ROW"])
+@pytest.mark.merge
 def test_types_that_are_drawn_as_they_are_stored(kind):
     assert bench_op("linear", kind, "16x256", 1, repeat=2, threads=1)["type"] == kind
 

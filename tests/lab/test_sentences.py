@@ -76,6 +76,7 @@ def test_trained_drafts_that_pay_are_counted(lab):
     ({"blocks_at_end": 3}, "3 blocks", "3 blocks were in use"),
     ({"samples": [[24.0, 1e9, 200, 1], [50.0, 1.2e9, 200, 0]]}, "", "Memory GREW by 20.0%"),
     ({"recovered_s": None}, "no health", "was not healthy again")])
+@pytest.mark.thin(3)
 def test_what_a_soak_found(lab, change, doubt, said):
     pytest.importorskip("matplotlib")
     found = {"samples": [[24.0, 1e9, 200, 1], [50.0, 1e9, 503, 0]], "killed_s": 30.0, "recovered_s": 34.0,

@@ -49,6 +49,7 @@ def test_crowded_texts_are_found():
 
 
 @pytest.mark.parametrize("name", DRAW.FIGURES)
+@pytest.mark.thin(3)
 def test_a_figure_of_the_book(name):
     made = DRAW.FIGURES[name]()
     assert style.crowded(made) == []

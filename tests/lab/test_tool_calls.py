@@ -11,6 +11,7 @@ from tests.server.test_tools import PLAIN
 from tests.server.tiny import write_chat_model
 
 
+@pytest.mark.merge
 def test_the_report_on_tool_calls(tmp_path):
     folder = write_chat_model(tmp_path / "tiny")
     about = json.loads((folder / "tokenizer_config.json").read_text())

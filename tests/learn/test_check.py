@@ -126,6 +126,7 @@ def test_code_that_only_a_model_finds_wrong_is_told(tmp_path):
 @pytest.mark.parametrize(("name", "fault"), [
     ("rounding", "quantise__from_nothing"), ("gptq", "feedback__wrong_way"), ("gemv", "gemv__halves"),
     ("choosing", "top_p__rarest"), pytest.param("warp-sum", "gemv__turned", marks=pytest.mark.slow)])
+@pytest.mark.thin(2)
 def test_a_model_writes_with_weights_and_choices_of_a_lab(name, fault):
     own = lab_of(name).loaded()
     solved = {each: own[each] for each in lab_of(name).functions}
@@ -173,6 +174,7 @@ def test_every_solution_passes_and_every_blank_fails_in_a_process_of_its_own(lab
         assert passed or "still blank" in facts["message"]
 
 
+@pytest.mark.merge
 def test_a_loop_that_does_not_end_is_ended(tmp_path):
     facts = verdict(tmp_path, HEAD + "    while True:\n        pass\n", seconds=3)
     assert not facts["passed"] and facts["message"].startswith("no end after 3 seconds")
@@ -188,6 +190,7 @@ def test_a_flood_of_prints_is_cut(tmp_path):
     ("    import ctypes\n    ctypes.string_at(0)\n", "the code crashed Python: SIGSEGV"),
     ("    import os\n    os._exit(0)\n", "the code ended Python with exit code 0"),
     ("    return np.ones((1 << 20, 1 << 20))\n", "Memory")])
+@pytest.mark.thin(2)
 def test_a_crash_is_a_verdict(body, message, tmp_path):
     facts = verdict(tmp_path, HEAD + body)
     assert not facts["passed"] and message in facts["message"]

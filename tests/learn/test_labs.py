@@ -35,6 +35,7 @@ def solved(lab, own):
 
 
 @pytest.mark.parametrize("name", LABS)
+@pytest.mark.thin(6)
 def test_the_solution_passes(name, loaded):
     own, grade = loaded(name)
     verdict = grade(solved(LABS[name], own))
@@ -43,6 +44,7 @@ def test_the_solution_passes(name, loaded):
 
 
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES)
+@pytest.mark.thin(8)
 def test_a_mistake_is_called_by_its_name(name, mistake, loaded):
     lab, (own, grade) = LABS[name], loaded(name)
     verdict = grade({**solved(lab, own), mistake.partition("__")[0]: own[mistake]})

@@ -47,6 +47,7 @@ def check_derivatives(net, weights, inputs, targets, counts, rng):
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.thin(2)
 def test_derivatives_are_those_of_differences(name):
     net = SMALL[name]
     rng, weights, inputs, targets = drawn(net)
@@ -54,6 +55,7 @@ def test_derivatives_are_those_of_differences(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.thin(3)
 def test_numflow_runs_what_was_trained(name, tmp_path):
     net = SMALL[name]
     weights = {key: Value(w.data.astype(np.float16).astype(np.float32)) for key, w in drawn(net)[1].items()}

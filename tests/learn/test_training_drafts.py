@@ -92,6 +92,7 @@ def test_a_trained_model_gets_its_block(tmp_path):
 
 
 @pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.merge
 def test_drafts_of_trained_blocks_are_right(name):
     model_name, draft = TRAINED[name]
     with numflow.load(model_name, backend="reference", draft=draft) as model:

@@ -64,6 +64,7 @@ CASES = ["llama_biased", "qwen2", "gpt2", "falcon_40b", "phi4_mini", "mixtral", 
 
 
 @pytest.mark.parametrize("name, gguf", [*((name, False) for name in CASES), ("llama3_scaled", True), ("mixtral", True)])
+@pytest.mark.thin(4)
 def test_every_matrix_of_a_family(name, gguf):
     case = load_case(name)
     found = gguf_checkpoint(case) if gguf else memory_checkpoint(case.configs[0], case.tensors)
@@ -248,6 +249,7 @@ def logits_of(program, case, built, number: int) -> np.ndarray:
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["llama_biased", "gpt2", "falcon_40b", "phi4_mini", "mixtral", "gpt_oss", "bloom",
                                   "qwen2_moe", "gemma3_multimodal"])
+@pytest.mark.thin(6)
 def test_rows_that_add_and_weights_that_are_sums(name, backend):
     case = load_case(name)
     found = memory_checkpoint(case.configs[0], case.tensors)

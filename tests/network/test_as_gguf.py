@@ -64,6 +64,7 @@ def seen(name, **changes):
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name in gguf_names()])
+@pytest.mark.thin(5)
 def test_tensors_and_metadata_are_those_of_the_converter(name):
     ours, theirs = seen(name)[0], gguf_checkpoint(load_case(name))
     assert ours.tensors.keys() == theirs.tensors.keys()
@@ -81,6 +82,7 @@ def test_tensors_and_metadata_are_those_of_the_converter(name):
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name not in gguf_names() or name in OTHER_ROWS])
+@pytest.mark.thin(2)
 def test_the_same_numbers_come_out(name):
     case, (ours, source) = load_case(name), seen(name)
     ids = case.inputs[0]["ids"]
@@ -96,6 +98,7 @@ def families():
 
 
 @pytest.mark.parametrize("name", families())
+@pytest.mark.thin(8)
 def test_toys_of_every_family_keep_their_numbers(name, monkeypatch):
     spec = load_spec(name)
     monkeypatch.setitem(toy.SIZES, "experts", 4 if load_spec(name).section("moe") else 0)

@@ -42,6 +42,7 @@ def changed(config, path, value):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * bool(i % 8))
                                   for i, name in enumerate(names())])
+@pytest.mark.thin(6)
 def test_any_value_under_any_key_is_one_line_or_computes(name):
     """Every key of a family with a value that is not for it, another one for every family."""
     case = load_case(name)
@@ -151,6 +152,7 @@ def test_the_message_says_from_which_key_of_which_file(tmp_path):
     ("deepseek_v2", "v_head_dim", 10**8), ("qwen3_moe", "num_experts", 10**8), ("t5", "num_heads", 10**8),
     ("t5", "relative_attention_num_buckets", 10**8), ("llama_yarn", "head_dim", 10**9), ("bart", "d_model", 10**9),
 ])
+@pytest.mark.thin(2)
 def test_a_large_value_makes_nothing_large(name, key, value):
     case = load_case(name.partition("_or_")[2] or name)
     config = {**case.configs[0], key: value}

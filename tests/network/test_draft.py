@@ -51,6 +51,7 @@ def written(drafted, tmp_path, text=None):
     ({"clip_qkv": 0.3}, ("attention", "clip"), 0.3),
     ({"final_logit_softcapping": 2.0, "attention_multiplier": 0.1}, ("attention", "scale"), 0.1),
 ])
+@pytest.mark.thin(4)
 def test_keys_that_shipped_families_read_are_mapped(tmp_path, keys, option, value):
     checkpoint = new_model(**keys)
     drafted = draft(checkpoint)
@@ -71,6 +72,7 @@ def test_keys_that_shipped_families_read_are_mapped(tmp_path, keys, option, valu
     ({"layer_types": ["other_attention"] * 2 + ["full_attention"]}, ["layer_types"]),
     ({"attention_multiplier": 0.1, "query_pre_attn_scalar": 4}, None),
 ])
+@pytest.mark.thin(4)
 def test_a_draft_with_other_keys_left_does_not_run(tmp_path, keys, named):
     checkpoint = new_model(**keys)
     drafted = draft(checkpoint)
@@ -95,6 +97,7 @@ def test_a_draft_with_other_keys_left_does_not_run(tmp_path, keys, named):
     {"pad_token_id": [1, 2], "summary_type": "cls", "_name_or_path": "x", "final_logit_softcapping": None},
     {"rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2.0}},
 ])
+@pytest.mark.thin(3)
 def test_keys_without_a_say_in_the_arithmetic_need_no_word(tmp_path, keys):
     checkpoint = new_model(**keys)
     drafted = draft(checkpoint)
@@ -108,6 +111,7 @@ def test_keys_without_a_say_in_the_arithmetic_need_no_word(tmp_path, keys):
     ({"per_layer_intermediate_size": [24, 24]}, ["per_layer_intermediate_size"]),
     ({"query_pre_attn_scalar": 4, "attention_multiplier": 0.5}, None),
 ])
+@pytest.mark.thin(2)
 def test_keys_of_parts_that_a_model_does_not_have_need_no_word(tmp_path, keys, named):
     """Those that change nothing, whichever shipped family's way they are read."""
     drafted = draft(new_model(**keys))
@@ -116,6 +120,7 @@ def test_keys_of_parts_that_a_model_does_not_have_need_no_word(tmp_path, keys, n
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "granite"])
+@pytest.mark.merge
 def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
     """Whatever a draft of a known family under an unknown name computes is what the family computes."""
     case = load_case(name)

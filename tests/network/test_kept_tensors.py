@@ -132,6 +132,7 @@ def test_a_folder_that_cannot_be(model, folder, made):
     lambda content: content[:-10], lambda content: b"", lambda content: bytes(len(content)),
     lambda content: content[:-10] + bytes([content[-10] ^ 1]) + content[-9:],
     lambda content: content.replace(b'"sum"', b'"mum"'), lambda content: content.replace(b'"rows"', b'"cows"')])
+@pytest.mark.thin(2)
 def test_a_broken_file_is_written_anew(model, folder, made, damage):
     first = start(model, made)[0]
     path = max(folder.iterdir(), key=lambda path: path.stat().st_size)

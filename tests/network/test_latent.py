@@ -92,6 +92,7 @@ def test_of_quantised_ones_only_those_of_queries_become_numbers(wide):
 
 
 @pytest.mark.parametrize(("naming", "scheme"), [("hf", "q8"), ("hf", "q4+1%"), ("gguf", "q4"), ("gguf", "q4+1%")])
+@pytest.mark.merge
 def test_quantised_matrices_give_the_same_everywhere(wide, naming, scheme):
     built, checkpoint = wide(naming, scheme)
     source, ids = WeightSource(built, checkpoint), toy.ids(20)
@@ -107,6 +108,7 @@ def test_quantised_matrices_give_the_same_everywhere(wide, naming, scheme):
 
 
 @pytest.mark.parametrize(("activations", "kv"), [("f32", "f32"), ("int8", "f16"), ("int8", "q8"), ("f32", "q3h")])
+@pytest.mark.merge
 def test_bits_depend_neither_on_cuts_nor_on_threads_nor_on_others(wide, activations, kv):
     built, checkpoint = wide(scheme="q8")
     found = []

@@ -250,6 +250,7 @@ def test_buckets(causal, expected):
 
 
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
+@pytest.mark.thin(3)
 def test_attention_against_loops(case):
     for actual, expected in zip(run_case(case, Program, block_size=4), _loops(case), strict=True):
         assert error(actual, expected) < 1e-5

@@ -16,6 +16,7 @@ CHANGE, MAGNIFIED = 1e-5, 150  # a relative change of the weights; how many time
 
 
 @pytest.mark.parametrize("name", names())
+@pytest.mark.thin(4)
 def test_on_the_reference(name):
     _check(name, *model_of(name), "reference", ("0;1",), ("0&1;2", "0*3&1"))
 
@@ -26,6 +27,7 @@ def test_checkpoints_in_gguf(name):
 
 
 @pytest.mark.parametrize("name", names())
+@pytest.mark.thin(8)
 def test_on_the_cpu(name):
     _check(name, *model_of(name), "cpu", ("0*2;1",), ("0&1;2&3",))
 

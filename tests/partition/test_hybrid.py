@@ -53,6 +53,7 @@ def logits(built, checkpoint, devices, given, **more) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.thin(2)
 def test_the_processor_beside_a_gpu(name):
     built, checkpoint, given = short_model(name)
     expected = one_device(built, checkpoint, "cpu", **given)
@@ -129,6 +130,7 @@ def folder(tmp_path_factory):
     {"cpu_layers": 1}, {"cpu_layers": -1, "host_embeddings": True, "host_kv_percent": 100},
     {"devices": "0;cpu", "kv_k": "q8", "kv_v": "q4"}],
     ids=str)
+@pytest.mark.merge
 def test_the_same_greedy_tokens(monkeypatch, folder, options):
     options = dict(options)
     monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
@@ -187,6 +189,7 @@ def test_the_planner_prices_both(capsys):
 
 
 @pytest.mark.parametrize("weights", ["F16", "q4"])
+@pytest.mark.merge
 def test_memory_is_told_as_each_executor_holds_it(weights):
     from numflow.cpu import estimate as cpu
     from numflow.cuda import estimate as cuda

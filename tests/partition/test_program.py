@@ -98,6 +98,7 @@ def test_what_one_request_does_wrong_hurts_no_other(model):
     program.close()
 
 
+@pytest.mark.merge
 def test_a_device_that_does_not_answer(model, monkeypatch):
     built, checkpoint, _ = model
     program = placed(built, checkpoint, "reference", "0&1", timeout=1.0)
@@ -117,6 +118,7 @@ def test_a_device_that_does_not_answer(model, monkeypatch):
 
 
 @pytest.mark.parametrize("transport", ["threads", "processes"])
+@pytest.mark.merge
 def test_a_run_that_is_broken_off(transport, tmp_path):
     with numflow.load(write_checkpoint(tmp_path), devices="0&1", transport=transport, threads=1) as model:
         expected = model.logits([1, 2])

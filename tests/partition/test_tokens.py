@@ -56,6 +56,7 @@ def _table():
 @pytest.mark.parametrize(("executor", "transport"), [("reference", "threads"), ("cpu", "threads"),
                                                      ("cpu", "processes")])
 @pytest.mark.parametrize(("devices", "scale"), [("0&1", 1.0), ("0*2&1&2", -1.5)])
+@pytest.mark.merge
 def test_every_row_comes_back_bit_for_bit(executor, transport, devices, scale):
     """Zeros keep their signs: what a device adds for tokens that it does not have is -0.0."""
     table = _table()

@@ -133,6 +133,7 @@ def test_a_container_holds_them(made):
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.thin(2)
 def test_models_run_with_them(made, backend):
     source, file, report = made
     ids = list(TEXT[:40].encode())

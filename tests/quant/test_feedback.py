@@ -23,6 +23,7 @@ def output_error(x, y, inputs):
 
 
 @pytest.mark.parametrize("name, gain", [("q2", 0.5), ("q3h", 0.5), ("q4", 0.5), ("q8", 0.6)])
+@pytest.mark.thin(2)
 def test_outputs_are_nearer(name, gain):
     scheme, (x, inputs) = find(name), layer()
     half = len(inputs) // 2
@@ -34,6 +35,7 @@ def test_outputs_are_nearer(name, gain):
 
 
 @pytest.mark.parametrize("name", ["q2", "q3", "q3h", "q4", "q6"])
+@pytest.mark.thin(3)
 def test_the_kernel_rounds_as_the_reference_does(name):
     scheme, (x, inputs) = find(name), layer(rows=35, columns=288)  # not whole tiles, more than one stripe
     x[5] = 0

@@ -45,6 +45,7 @@ def error(y: np.ndarray, x: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", K_TYPES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thin(2)
 def test_both_readers_agree_and_the_error_is_below_that_of_simple_scales(name, kind):
     x = weights(kind)
     raw = encode(x, name)
@@ -89,6 +90,7 @@ def test_weights_beyond_float16_scales_are_refused(name):
 
 
 @pytest.mark.parametrize("name", K_TYPES)
+@pytest.mark.thin(3)
 def test_what_matters_is_closer(name):
     x, c = weights("heavy"), np.random.default_rng(1).uniform(0, 1, 768).astype(np.float32) ** 8
     plain, better = (to_f32(encode(x, name, importance=known), name) for known in (None, c))

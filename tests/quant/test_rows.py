@@ -67,6 +67,7 @@ def test_error_does_not_depend_on_magnitude(scheme):
 
 @every_scheme
 @pytest.mark.parametrize("factor", [0.1, 1e-2, 1e-3, 1e-6, 1e3])
+@pytest.mark.thin(2)
 def test_a_block_octaves_from_its_row(scheme, factor):
     """Neither it nor the others are lost; the finer scales are, the nearer both are to what they were."""
     x, block = weights(32, 1024, seed=4), slice(64, 64 + scheme.block)
@@ -102,6 +103,7 @@ def test_all_levels_are_used(scheme):
 
 
 @every_scheme
+@pytest.mark.thin(4)
 def test_kernels_equal_the_reference(scheme):
     rng = np.random.default_rng(5)
     x = weights(6, 160) * np.float32(10) ** rng.integers(-6, 4, (6, 5)).repeat(32, 1).astype(np.float32)

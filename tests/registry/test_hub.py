@@ -127,6 +127,7 @@ def shelf(served, tmp_path) -> Shelf:
     ("org/weighted:i1-Q6_K", "m.i1-Q6_K.gguf", 1),
     ("org/odd:q4_k_m", "m [Q4_K_M].gguf", 1),
 ])
+@pytest.mark.thin(2)
 def test_a_quantisation_is_one_model(shelf, name, opened, fetched):
     path, files = shelf.take(name)
     assert path == opened

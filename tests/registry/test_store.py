@@ -156,6 +156,7 @@ def start_child(**environment) -> subprocess.Popen:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.thin(2)
 def test_killed_half_way_leaves_nothing_under_the_name(shop, tmp_path, with_signal):
     started = tmp_path / "started"
     child = start_child(SLOW_PIP=SLOW_PIP, STARTED=str(started))

@@ -109,6 +109,7 @@ def test_loaded_and_unloaded(http, folders, expected):
     assert asked(http, model="bare:own") != asked(http, model="bare")
 
 
+@pytest.mark.merge
 def test_not_loaded_where_that_is_not_allowed(folders, tmp_path):
     path = tmp_path / "service.toml"
     path.write_text(CONFIG.format(load="false", **folders))

@@ -154,12 +154,14 @@ def test_each_limit_is_an_option(model_folders):
     ("/v1/completions", {"prompt": "a", "dry_multiplier": 1, "dry_sequence_breakers": [f"{n}" for n in range(65)]},
      "max_breakers"),
     ("/v1/completions", {"prompt": "a", "regex": "a" * 70_000}, "max_grammar")])
+@pytest.mark.thin(2)
 def test_more_than_one_request_may_ask_for(http, path, body, option):
     reply = http.post(path, json=body)
     error = reply.json()["error"]
     assert reply.status_code == 400 and option in error["message"] and len(reply.content) < 600, error
 
 
+@pytest.mark.merge
 def test_two_keys_share_no_prompts(model_folders, tmp_path):
     from tests.server.processes import ServerProcess
 
@@ -223,6 +225,7 @@ def test_a_long_text_is_encoded_as_a_short_one(http, model):
         assert found["count"] == len(found["tokens"])
 
 
+@pytest.mark.merge
 def test_long_answers_are_written_whole(http):
     body = {"prompt": "a", "n": 16, "max_tokens": 300, "logprobs": 2, "ignore_eos": True, "seed": 1}
     choices = http.post("/v1/completions", json=body).json()["choices"]

@@ -111,6 +111,7 @@ VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allo
 
 
 @given(st.dictionaries(st.text(), VALUES), st.integers(0, 400), st.booleans(), st.sampled_from([None, 1]))
+@pytest.mark.merge
 def test_any_object_and_any_beginning_of_it(value, cut, ascii_only, indent):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     pieces, whole, held = JsonPieces(), "", ""

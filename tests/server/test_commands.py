@@ -81,6 +81,7 @@ def test_serve_fails_in_one_line(numflow, server, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v")
 @pytest.mark.parametrize("size", ["20GB", "3.9GB"])
+@pytest.mark.merge
 def test_memory_that_is_not_there_ends_serve_before_it_serves(model_folders, size):
     command = [sys.executable, "-m", "numflow", "serve", "-m", f"m={model_folders['chat']}", "--device", "reference",
                "--port", "0", "--kv-memory", size]
@@ -91,6 +92,7 @@ def test_memory_that_is_not_there_ends_serve_before_it_serves(model_folders, siz
     assert "kv_memory" in done.stderr and "bug" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.merge
 def test_serve_prints_its_memory_plan(model_folders):
     command = [sys.executable, "-m", "numflow", "serve", "-m", f"m={model_folders['chat']}", "--device", "reference",
                "--port", "0"]
@@ -104,6 +106,7 @@ def test_serve_prints_its_memory_plan(model_folders):
 
 @pytest.mark.parametrize(("options", "warns"), [(("--host", "0.0.0.0"), True), ((), False),
                                                 (("--host", "0.0.0.0", "--api-key", "sk-1"), False)])
+@pytest.mark.merge
 def test_an_open_service_is_warned_of(model_folders, options, warns):
     with ServerProcess("-m", str(model_folders["chat"]), "--device", "reference", *options) as process:
         process.process.terminate()

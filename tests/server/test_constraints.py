@@ -101,6 +101,7 @@ def test_what_is_no_constraint(name, value):
     ({"guided_choice": ["yes.", "no."]}, r"(yes|no)\."), ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
     ({"ebnf": 'root ::= "x" "y"'}, "xy"), ({"format": {"type": "boolean"}}, "true|false"),
     ({"guided_json": {"enum": [12]}}, "12")])
+@pytest.mark.thin(5)
 def test_the_text_follows_them(http, path, given, pattern):
     body = {"temperature": 1, "max_tokens": 20, **given}
     if path == "/":

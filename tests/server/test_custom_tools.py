@@ -57,6 +57,7 @@ def streamed(ask, **fields):
 @pytest.mark.parametrize(("tool", "pattern"), [
     (with_grammar("regex", r"(cat|rm) [a-c]{1,3}"), r"(cat|rm) [a-c]{1,3}"), (with_grammar("lark", LARK),
                                                                               r"(cat|rm) [a-c]{1,3}")])
+@pytest.mark.thin(3)
 def test_a_custom_tool_has_to_be_called_with_text_of_its_grammar(ask, choice, tool, pattern):
     call, = ask(tools=[tool], tool_choice=choice).choices[0].message.tool_calls
     assert (call.type, call.custom.name) == ("custom", "shell") and re.fullmatch(pattern, call.custom.input), call

@@ -37,6 +37,7 @@ async def test_a_body_that_comes_in_pieces_has_the_same_limit(pieces, status):
     assert status == 400 or reply.json()["error"]["code"] == "body_too_long"
 
 
+@pytest.mark.merge
 def test_a_request_has_so_many_answers(config_file, tmp_path):
     """max_choices counts prompts times n, on every route that has them."""
     path = tmp_path / "service.toml"

@@ -48,6 +48,7 @@ def test_a_client_that_goes_away_ends_its_request(server, stream):
     assert after["kv_blocks_used"] == 0
 
 
+@pytest.mark.merge
 def test_half_closed_and_cut_off(server):
     body = json.dumps(LONG).encode()
     with connect(server) as connection:  # it says that it has nothing more to say
@@ -134,6 +135,7 @@ def start_streams(server, count, **fields):
 
 
 @pytest.mark.parametrize("drain", [0.3, 30])
+@pytest.mark.merge
 def test_sigterm_in_the_middle_of_50_streams_loses_none(config_file, tmp_path, drain):
     path = tmp_path / "service.toml"
     path.write_text(config_file.read_text().replace("drain_timeout = 20", f"drain_timeout = {drain}"))

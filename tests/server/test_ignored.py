@@ -48,6 +48,7 @@ FUNCTION = {"type": "function", "function": {"name": "f", "cache": 1}, "strict":
     ("/tokenize", {"text": "a", "truncation": True}, "truncation"),
     ("/translate", {"model": "translator", "text": "w0", "source": "en", "target": "fr", "beam": 1}, "beam"),
     ("/apply-template", {"messages": HI["messages"], "chat_template_kwargs": {"y": 1}}, "chat_template_kwargs.y")])
+@pytest.mark.thin(5)
 def test_it_passes_and_is_told(http, path, body, ignored):
     reply = http.post(path, json=body)
     assert reply.status_code == 200, reply.text

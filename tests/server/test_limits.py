@@ -124,6 +124,7 @@ def endless(model, folder):
     return folder
 
 
+@pytest.mark.merge
 def test_a_full_queue_is_429(model_folders, tmp_path):
     path = tmp_path / "service.toml"
     path.write_text(f'[service]\nmax_queue = 1\nmax_connections = 6\n\n[models.m]\n'

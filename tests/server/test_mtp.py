@@ -12,6 +12,7 @@ pytest.importorskip("tokenizers")
 BODY = {"prompt": "hello", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
 
+@pytest.mark.merge
 def test_drafts_by_the_block_of_the_model(tmp_path):
     table_of_next_words(tmp_path)
     write_letters(tmp_path, 203)

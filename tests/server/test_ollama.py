@@ -163,6 +163,7 @@ def test_the_models_list_has_details(http):
     assert first["parameters"] > 1000 and first["owned_by"] == "numflow" and first["type"] == "model"
 
 
+@pytest.mark.merge
 def test_embeddings(tmp_path, model_folders):
     import numflow
     from tests.engine.published import write_case

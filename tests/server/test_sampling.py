@@ -59,6 +59,7 @@ NATIVE = ("/", {"text": "a", "max_output_len": 1, "is_streaming_mode": False})
     (CHAT, {"top_p": 0.5}, OWN, {}, (0.6, 0.5, 20, 0.0)), (CHAT, {}, OWN, {"temperature": 0.3}, (0.3, 0.95, 20, 0.0)),
     (CHAT, {}, OWN, {"decoding_strategy": "min_p"}, (1.0, 1.0, 0, 0.05)),
     (CHAT, {}, {"do_sample": False}, {}, (0.0, 1.0, 0, 0.0))])
+@pytest.mark.thin(2)
 async def test_who_has_the_say(asked, route, more, generation, options, drawn):
     path, body = route
     sampling, shown = await asked(path, body | more, generation, **options)

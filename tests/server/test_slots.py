@@ -26,6 +26,7 @@ def cached(http, **more):
     return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.merge
 def test_slots_are_saved_restored_and_erased(started, tmp_path):
     with started() as server, client(server, "alice") as alice, client(server, "bob") as bob:
         assert cached(alice, id_slot=1) == 0

@@ -69,6 +69,7 @@ def test_a_configured_system_message_stays(served):
 
 
 @pytest.mark.parametrize("template", [PLAIN, NO_SYSTEM, UNKNOWN, None])
+@pytest.mark.thin(3)
 def test_forced_calls_on_any_template(served, template):
     one = served(template)
     named = {"type": "function", "function": {"name": "weather"}}

@@ -69,6 +69,7 @@ def values(span):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.merge
 def test_a_collector_gets_the_spans_of_a_request(model_folders, stream):
     with Collector() as collector, ServerProcess(
             "-m", f"m={model_folders['chat']}", "--device", "reference", "--traces", collector.url,
@@ -106,6 +107,7 @@ def test_a_collector_gets_the_spans_of_a_request(model_folders, stream):
         assert len(spans) == 5
 
 
+@pytest.mark.merge
 def test_a_collector_that_is_not_there_stops_nothing(model_folders):
     with ServerProcess("-m", f"m={model_folders['chat']}", "--device", "reference", "--traces",
                        "http://127.0.0.1:9/own/path", OTEL_BSP_SCHEDULE_DELAY="50") as server:

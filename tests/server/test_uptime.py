@@ -50,6 +50,7 @@ def complete(server):
     return httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=120)
 
 
+@pytest.mark.merge
 def test_a_killed_device_is_told_and_the_model_is_loaded_again(config):
     with ServerProcess("-c", config()) as server:
         assert complete(server).status_code == 200
@@ -66,6 +67,7 @@ def test_a_killed_device_is_told_and_the_model_is_loaded_again(config):
         assert server.stop() == 0
 
 
+@pytest.mark.merge
 def test_the_service_ends_where_it_is_told_to(config):
     with ServerProcess("-c", config(on_failure="exit")) as server:
         os.kill(workers(server.process.pid)[0], signal.SIGKILL)

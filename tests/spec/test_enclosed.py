@@ -111,6 +111,7 @@ def test_its_expressions_make_nothing_large(with_spec, scale):
         network.build(network.choose_spec(checkpoint), checkpoint)
 
 
+@pytest.mark.merge
 def test_its_expressions_together_take_a_bounded_number_of_steps(with_spec):
     doubling = "\n".join(f'a{i} = "[a{i - 1}, a{i - 1}]"\nb{i} = "[b{i - 1}, b{i - 1}]"' for i in range(1, 12))
     many = " + ".join(["(a11 == b11)"] * 25)
@@ -144,6 +145,7 @@ def uncollected():
     ('[attention]\nscale = "has(5)"', "has\\(\\) takes the name"),
     (f'[attention]\nwindow = {10**20}', "attention.window: expected a whole number of 0 or more up to 2147483647"),
 ])
+@pytest.mark.merge
 def test_what_is_wrong_in_it_is_one_line(with_spec, text, message):
     with pytest.raises(SpecError, match=message) as error:
         checkpoint = with_spec(f'extends = "llama"\n{text}\n' if text[0] == "[" else text)

@@ -49,6 +49,7 @@ def errors(case: Case, form: int | str = 0, executor: str = "reference") -> dict
 
 @pytest.mark.parametrize("executor", ["reference", "cpu"])
 @pytest.mark.parametrize("name", names())
+@pytest.mark.thin(8)
 def test_published_numbers(name, executor):
     found = errors(load_case(name), executor=executor)
     assert found

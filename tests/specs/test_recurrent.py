@@ -24,6 +24,7 @@ def run(program, pieces):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thin(2)
 def test_bits_do_not_depend_on_the_cut_or_on_other_texts(name):
     built, checkpoint = network_of(name, 0)
     with_threads = [Program(built, WeightSource(built, checkpoint), activations="f32", threads=n) for n in (1, 2)]

@@ -148,6 +148,7 @@ GROW = "{%% set ns = namespace(s='ab') %%}{%% for i in range(200) %%}%s{%% endfo
     "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
     " " * (chat.MAX_TEMPLATE + 1),
 ])
+@pytest.mark.thin(4)
 def test_size_is_bounded(template):
     start = time.process_time()
     with pytest.raises(TokenizerError):
@@ -170,6 +171,7 @@ def test_size_is_bounded(template):
     "{% set l = range(9999) | list %}" + "{{ l is eq(l | list) }}" * 2500,
     "{% set t = 'a' * 99999 %}{% set d = {t: 1} %}" + "{% if (t, t)[0] in d %}{% endif %}" * 9 + "{{ a }}" * 8500,
 ])
+@pytest.mark.thin(6)
 def test_time_is_bounded(template, monkeypatch):
     monkeypatch.setattr("numflow.tokenizer.sandbox.MAX_SECONDS", 0.3)
     start = time.process_time()

@@ -56,6 +56,7 @@ def test_a_character_of_several_tokens_comes_at_once(every_tokenizer):
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "ab" * 50_000, "!" * 100_000, "你好" * 50_000, " " * 100_000,
                                   "🦜" * 25_000, "<" * 100_000, "</s" * 33_000], ids=lambda text: text[:3])
+@pytest.mark.thin(4)
 def test_a_long_text_without_spaces_takes_linear_time(every_tokenizer, text):
     for name, tokenizer in every_tokenizer.items():
         if "unigram_library" in name and len(set(text)) > 1:
