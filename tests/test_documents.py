@@ -143,6 +143,7 @@ def parse(line: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
+@pytest.mark.thin(4)
 def test_commands_have_the_options_that_are_shown(page, line):
     parse(line)
 

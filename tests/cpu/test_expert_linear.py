@@ -39,7 +39,7 @@ def _expected(raw, x, ids, mode, bias, shared):
                                             *(pytest.param(kind, "int8", marks=pytest.mark.slow)
                                               for kind in ("IQ2_XXS", "Q1_0"))])
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.thin(6)
+@pytest.mark.merge
 def test_as_linear_of_each_expert(kind, mode, shared):
     raw, packed = pack_stored(kind, EXPERTS * ROWS, 256, EXPERTS)
     rng = np.random.default_rng(3)

@@ -33,7 +33,7 @@ def _run(packed, x, mode, threads=1):
     ("Q4_K", "int8", 256), ("Q4_K", "f32", 256), ("q3h", "int8", 64), ("q3h", "int16", 64), ("F16", "bf16", 64),
     ("q4+1%", "int8", 64), pytest.param("q4+1%", "f32", 64, marks=pytest.mark.slow), ("F16", "int8", 20),
     pytest.param("BF16", "f32", 64, marks=pytest.mark.slow), ("F32", "f32", 12)])
-@pytest.mark.thin(4)
+@pytest.mark.merge
 def test_as_linear_of_each_head(kind, mode, columns):
     raw, packed = pack_stored(kind, HEADS * ROWS, columns, HEADS)
     for tokens in (1, 3, 23):

@@ -61,7 +61,7 @@ def to_whole(rows, kind):
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
-@pytest.mark.thin(8)
+@pytest.mark.thin(16)
 def test_against_double_precision(kind, mode):
     raw, packed = pack_stored(kind, 45, _columns(kind, mode))
     x, bias = activations(33, raw.shape[1]), np.linspace(-3, 3, 45, dtype=np.float32)
@@ -76,7 +76,7 @@ def test_against_double_precision(kind, mode):
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
-@pytest.mark.thin(8)
+@pytest.mark.thin(16)
 def test_rows_do_not_depend_on_their_neighbours(kind, mode):
     raw, packed = pack_stored(kind, 45, _columns(kind, mode))
     x = activations(33, raw.shape[1])
@@ -146,6 +146,7 @@ def test_activations_of_every_code():
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+@pytest.mark.merge
 def test_pairs_of_bfloat16_are_added_in_one_order(kind):
     """Of each pair the odd column first, pairs by turns to two sums of each 32 columns: the bits of `vdpbf16ps`."""
     raw, packed = pack_stored(kind, 20, 70)

@@ -84,6 +84,7 @@ def test_plain_numbers_lie_in_pairs_for_operands_of_bfloat16(kind, columns):
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_K", "q2", "q6", "Q3_K", "q3h", "IQ3_XXS"])
+@pytest.mark.thin(3)
 def test_rows_around_the_first_panel(kind):
     """The same bits just below, at and above the number of rows that has a panel, and of those left over behind it."""
     _, packed = pack_stored(kind, 45, columns_of(kind))

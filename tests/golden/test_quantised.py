@@ -35,6 +35,7 @@ def test_logits_and_greedy_tokens(folder, backend):
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 @pytest.mark.parametrize("folder", [case for case in _CASES if case.id != "unknown_method"])
+@pytest.mark.thin(4)
 def test_bytes_in_memory(folder, backend):
     if backend == "cuda":
         pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")

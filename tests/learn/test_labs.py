@@ -44,7 +44,7 @@ def test_the_solution_passes(name, loaded):
 
 
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES)
-@pytest.mark.thin(8)
+@pytest.mark.thin(16)
 def test_a_mistake_is_called_by_its_name(name, mistake, loaded):
     lab, (own, grade) = LABS[name], loaded(name)
     verdict = grade({**solved(lab, own), mistake.partition("__")[0]: own[mistake]})

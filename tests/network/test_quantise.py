@@ -52,6 +52,7 @@ def test_types_reach_the_network_and_numbers_the_weights(checkpoint):
     assert network.bits_per_weight(build(checkpoint), checkpoint) == 32
 
 
+@pytest.mark.merge
 def test_calibration_is_used(checkpoint):
     name = "model.layers.0.mlp.up_proj.weight"
     x, rng = checkpoint.tensors[name].f32(), np.random.default_rng(0)

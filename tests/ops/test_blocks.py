@@ -32,6 +32,7 @@ def run(program, start, count, blocks):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thin(3)
 def test_a_text_goes_on_in_other_blocks(kind):
     program = make(kind)
     run(program, 0, 100, [0, 1])

@@ -16,7 +16,7 @@ def _ids(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=_ids)
-@pytest.mark.thin(8)
+@pytest.mark.thin(16)
 def test_against_the_reference(case):
     expected = run_case(case, Reference)
     actual = run_case(case, Program, activations="f32", threads=2)
@@ -26,7 +26,7 @@ def test_against_the_reference(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=_ids)
-@pytest.mark.thin(5)
+@pytest.mark.thin(16)
 def test_bits_do_not_depend_on_the_threads(case):
     one = run_case(case, Program, activations="f32", threads=1)
     for threads in (2, 3):

@@ -30,7 +30,7 @@ def _compare(name, kv_k, kv_v):
 
 @pytest.mark.parametrize("kind", KV_TYPES)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.thin(6)
+@pytest.mark.thin(12)
 def test_every_type(name, kind):
     _compare(name, kind, kind)
 

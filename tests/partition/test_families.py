@@ -22,6 +22,7 @@ def test_on_the_reference(name):
 
 
 @pytest.mark.parametrize("name", gguf_names())
+@pytest.mark.thin(4)
 def test_checkpoints_in_gguf(name):
     _check(name, *model_of(name, gguf=True), "reference", (), ("0&1;2&3",))
 

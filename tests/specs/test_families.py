@@ -69,6 +69,7 @@ def test_a_matrix_for_each_head_on_the_processor(name):
 
 
 @pytest.mark.parametrize("name", names())
+@pytest.mark.thin(4)
 def test_both_forms_of_the_configuration_give_the_same_network(name):
     """config.json as the family was published with it, and as transformers writes it today."""
     first, second = (network_of(name, form)[0] for form in (0, 1))
