@@ -78,4 +78,4 @@ clean:
 	.venv/bin/pip install -q -e ".[test]"
 	touch .venv
 
-.PHONY: site tiny test test-network test-slow mutants lint types ci nightly stranger pages ptx clean
+.PHONY: site tiny test test-rest test-network test-slow mutants lint types ci nightly stranger pages ptx clean
