@@ -17,7 +17,7 @@ import numpy as np
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows
-from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, scale_values
+from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, some_scales
 from numflow.formats.quantised.words import unpacked, unpacked_planes, unpacked_stream
 
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of a word holds
@@ -80,20 +80,26 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
     in_order = index is None or bool((order() == np.arange(k) // size).all())
     each = math.gcd(size, k)  # less than a group where the last one is short
 
-    def by_group(values: np.ndarray, begin: int, end: int) -> np.ndarray:
-        found = _columns(values, begin, end)
+    def by_group(values: np.ndarray) -> np.ndarray:
+        """Values [groups, n] as float32 rows [n, groups]."""
+        found = np.ascontiguousarray(values.T, np.float32)
         return found[:, np.arange(k // each) * each // size] if in_order and k % size else found
 
     def rows(begin: int, end: int) -> CodedRows:
         some = np.ascontiguousarray(integers(words)[:, begin:end].T)
-        stored = integers(zeros).view(np.uint32)
+        # zeros of whole words, or of as many as 32 codes that pass over the ends of words take
+        each_word, step = (32, bits) if zeros.columns * 32 == n * bits and 32 % bits else (32 // bits, 1)
+        first = begin // each_word
+        stored = integers(zeros).view(np.uint32)[:, first * step:-(-end // each_word) * step]
+        count = min(n, -(-end // each_word) * each_word) - first * each_word
         if borrows and 32 % bits == 0:
             stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))  # 1 in each place
-        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(stored, bits, n)
+        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(stored, bits, count)
+        packed = packed[:, begin - first * each_word:end - first * each_word]
         if borrows and 32 % bits:
             packed = packed + np.uint8(1) & np.uint8((1 << bits) - 1)
         return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
-                         by_group(scale_values(scales), begin, end), by_group(packed, begin, end) + one)
+                         by_group(some_scales(scales, slice(None), slice(begin, end))), by_group(packed) + one)
 
     matrix = CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, each, turned=True, sources=(words,),
                          zero_type="U8" if bits < 8 or not one else scales.type.name)  # of 8 bits up to 256
@@ -138,11 +144,6 @@ def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
     return min(size, k)
 
 
-def _columns(values: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Columns of [groups, N] as float32 rows [n, groups]."""
-    return np.ascontiguousarray(values[:, begin:end].T, np.float32)
-
-
 def _awq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
     (groups, n), k = scales.shape, words.rows
     size = _group_size(parts, scales, groups, k)
@@ -157,9 +158,11 @@ def _awq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedM
 
     def rows(begin: int, end: int) -> CodedRows:
         first, last = begin // 8, -(-end // 8)
-        return CodedRows(np.ascontiguousarray(codes(integers(words)[:, first:last]).T),
-                         _columns(scale_values(scales), begin, end),
-                         _columns(codes(integers(zeros)[:, first:last]), 0, end - begin))
+        some = slice(begin - 8 * first, end - 8 * first)
+        return CodedRows(*(np.ascontiguousarray(found.T, kind) for found, kind in (
+            (codes(integers(words)[:, first:last])[:, some], np.uint8),
+            (some_scales(scales, slice(None), slice(begin, end)), np.float32),
+            (codes(integers(zeros)[:, first:last])[:, some], np.float32))))
 
     return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
 
@@ -177,7 +180,7 @@ def _gemv(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
         raise parts.fail(zeros.name, f"is {zeros.type.name} {list(zeros.shape)}, expected zeros of {groups} groups")
 
     def rows(begin: int, end: int) -> CodedRows:
-        return CodedRows(unpacked(integers(words)[begin:end], 4, k), scale_values(scales)[begin:end, :groups],
+        return CodedRows(unpacked(integers(words)[begin:end], 4, k), some_scales(scales, slice(begin, end), slice(0, groups)),
                          unpacked(integers(zeros)[begin:end], 4, groups).astype(np.float32))
 
     return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
