@@ -5,8 +5,9 @@ g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros a
 takes 1 from each place of a word, where a zero of 0 borrows from the next), but in gptq_v2 and gptq_p; gptq_p keeps
 codes of 3, 5, 6 and 7 bits in planes.
 AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own; its version "gemv"
-packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare. None
-has scales for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
+packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare, and
+"gemv_fast" four rows in words of 16 bits, qweight [N / 4, K], with qzeros = -zero * scale of scales' type and shape,
+[8 W, N]. None has scales for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
 """
 
 import math
@@ -16,11 +17,14 @@ import numpy as np
 
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
-from numflow.formats.quantised.coded import CodedMatrix, CodedRows
+from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
 from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, some_scales
 from numflow.formats.quantised.words import unpacked, unpacked_planes, unpacked_stream
 
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of a word holds
+# Column of 32 that code i of a row holds: pairs of four columns by eights, and of those eight the even ones first.
+_FAST_ORDER = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(4, 4, 2).transpose(0, 2, 1).reshape(-1)
+_FAST_STEP = 64  # columns of a row that lie side by side, before those of the next of four rows
 _BITS = (2, 3, 4, 5, 6, 7, 8)
 
 
@@ -31,7 +35,7 @@ def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
         FormatError: a tensor is missing, or types and shapes do not fit together.
     """
     stem = name.removesuffix(".qweight")
-    words = parts.need(name, WORDS, beside=name)
+    words = parts.need(name, ("I16",) if parts.method.layout == "gemv_fast" else WORDS, beside=name)
     scales = parts.need(f"{stem}.scales", SCALES, beside=name)
     if len(words.shape) != 2 or len(scales.shape) != 2 or not scales.rows:
         raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))} with scales "
@@ -39,6 +43,8 @@ def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
     method = parts.method
     _drop_bias(parts, f"{stem}.bias", words.rows if method.layout == "gemv" else scales.columns)
     by_shape = words.columns * 8 == scales.columns and f"{stem}.g_idx" not in parts.tensors
+    if method.layout == "gemv_fast":
+        return _gemv_fast(parts, stem, words, scales)
     if method.layout == "gemv":
         return _gemv(parts, stem, words, scales)
     read, outputs = ((_awq, 8 * words.columns) if method.layout == "gemm" or (by_shape and not method.stated)
@@ -184,3 +190,24 @@ def _gemv(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
                          unpacked(integers(zeros)[begin:end], 4, groups).astype(np.float32))
 
     return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
+
+
+def _gemv_fast(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
+    n, k = 4 * words.rows, words.columns
+    size = parts.method.number("group_size", "q_group_size")
+    size = k if size == -1 else size
+    if size is None or size < 1 or k % size or k % _FAST_STEP or k // size > scales.rows or scales.columns != n:
+        raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected a scale for each {size} of "
+                                      f"{k} inputs, which are a multiple of {_FAST_STEP}, and {n} columns")
+    zeros, groups = parts.need(f"{stem}.qzeros", SCALES, scales.shape, beside=words.name), k // size
+    back = np.argsort(_FAST_ORDER)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        first, last, columns = begin // 4, -(-end // 4), slice(begin, end)
+        codes = unpacked(integers(words)[first:last].view(np.uint16), 4, 4 * k)  # of 64 columns, 4 in a word
+        by_row = codes.reshape(-1, k // _FAST_STEP, 4, _FAST_STEP).transpose(0, 2, 1, 3).reshape(-1, k // 32, 32)
+        own, offsets = (np.ascontiguousarray(some_scales(each, slice(0, groups), columns).T)
+                        for each in (scales, zeros))
+        return CodedRows(by_row[begin - 4 * first:end - 4 * first, :, back].reshape(-1, k), *zeros_of(own, offsets))
+
+    return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, "F32", size, zero_type="F32", turned=True, sources=(words,))
