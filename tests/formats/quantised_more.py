@@ -59,7 +59,7 @@ def gemv(rng, n, k, group=64):
 
 
 def gemv_fast(rng, n, k, group=64):
-    """AWQ's version gemv_fast: column 8a + 2b + d of 32 is code 8b + 4d + a; 64 codes of each of four rows make 64 words."""
+    """AWQ's version gemv_fast: column 8a + 2b + d of 32 is code 8b + 4d + a; 64 of four rows make 64 words."""
     groups, room = k // group, -(-k // group // 16) * 16
     codes, zeros = rng.integers(0, 16, (n, k)), rng.integers(0, 16, (n, groups))
     stored, numbers = wide("F16", scales_of(rng, n, groups))

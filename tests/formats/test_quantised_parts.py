@@ -1,11 +1,13 @@
 """What reading a part of a quantised matrix costs: its own scales and zeros, and no others."""
 
+import json
+
 import numpy as np
 import pytest
 
 from numflow.formats import open_checkpoint
 from numflow.formats.quantised import coded, gptq, hqq, parts
-from tests.formats.quantised_files import made
+from tests.formats.quantised_files import made, save
 from tests.formats.test_quantised import MODULE, close, folder_of
 
 
@@ -38,3 +40,15 @@ def test_a_part_may_begin_and_end_anywhere(tmp_path, name, monkeypatch):
     open_checkpoint(folder_of(tmp_path, tensors, config))
     for begin, end in ((0, 64), (3, 5), (31, 33), (57, 64)):
         close(coded.floats(made_of[0], made_of[0].rows(begin, end)), weights[begin:end])
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "gptq-3", "gptq-act", "gptq-v2"])
+def test_a_table_of_embeddings(tmp_path, name):
+    """Tokens are the inputs, so that its rows are the columns of a matrix of the same tensors."""
+    tensors, weights, config = made(name, 64, 192)
+    save(tmp_path / "model.safetensors", {f"model.embed_tokens.{part}": value for part, value in tensors.items()})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    table = open_checkpoint(tmp_path).tensors["model.embed_tokens.weight"]
+    assert not table.turned
+    close(table.f32(), np.ascontiguousarray(weights.T))
+    close(table.f32([70, 5]), weights.T[[70, 5]])

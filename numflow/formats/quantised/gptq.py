@@ -3,7 +3,7 @@
 GPTQ packs along the inputs, qweight [K / p, N], zeros along the outputs, qzeros [groups, N / p], scales [groups, N];
 g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one (GPTQModel
 takes 1 from each place of a word, where a zero of 0 borrows from the next), but in gptq_v2 and gptq_p; gptq_p keeps
-codes of 3, 5, 6 and 7 bits in planes.
+codes of 3, 5, 6 and 7 bits in planes. Of a table of embeddings tokens are the inputs, so that they share scales.
 AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own; its version "gemv"
 packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare, and
 "gemv_fast" four rows in words of 16 bits, qweight [N / 4, K], with qzeros = -zero * scale of scales' type and shape,
@@ -26,6 +26,7 @@ _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of 
 _FAST_ORDER = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(4, 4, 2).transpose(0, 2, 1).reshape(-1)
 _FAST_STEP = 64  # columns of a row that lie side by side, before those of the next of four rows
 _BITS = (2, 3, 4, 5, 6, 7, 8)
+_TABLES = ("embed_tokens", "word_embeddings", "wte", "tok_embeddings", "embed_in")  # modules that are tables
 
 
 def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
@@ -93,23 +94,41 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
 
     def rows(begin: int, end: int) -> CodedRows:
         some = np.ascontiguousarray(integers(words)[:, begin:end].T)
-        # zeros of whole words, or of as many as 32 codes that pass over the ends of words take
-        each_word, step = (32, bits) if zeros.columns * 32 == n * bits and 32 % bits else (32 // bits, 1)
-        first = begin // each_word
-        stored = integers(zeros).view(np.uint32)[:, first * step:-(-end // each_word) * step]
-        count = min(n, -(-end // each_word) * each_word) - first * each_word
+        first, cut = _cut(begin, end, bits, zeros.columns * 32 == n * bits)
+        return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
+                         by_group(some_scales(scales, slice(None), slice(begin, end))),
+                         by_group(points(integers(zeros)[:, cut], end - first)[:, begin - first:] + one))
+
+    def points(stored: np.ndarray, count: int) -> np.ndarray:
+        """Zeros u8 [groups, count] out of their words."""
+        stored = stored.view(np.uint32)
         if borrows and 32 % bits == 0:
             stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))  # 1 in each place
         packed = (dense if zeros.columns * 32 == n * bits else unpacked)(stored, bits, count)
-        packed = packed[:, begin - first * each_word:end - first * each_word]
         if borrows and 32 % bits:
             packed = packed + np.uint8(1) & np.uint8((1 << bits) - 1)
-        return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
-                         by_group(some_scales(scales, slice(None), slice(begin, end))), by_group(packed) + one)
+        return packed
 
+    def tokens(begin: int, end: int) -> CodedRows:
+        group = np.arange(begin, end) // size if index is None else order()[begin:end]
+        first, cut = _cut(begin, end, bits, words.rows * 32 == k * bits)
+        some = np.ascontiguousarray(integers(words)[cut].T)
+        codes = (dense if words.rows * 32 == k * bits else unpacked)(some, bits, end - first)[:, begin - first:]
+        return CodedRows(np.ascontiguousarray(codes.T), some_scales(scales, group),
+                         points(integers(zeros)[group], n).astype(np.float32) + one)
+
+    if stem.rpartition(".")[2] in _TABLES:
+        return CodedMatrix(f"{stem}.weight", (k, n), tokens, bits, scales.type.name, 1, sources=(words,))
     matrix = CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, each, turned=True, sources=(words,),
                          zero_type="U8" if bits < 8 or not one else scales.type.name)  # of 8 bits up to 256
     return matrix if in_order else replace(matrix, group=1, order=order)
+
+
+def _cut(begin: int, end: int, bits: int, dense: bool) -> tuple[int, slice]:
+    """The first code of the words that hold codes begin .. end, and these; dense: 32 codes fill as many as bits."""
+    each, step = (32, bits) if dense and 32 % bits else (32 // bits, 1)
+    first = begin // each
+    return first * each, slice(first * step, -(-end // each) * step)
 
 
 def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None, groups: int,
@@ -186,8 +205,9 @@ def _gemv(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
         raise parts.fail(zeros.name, f"is {zeros.type.name} {list(zeros.shape)}, expected zeros of {groups} groups")
 
     def rows(begin: int, end: int) -> CodedRows:
-        return CodedRows(unpacked(integers(words)[begin:end], 4, k), some_scales(scales, slice(begin, end), slice(0, groups)),
-                         unpacked(integers(zeros)[begin:end], 4, groups).astype(np.float32))
+        some = slice(begin, end)
+        return CodedRows(unpacked(integers(words)[some], 4, k), some_scales(scales, some, slice(0, groups)),
+                         unpacked(integers(zeros)[some], 4, groups).astype(np.float32))
 
     return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
 
@@ -197,7 +217,7 @@ def _gemv_fast(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> 
     size = parts.method.number("group_size", "q_group_size")
     size = k if size == -1 else size
     if size is None or size < 1 or k % size or k % _FAST_STEP or k // size > scales.rows or scales.columns != n:
-        raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected a scale for each {size} of "
+        raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected a row for each {size} of "
                                       f"{k} inputs, which are a multiple of {_FAST_STEP}, and {n} columns")
     zeros, groups = parts.need(f"{stem}.qzeros", SCALES, scales.shape, beside=words.name), k // size
     back = np.argsort(_FAST_ORDER)

@@ -72,7 +72,7 @@ def scale_values(tensor: Tensor) -> np.ndarray:
     return tensor.f32()
 
 
-def some_scales(tensor: Tensor, rows: slice, columns: slice | None = None) -> np.ndarray:
+def some_scales(tensor: Tensor, rows: slice | np.ndarray, columns: slice | None = None) -> np.ndarray:
     """Scales of some rows and columns, float32 [n, m]; the others are not converted. Types: `SCALES`."""
     raw = tensor.raw()[rows]
     if columns is not None:
