@@ -14,20 +14,23 @@ MIXES = {"Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K",
 # For rows that 256 does not divide: the type of about as many bits whose blocks have 32 weights.
 SHORT_ROWS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _BLOCK = 256
-_NAME = re.compile(r"(?:.+\.)?blk\.(\d+)\.\w*?(?:(attn_v|attn_k|attn_qkv|attn_kv_b|attn_output)|(ffn_down)\w*)\.weight")
+_NAME = re.compile(r"(?:.+\.)?blk\.(\d+)\.[\w.]*?"
+                   r"(?:(attn_v|attn_k|attn_qkv|attn_kv_b|attn_output)|(ffn_down)\w*)\.weight")
 _IQ4 = ("IQ4_XS", "IQ4_NL")
+_PLAIN = ("per_layer_model_proj", "altup", "laurel")  # parts of names of what is small
 _VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
 
 
 def types_of(mix: str, columns: Mapping[str, int], config: Mapping[str, Any], imatrix: bool = False) -> dict[str, str]:
-    """The type of each tensor.
+    """The type of each tensor that is quantised.
 
     mix:     one of MIXES, or a type for all tensors.
     columns: of each matrix, by GGUF name, those that are not quantised included. config: the metadata of the file.
     imatrix: whether it is known what matters.
     """
     model = _Model(columns, config, imatrix)
-    return {name: _fitting(model.type_of(mix, name), count) for name, count in columns.items()}
+    return {name: _fitting(model.type_of(mix, name), count) for name, count in columns.items()
+            if mix not in MIXES or not any(part in name for part in _PLAIN)}
 
 
 def _fitting(kind: str, columns: int) -> str:
@@ -49,7 +52,8 @@ class _Model:
         self._group = heads // kv_heads if heads and kv_heads else 1
         self._experts = int(self._value(config, "expert_count", 0))
         self._down = self._in_order("ffn_down") if self._experts < 2 else {}
-        self._output = "output.weight" if "output.weight" in columns else "token_embd.weight"
+        self._tied = "output.weight" not in columns
+        self._output = "token_embd.weight" if self._tied else "output.weight"
 
     def _in_order(self, *kinds: str) -> dict[str, int]:
         """Tensors of some kinds by their number in a file, which has them by layer, then by name."""
@@ -67,7 +71,7 @@ class _Model:
         if mix not in MIXES:
             return mix
         falcon = self._architecture == "falcon"
-        if name == self._output:
+        if name == self._output or (self._tied and name.endswith("token_embd.weight")):  # also one for each layer
             return "Q8_0" if falcon else "Q6_K"
         kind, layer = self._kinds.get(name, ("", 0))
         rules = {**dict.fromkeys(_VALUES, self._of_values), "attn_k": self._of_keys, "attn_output": self._of_outputs,
