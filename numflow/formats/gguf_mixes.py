@@ -12,22 +12,25 @@ from typing import Any
 MIXES = {"Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K", "Q4_K_S": "Q4_K", "Q4_K_M": "Q4_K",
          "Q5_K_S": "Q5_K", "Q5_K_M": "Q5_K", "IQ4_XS": "IQ4_XS", "IQ4_NL": "IQ4_NL"}
 # For rows that 256 does not divide: the type of about as many bits whose blocks have 32 weights.
-SHORT_ROWS = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+SHORT_ROWS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _BLOCK = 256
-_NAME = re.compile(r"(?:.+\.)?blk\.(\d+)\.(attn_v|attn_k|attn_qkv|attn_kv_b|attn_output|ffn_down)\w*\.weight")
+_NAME = re.compile(r"(?:.+\.)?blk\.(\d+)\.[\w.]*?"
+                   r"(?:(attn_v|attn_k|attn_qkv|attn_kv_b|attn_output)|(ffn_down)\w*)\.weight")
 _IQ4 = ("IQ4_XS", "IQ4_NL")
+_PLAIN = ("per_layer_model_proj", "altup", "laurel")  # parts of names of what is small
 _VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
 
 
 def types_of(mix: str, columns: Mapping[str, int], config: Mapping[str, Any], imatrix: bool = False) -> dict[str, str]:
-    """The type of each tensor.
+    """The type of each tensor that is quantised.
 
     mix:     one of MIXES, or a type for all tensors.
     columns: of each matrix, by GGUF name, those that are not quantised included. config: the metadata of the file.
     imatrix: whether it is known what matters.
     """
     model = _Model(columns, config, imatrix)
-    return {name: _fitting(model.type_of(mix, name), count) for name, count in columns.items()}
+    return {name: _fitting(model.type_of(mix, name), count) for name, count in columns.items()
+            if mix not in MIXES or not any(part in name for part in _PLAIN)}
 
 
 def _fitting(kind: str, columns: int) -> str:
@@ -41,15 +44,22 @@ class _Model:
         self._imatrix = imatrix
         self._architecture = config.get("general.architecture", "")
         found = {name: match for name in columns if (match := _NAME.fullmatch(name))}
-        self._kinds = {name: (match[2], int(match[1])) for name, match in found.items()}
+        self._kinds = {name: (match[2] or match[3], int(match[1])) for name, match in found.items()}
         self._layers = int(self._value(config, "block_count", 0)) or 1 + max(
             (layer for _, layer in self._kinds.values()), default=0)
-        values = sorted({layer for kind, layer in self._kinds.values() if kind in _VALUES})
-        self._rank, self._values = {layer: rank for rank, layer in enumerate(values)}, len(values)
+        self._values = self._in_order(*_VALUES)
         heads, kv_heads = (self._value(config, key, 0) for key in ("attention.head_count", "attention.head_count_kv"))
         self._group = heads // kv_heads if heads and kv_heads else 1
         self._experts = int(self._value(config, "expert_count", 0))
-        self._output = "output.weight" if "output.weight" in columns else "token_embd.weight"
+        self._down = self._in_order("ffn_down") if self._experts < 2 else {}
+        self._tied = "output.weight" not in columns
+        self._output = "token_embd.weight" if self._tied else "output.weight"
+
+    def _in_order(self, *kinds: str) -> dict[str, int]:
+        """Tensors of some kinds by their number in a file, which has them by layer, then by name."""
+        names = sorted((layer if name.startswith("blk.") else -1, name)
+                       for name, (kind, layer) in self._kinds.items() if kind in kinds)
+        return {name: number for number, (_, name) in enumerate(names)}
 
     def _value(self, config: Mapping[str, Any], key: str, default: int) -> int:
         """A number of the metadata; the largest of a list with one for each layer."""
@@ -61,28 +71,29 @@ class _Model:
         if mix not in MIXES:
             return mix
         falcon = self._architecture == "falcon"
-        if name == self._output:
+        if name == self._output or (self._tied and name.endswith("token_embd.weight")):  # also one for each layer
             return "Q8_0" if falcon else "Q6_K"
         kind, layer = self._kinds.get(name, ("", 0))
         rules = {**dict.fromkeys(_VALUES, self._of_values), "attn_k": self._of_keys, "attn_output": self._of_outputs,
                  "ffn_down": self._of_down}
-        return rules[kind](mix, layer, falcon) if kind else MIXES[mix]
+        at = self._values.get(name, self._down.get(name, layer))
+        return rules[kind](mix, at, falcon) if kind else MIXES[mix]
 
     def _more_bits(self, at: int, count: int) -> bool:
         """Whether a layer is among those at both ends, or every third between."""
         return at < count // 8 or at >= 7 * count // 8 or (at - count // 8) % 3 == 2
 
-    def _of_values(self, mix: str, layer: int, falcon: bool) -> str:
+    def _of_values(self, mix: str, at: int, falcon: bool) -> str:
         if self._experts == 8:
             return "Q8_0"  # shared by eight experts, it costs next to nothing
-        at, base = self._rank[layer], MIXES[mix]
+        base = MIXES[mix]
         if mix == "Q2_K_S" and self._group >= 4:
             base = "Q4_K"
         elif mix == "Q3_K_M":
             base = "Q5_K" if at < 2 else "Q4_K"
         elif mix == "Q3_K_L" or (mix == "Q4_K_S" and at < 4) or (mix in _IQ4 and self._group >= 4):
             base = "Q5_K"
-        elif mix in ("Q4_K_M", "Q5_K_M") and self._more_bits(at, self._values):
+        elif mix in ("Q4_K_M", "Q5_K_M") and self._more_bits(at, len(self._values)):
             base = "Q6_K"
         if self._layers == 80 and self._group > 1 and base in ("Q3_K", "Q4_K"):
             return "Q5_K"  # eight heads share each of them in models of that size

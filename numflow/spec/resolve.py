@@ -127,7 +127,7 @@ class Resolved:
     def _look_up(self, key: str) -> Any:
         """`rope_scaling.factor` is key "factor" of the object "rope_scaling". None: JSON null."""
         if self.naming == "gguf":
-            return self.config.get(key, _MISSING)
+            return _one_for_all(self.config.get(key, _MISSING))
         part, found = self.config.get(self.spec.section(self.naming).get("within", "")), _MISSING
         for value in (part, self.config):
             for word in key.split("."):
@@ -263,6 +263,12 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, Mapping) and value.keys() == {"__float__"}:
         return {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value["__float__"]), value)
     return value
+
+
+def _one_for_all(value: Any) -> Any:
+    """A value of GGUF metadata, where a whole number that all layers share may be written once for each."""
+    same = isinstance(value, list) and len(value) > 1 and all(type(each) is int and each == value[0] for each in value)
+    return value[0] if same else value
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:

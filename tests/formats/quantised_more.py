@@ -58,6 +58,25 @@ def gemv(rng, n, k, group=64):
     return tensors, np.repeat(numbers, group, 1) * (codes - np.repeat(zeros, group, 1)), config
 
 
+def gemv_fast(rng, n, k, group=64):
+    """AWQ's version gemv_fast: column 8a + 2b + d of 32 is code 8b + 4d + a; 64 of four rows make 64 words."""
+    groups, room = k // group, -(-k // group // 16) * 16
+    codes, zeros = rng.integers(0, 16, (n, k)), rng.integers(0, 16, (n, groups))
+    stored, numbers = wide("F16", scales_of(rng, n, groups))
+    offsets, values = wide("F16", -zeros * numbers)
+    row, column = np.divmod(np.arange(n * k), k)
+    at = column // 32 * 32 + column % 8 // 2 * 8 + column % 2 * 4 + column % 32 // 8
+    place = row % 4 * 64 + at % 64
+    data = np.zeros((n // 4, k), np.uint16)
+    np.bitwise_or.at(data, (row // 4, at // 64 * 64 + place // 4),
+                     (codes.reshape(-1) << place % 4 * 4).astype(np.uint16))
+    padded = {name: ("F16", np.ascontiguousarray(np.pad(x, ((0, 0), (0, room - groups))).T))
+              for name, x in (("scales", stored), ("qzeros", offsets))}
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemv_fast"}
+    return ({"qweight": ("I16", data.view(np.int16)), **padded},
+            codes * np.repeat(numbers, group, 1) + np.repeat(values, group, 1), config)
+
+
 def auto_round(rng, n, k, form="auto_round", bits=4, group=32, key="packing_format"):
     """AutoRound's layouts of GPTQ, of which some store zeros as they are."""
     codes, zeros = rng.integers(0, 1 << bits, (k, n)), rng.integers(1, 1 << bits, (k // group, n))
@@ -108,6 +127,8 @@ def modelopt(rng, n, k, algorithm="W4A16_AWQ", group=64):
     codes, stored = rng.integers(-8, 8, (n, k)), scales_of(rng, n, k // group).astype(np.float32)
     tensors |= {"weight": ("U8", (codes[0::2] & 15 | (codes[1::2] & 15) << 4).astype(np.uint8)),
                 "weight_scale": ("F32", stored)}
+    if algorithm == "W4A8_AWQ":
+        tensors["weight_scale_2"] = ("F32", np.array(0.25, np.float32))  # of the FP8 they are multiplied in
     return tensors, codes * np.repeat(stored.astype(np.float64), group, 1) * factors, config
 
 
@@ -213,13 +234,14 @@ MORE = {
     "gptq-planes-act": (planar, {"bits": 6, "act": True}),
     **{f"gptq-borrowed-{bits}": (borrowing, {"bits": bits}) for bits in (2, 3, 4, 8)},
     "awq-gemv": (gemv, {}), "awq-gemv-32": (gemv, {"group": 32}),
+    "awq-gemv-fast": (gemv_fast, {}), "awq-gemv-fast-32": (gemv_fast, {"group": 32}),
     "auto-round": (auto_round, {}), "auto-round-less": (auto_round, {"form": "auto_round:auto_gptq"}),
     "auto-round-older": (auto_round, {"form": "auto_round:exllamav2", "key": "backend"}),
     "auto-round-older-less": (auto_round, {"form": "auto_round:gptq:exllamav2", "key": "backend"}),
     "auto-round-5": (auto_round, {"bits": 5}), "mxfp6": (mxfp6, {}),
     "fp8-fours": (fours_of_fp8, {}), "fp8-fours-f32": (fours_of_fp8, {"scale": "F32"}),
     **{f"modelopt-{name.lower()}": (modelopt, {"algorithm": name})
-       for name in ("W4A16_AWQ", "NVFP4_AWQ", "W8A8_SQ_PER_CHANNEL", "FP8_PB_WO")},
+       for name in ("W4A16_AWQ", "W4A8_AWQ", "NVFP4_AWQ", "W8A8_SQ_PER_CHANNEL", "FP8_PB_WO")},
     "torchao-int4": (torchao4, {}), "torchao-nvfp4": (torchao4, {"kind": "nvfp4"}),
     **{f"torchao-{kind}-tiles": (torchao4, {"kind": kind, "tiles": True}) for kind in ("nvfp4", "mxfp4", "mxfp8")},
     **{f"mlx-{bits}": (mlx, {"bits": bits}) for bits in (2, 3, 4, 6, 8)}, "mlx-own": (mlx, {"own": True}),

@@ -66,6 +66,32 @@ def test_rows_that_256_does_not_divide_get_types_of_smaller_blocks():
     assert set(found.values()) == {"Q8_0", "Q5_0"} and found["output.weight"] == "Q8_0"
     assert set(types_of("Q6_K", *model(width=96)).values()) == {"Q8_0"}
     assert set(types_of("Q4_K", *model()).values()) == {"Q4_K"}
+    assert set(types_of("Q3_K_S", *model(width=576)).values()) == {"Q8_0", "Q4_0"}
+
+
+def test_matrices_of_latent_attention_are_no_keys_or_values():
+    columns = {f"blk.{layer}.{part}.weight": 512 for layer in range(2)
+               for part in ("attn_k_b", "attn_v_b", "attn_kv_a_mqa", "attn_kv_b", "ffn_down_exps")}
+    found = types_of("Q4_K_M", columns, {"general.architecture": "some", "some.block_count": 2, "some.expert_count": 8})
+    assert found["blk.0.attn_kv_b.weight"] == "Q8_0"
+    assert {found[f"blk.0.{part}.weight"] for part in ("attn_k_b", "attn_v_b", "attn_kv_a_mqa")} == {"Q4_K"}
+
+
+def test_layers_without_a_feed_forward_part_do_not_count():
+    """Where there are no experts it is the number of such matrices before one that matters, not that of its layer."""
+    columns, config = model()
+    columns = {name: width for name, width in columns.items()
+               if ".ffn_" not in name or int(name.split(".")[1]) % 4 == 3}
+    assert layers_with(types_of("Q4_K_M", columns, config), "ffn_down", "Q6_K") == [3, 7]
+    config["some.expert_count"] = 4
+    assert layers_with(types_of("Q4_K_M", columns, config), "ffn_down", "Q6_K") == [7, 15]
+
+
+def test_an_encoder_comes_behind_its_decoder():
+    """By name, where no layer begins it; values of cross-attention are values."""
+    columns = {f"{part}.weight": 512 for part in ("enc.blk.0.attn_v", "dec.blk.0.attn_v", "dec.blk.0.cross_attn_v")}
+    found = types_of("Q3_K_M", columns, {"general.architecture": "some", "some.block_count": 1})
+    assert list(found.values()) == ["Q4_K", "Q5_K", "Q5_K"]
 
 
 def test_every_type_of_a_mix_can_be_written():

@@ -8,7 +8,7 @@ import pytest
 from numflow.errors import FormatError
 from numflow.formats import open_checkpoint
 from tests.formats.quantised_files import bitsandbytes4, gptq, hqq, made, save
-from tests.formats.quantised_more import torchao4
+from tests.formats.quantised_more import mlx, torchao4
 from tests.formats.quantised_parts import E2M1, e4m3, words
 from tests.formats.test_quantised import MODULE, close, folder_of
 
@@ -180,3 +180,17 @@ def test_a_method_that_only_tensors_tell_is_named(tmp_path):
     tensors = {"weight._data": ("I8", np.ones((64, 192), np.int8)), "weight._scale": ("F32", np.ones((64, 1), "f4"))}
     with pytest.raises(FormatError, match=r"quantised by 'quanto' \(tensor '.*up_proj.weight._data'\), which is not"):
         open_checkpoint(folder_of(tmp_path, tensors, None))
+
+
+def test_experts_of_mlx_that_lie_in_one_stack(tmp_path):
+    """Each a matrix of its own, of its own rows of codes, scales and biases."""
+    tensors, weights, config = mlx(np.random.default_rng(0), 3 * 40, 64)
+    named = {f"model.layers.0.mlp.switch_mlp.up_proj.{name}": (kind, array.reshape(3, 40, -1))
+             for name, (kind, array) in tensors.items()}
+    save(tmp_path / "model.safetensors", named)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": config}))
+    found = open_checkpoint(tmp_path).tensors
+    assert list(found) == [f"{EXPERTS}.{expert}.up_proj.weight" for expert in range(3)]
+    for expert, tensor in enumerate(found.values()):
+        assert tensor.turned
+        close(tensor.f32(), weights.astype(np.float32).reshape(3, 40, 64)[expert])

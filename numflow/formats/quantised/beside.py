@@ -229,6 +229,7 @@ def two_rows_in_a_byte(parts: StoredParts, name: str, scale: Tensor) -> CodedMat
     tensor = parts.need(name, ("U8",), beside=name)
     shape = (*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.columns)
     grid = scale_grid(parts, scale, shape)
+    parts.get(f"{name}_scale_2")  # of FP8, which others multiply such weights in
 
     def rows(begin: int, end: int) -> CodedRows:
         at = np.arange(begin, end)

@@ -3,10 +3,11 @@
 GPTQ packs along the inputs, qweight [K / p, N], zeros along the outputs, qzeros [groups, N / p], scales [groups, N];
 g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one (GPTQModel
 takes 1 from each place of a word, where a zero of 0 borrows from the next), but in gptq_v2 and gptq_p; gptq_p keeps
-codes of 3, 5, 6 and 7 bits in planes.
+codes of 3, 5, 6 and 7 bits in planes. Of a table of embeddings tokens are the inputs, so that they share scales.
 AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own; its version "gemv"
-packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare. None
-has scales for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
+packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare, and
+"gemv_fast" four rows in words of 16 bits, qweight [N / 4, K], with qzeros = -zero * scale of scales' type and shape,
+[8 W, N]. None has scales for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
 """
 
 import math
@@ -16,12 +17,16 @@ import numpy as np
 
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
-from numflow.formats.quantised.coded import CodedMatrix, CodedRows
-from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, scale_values
+from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
+from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, some_scales
 from numflow.formats.quantised.words import unpacked, unpacked_planes, unpacked_stream
 
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of a word holds
+# Column of 32 that code i of a row holds: pairs of four columns by eights, and of those eight the even ones first.
+_FAST_ORDER = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(4, 4, 2).transpose(0, 2, 1).reshape(-1)
+_FAST_STEP = 64  # columns of a row that lie side by side, before those of the next of four rows
 _BITS = (2, 3, 4, 5, 6, 7, 8)
+_TABLES = ("embed_tokens", "word_embeddings", "wte", "tok_embeddings", "embed_in")  # modules that are tables
 
 
 def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
@@ -31,7 +36,7 @@ def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
         FormatError: a tensor is missing, or types and shapes do not fit together.
     """
     stem = name.removesuffix(".qweight")
-    words = parts.need(name, WORDS, beside=name)
+    words = parts.need(name, ("I16",) if parts.method.layout == "gemv_fast" else WORDS, beside=name)
     scales = parts.need(f"{stem}.scales", SCALES, beside=name)
     if len(words.shape) != 2 or len(scales.shape) != 2 or not scales.rows:
         raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))} with scales "
@@ -39,6 +44,8 @@ def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
     method = parts.method
     _drop_bias(parts, f"{stem}.bias", words.rows if method.layout == "gemv" else scales.columns)
     by_shape = words.columns * 8 == scales.columns and f"{stem}.g_idx" not in parts.tensors
+    if method.layout == "gemv_fast":
+        return _gemv_fast(parts, stem, words, scales)
     if method.layout == "gemv":
         return _gemv(parts, stem, words, scales)
     read, outputs = ((_awq, 8 * words.columns) if method.layout == "gemm" or (by_shape and not method.stated)
@@ -80,24 +87,48 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
     in_order = index is None or bool((order() == np.arange(k) // size).all())
     each = math.gcd(size, k)  # less than a group where the last one is short
 
-    def by_group(values: np.ndarray, begin: int, end: int) -> np.ndarray:
-        found = _columns(values, begin, end)
+    def by_group(values: np.ndarray) -> np.ndarray:
+        """Values [groups, n] as float32 rows [n, groups]."""
+        found = np.ascontiguousarray(values.T, np.float32)
         return found[:, np.arange(k // each) * each // size] if in_order and k % size else found
 
     def rows(begin: int, end: int) -> CodedRows:
         some = np.ascontiguousarray(integers(words)[:, begin:end].T)
-        stored = integers(zeros).view(np.uint32)
+        first, cut = _cut(begin, end, bits, zeros.columns * 32 == n * bits)
+        return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
+                         by_group(some_scales(scales, slice(None), slice(begin, end))),
+                         by_group(points(integers(zeros)[:, cut], end - first)[:, begin - first:] + one))
+
+    def points(stored: np.ndarray, count: int) -> np.ndarray:
+        """Zeros u8 [groups, count] out of their words."""
+        stored = stored.view(np.uint32)
         if borrows and 32 % bits == 0:
             stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))  # 1 in each place
-        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(stored, bits, n)
+        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(stored, bits, count)
         if borrows and 32 % bits:
             packed = packed + np.uint8(1) & np.uint8((1 << bits) - 1)
-        return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
-                         by_group(scale_values(scales), begin, end), by_group(packed, begin, end) + one)
+        return packed
 
+    def tokens(begin: int, end: int) -> CodedRows:
+        group = np.arange(begin, end) // size if index is None else order()[begin:end]
+        first, cut = _cut(begin, end, bits, words.rows * 32 == k * bits)
+        some = np.ascontiguousarray(integers(words)[cut].T)
+        codes = (dense if words.rows * 32 == k * bits else unpacked)(some, bits, end - first)[:, begin - first:]
+        return CodedRows(np.ascontiguousarray(codes.T), some_scales(scales, group),
+                         points(integers(zeros)[group], n).astype(np.float32) + one)
+
+    if stem.rpartition(".")[2] in _TABLES:
+        return CodedMatrix(f"{stem}.weight", (k, n), tokens, bits, scales.type.name, 1, sources=(words,))
     matrix = CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, each, turned=True, sources=(words,),
                          zero_type="U8" if bits < 8 or not one else scales.type.name)  # of 8 bits up to 256
     return matrix if in_order else replace(matrix, group=1, order=order)
+
+
+def _cut(begin: int, end: int, bits: int, dense: bool) -> tuple[int, slice]:
+    """The first code of the words that hold codes begin .. end, and these; dense: 32 codes fill as many as bits."""
+    each, step = (32, bits) if dense and 32 % bits else (32 // bits, 1)
+    first = begin // each
+    return first * each, slice(first * step, -(-end // each) * step)
 
 
 def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None, groups: int,
@@ -138,11 +169,6 @@ def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
     return min(size, k)
 
 
-def _columns(values: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Columns of [groups, N] as float32 rows [n, groups]."""
-    return np.ascontiguousarray(values[:, begin:end].T, np.float32)
-
-
 def _awq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
     (groups, n), k = scales.shape, words.rows
     size = _group_size(parts, scales, groups, k)
@@ -157,9 +183,11 @@ def _awq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedM
 
     def rows(begin: int, end: int) -> CodedRows:
         first, last = begin // 8, -(-end // 8)
-        return CodedRows(np.ascontiguousarray(codes(integers(words)[:, first:last]).T),
-                         _columns(scale_values(scales), begin, end),
-                         _columns(codes(integers(zeros)[:, first:last]), 0, end - begin))
+        some = slice(begin - 8 * first, end - 8 * first)
+        return CodedRows(*(np.ascontiguousarray(found.T, kind) for found, kind in (
+            (codes(integers(words)[:, first:last])[:, some], np.uint8),
+            (some_scales(scales, slice(None), slice(begin, end)), np.float32),
+            (codes(integers(zeros)[:, first:last])[:, some], np.float32))))
 
     return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
 
@@ -177,7 +205,29 @@ def _gemv(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
         raise parts.fail(zeros.name, f"is {zeros.type.name} {list(zeros.shape)}, expected zeros of {groups} groups")
 
     def rows(begin: int, end: int) -> CodedRows:
-        return CodedRows(unpacked(integers(words)[begin:end], 4, k), scale_values(scales)[begin:end, :groups],
-                         unpacked(integers(zeros)[begin:end], 4, groups).astype(np.float32))
+        some = slice(begin, end)
+        return CodedRows(unpacked(integers(words)[some], 4, k), some_scales(scales, some, slice(0, groups)),
+                         unpacked(integers(zeros)[some], 4, groups).astype(np.float32))
 
     return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))
+
+
+def _gemv_fast(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
+    n, k = 4 * words.rows, words.columns
+    size = parts.method.number("group_size", "q_group_size")
+    size = k if size == -1 else size
+    if size is None or size < 1 or k % size or k % _FAST_STEP or k // size > scales.rows or scales.columns != n:
+        raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected a row for each {size} of "
+                                      f"{k} inputs, which are a multiple of {_FAST_STEP}, and {n} columns")
+    zeros, groups = parts.need(f"{stem}.qzeros", SCALES, scales.shape, beside=words.name), k // size
+    back = np.argsort(_FAST_ORDER)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        first, last, columns = begin // 4, -(-end // 4), slice(begin, end)
+        codes = unpacked(integers(words)[first:last].view(np.uint16), 4, 4 * k)  # of 64 columns, 4 in a word
+        by_row = codes.reshape(-1, k // _FAST_STEP, 4, _FAST_STEP).transpose(0, 2, 1, 3).reshape(-1, k // 32, 32)
+        own, offsets = (np.ascontiguousarray(some_scales(each, slice(0, groups), columns).T)
+                        for each in (scales, zeros))
+        return CodedRows(by_row[begin - 4 * first:end - 4 * first, :, back].reshape(-1, k), *zeros_of(own, offsets))
+
+    return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, "F32", size, zero_type="F32", turned=True, sources=(words,))

@@ -11,7 +11,7 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows
 from numflow.formats.quantised.parts import SCALES, StoredParts, integers, scale_values, stored_bytes
-from numflow.formats.types import TYPES
+from numflow.formats.types import TYPES, to_f32
 
 # Packing: bits, codes of a word, type of words.
 _PACKINGS = {"8bit_u8": (8, 1, "U8"), "4bit_u8": (4, 2, "U8"), "2bit_u8": (2, 4, "U8"), "1bit_u8": (1, 8, "U8"),
@@ -90,6 +90,12 @@ def _code_rows(words: Tensor, bits: int, begin: int, end: int) -> np.ndarray:
     return np.concatenate(pieces)
 
 
+def _some(tensor: Tensor, begin: int, end: int) -> np.ndarray:
+    """Numbers begin .. end of all that a tensor has, float32."""
+    width = tensor.type.row_bytes(1)
+    return to_f32(stored_bytes(tensor)[None, begin * width:end * width], tensor.type.name)[0]
+
+
 def _by_rows(words: Tensor, scales: Tensor, zeros: Tensor, grid: tuple[int, int], bits: int, k: int, axis: int):
     """Rows of K weights that are whole numbers of groups."""
     groups = k // grid[1]
@@ -97,7 +103,7 @@ def _by_rows(words: Tensor, scales: Tensor, zeros: Tensor, grid: tuple[int, int]
     def rows(begin: int, end: int) -> CodedRows:
         first, last = begin * groups, end * groups
         codes = _code_rows(words, bits, first, last).reshape(-1, k)
-        own = (scale_values(tensor).reshape(-1)[first:last].reshape(-1, groups) for tensor in (scales, zeros))
+        own = (_some(tensor, first, last).reshape(-1, groups) for tensor in (scales, zeros))
         return CodedRows(codes, *own)
 
     return rows

@@ -89,7 +89,7 @@ class Method:
 
     @property
     def layout(self) -> str:
-        """The layout of GPTQ's and AWQ's words: "gptq", "gptq_v2", "gptq_p", "gemm" or "gemv"."""
+        """The layout of GPTQ's and AWQ's words: "gptq", "gptq_v2", "gptq_p", "gemm", "gemv" or "gemv_fast"."""
         return layout(self)
 
     @property

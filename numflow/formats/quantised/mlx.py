@@ -3,10 +3,15 @@
     mode affine   NAME.biases too (qbiases of transformers' "metal"), w = scale * code + bias
     mode mxfp4    E2M1 numbers, scales are powers of two
 
-Bits and columns of a group are what the configuration says of the layer, else of all.
+Bits and columns of a group are what the configuration says of the layer, else of all. Experts lie in stacks,
+NAME.switch_mlp.PART.weight, which stand for NAME.experts.0.PART.weight and so on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
 
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
@@ -54,3 +59,29 @@ def mlx(parts: StoredParts, name: str) -> CodedMatrix:
         return CodedRows(unpacked_stream(some, bits, k), *zeros_of(own, other))
 
     return CodedMatrix(name, shape, rows, bits, "F32", size, zero_type="F32", turned=len(shape) == 2, sources=(words,))
+
+
+_Matrix = TypeVar("_Matrix", CodedMatrix, Tensor)
+
+
+def apart(matrix: _Matrix) -> Iterator[_Matrix]:
+    """The matrices of a stack of experts; of anything else the one it is."""
+    stem, stack, part = matrix.name.partition(".switch_mlp.")
+    if not stack or len(matrix.shape) != 3:
+        yield matrix
+        return
+    count, n, k = matrix.shape
+    for expert in range(count):
+        name, first = f"{stem}.experts.{expert}.{part}", expert * n
+        if isinstance(matrix, Tensor):
+            yield replace(matrix, name=name, shape=(n, k), read=_rows_of(matrix, first, n))
+        else:
+            yield replace(matrix, name=name, shape=(n, k), rows=_codes_from(matrix, first), turned=True)
+
+
+def _rows_of(stack: Tensor, first: int, count: int) -> Callable[[], np.ndarray]:
+    return lambda: stack.raw()[first:first + count]
+
+
+def _codes_from(stack: CodedMatrix, first: int) -> Callable[[int, int], CodedRows]:
+    return lambda begin, end: stack.rows(first + begin, first + end)

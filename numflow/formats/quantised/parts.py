@@ -9,7 +9,7 @@ from numflow.errors import FormatError
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 from numflow.formats.quantised.method import Method
-from numflow.formats.types import TYPES
+from numflow.formats.types import TYPES, to_f32
 
 SCALES = ("F16", "BF16", "F32")
 POWERS = ("U8", "F8_E8M0")  # exponents of scales that are powers of two
@@ -70,3 +70,12 @@ def scale_values(tensor: Tensor) -> np.ndarray:
     if tensor.type.name == "U8":
         return Tensor(tensor.name, tensor.shape, TYPES["F8_E8M0"], tensor.read).f32()
     return tensor.f32()
+
+
+def some_scales(tensor: Tensor, rows: slice | np.ndarray, columns: slice | None = None) -> np.ndarray:
+    """Scales of some rows and columns, float32 [n, m]; the others are not converted. Types: `SCALES`."""
+    raw = tensor.raw()[rows]
+    if columns is not None:
+        width = tensor.type.row_bytes(1)
+        raw = raw[:, columns.start * width:columns.stop * width]
+    return to_f32(np.ascontiguousarray(raw), tensor.type.name)

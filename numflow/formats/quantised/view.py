@@ -40,7 +40,7 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
     """
     method = method_of(config, tensors, folder)
     if method is None:
-        return tensors, config, ""
+        return {each.name: each for tensor in tensors.values() for each in mlx.apart(tensor)}, config, ""
     parts = StoredParts(tensors, file_of, method)
     matrices = {name: _with_factors(parts, read(parts, name)) for name, tensor in tensors.items()
                 if (read := _reader(parts, tensor))}
@@ -49,12 +49,12 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
         if name in matrices:
             if not all(matrices[name].shape):
                 raise parts.fail(name, f"stands for a matrix of {list(matrices[name].shape)}, which has no numbers")
-            plain = matrices[name].tensor()
-            if plain.name in made or (plain.name != name and plain.name in tensors):
-                raise parts.fail(name, f"stands for {plain.name!r}, which is in the file too")
-            made[plain.name] = plain
+            for plain in (each.tensor() for each in mlx.apart(matrices[name])):
+                if plain.name in made or (plain.name != name and plain.name in tensors):
+                    raise parts.fail(name, f"stands for {plain.name!r}, which is in the file too")
+                made[plain.name] = plain
         elif name not in parts.used and not _is_of_activations(name):
-            made[name] = _plain(parts, tensor)
+            made |= {each.name: each for each in mlx.apart(_plain(parts, tensor))}
     return made, without_method(config), str(method)
 
 

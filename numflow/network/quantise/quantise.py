@@ -104,6 +104,8 @@ def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme
         return "its file has columns where rows are wanted"
     if any(weight.normalize_rows for weight in uses):
         return "its rows are normalised when they are read"
+    if tensor.rows == 1:
+        return "it is one row"
     if tensor.rows * tensor.columns < SMALLEST:
         return f"it has less than {SMALLEST} weights"
     kind = tensor_type(scheme)
