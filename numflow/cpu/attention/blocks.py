@@ -14,7 +14,7 @@ from numflow.cpu.attention.slots import COLUMNS, HEIGHTS
 from numflow.cpu.runtime.access import f32_ptr, i64
 from numflow.cpu.simd.float32 import fma, lane_numbers, load_part, splat, store_part, where_less
 from numflow.cpu.simd.functions import exp
-from numflow.cpu.simd.value import load, save, staged, turned
+from numflow.cpu.simd.value import load, prefetch, save, staged, turned
 from numflow.cpu.simd.vector import NO_WRAPPERS, inline, load_f32, store_f32, zero_f32
 from numflow.cpu.state.matrix_state import F32
 from numflow.cpu.state.state_rows import read_row, write_row
@@ -62,6 +62,24 @@ def _turn_rows(source, stride, y):
     """16 columns of 16 rows, `stride` bytes apart, as rows of 16 numbers at y."""
     for column, vector in enumerate(turned([load(source + stride * row, "f32", 16) for row in range(16)])):
         save(y + 64 * column, vector)
+
+
+@staged(types.void, _i64, _i64)
+def _ask(address, stride):
+    """A line of each of 16 rows, `stride` bytes apart, towards the second cache."""
+    for row in range(STATE_BLOCK):
+        prefetch(address + stride * row, 2)
+
+
+@inline
+def ask_ahead(args, t, head):
+    """Values and results of a whole block of a head: lines of rows far apart, which no prefetcher of the processor
+    foresees."""
+    at, v_row, y_row = 4 * head * i64(args, SLOTS.v_dim), 4 * i64(args, SLOTS.v_stride), 4 * i64(args, SLOTS.y_stride)
+    v, y = i64(args, SLOTS.v) + t * v_row, i64(args, SLOTS.y) + t * y_row
+    for line in range(at, at + 4 * i64(args, SLOTS.v_dim), 64):
+        _ask(v + line, v_row)
+        _ask(y + line, y_row)
 
 
 @inline

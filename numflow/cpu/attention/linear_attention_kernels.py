@@ -1,6 +1,7 @@
 """Kernels of linear attention (linear_attention.py)."""
 
 from numflow.cpu.attention.blocks import (
+    ask_ahead,
     ask_state,
     by_column,
     close_block,
@@ -33,6 +34,8 @@ def linear_attention(args, thread, n_threads):
             first = positions[t] % STATE_BLOCK
             count, keys = min(STATE_BLOCK - first, starts[sequence + 1] - t), -1
             for head in range(begin, end):
+                if count == STATE_BLOCK and head + 1 < end:
+                    ask_ahead(args, t, head + 1)
                 _block(args, scratch, slot + head * i64(args, SLOTS.head), head, t, first, count,
                        positions[t] >= STATE_BLOCK, key_head(args, head) == keys)
                 keys = key_head(args, head)
