@@ -29,8 +29,8 @@ def cut_by_layer(network: Network, shares: tuple[float, ...],
                  layers: Mapping[str, tuple[int, ...]] | None = None) -> tuple[PipelineStage, ...]:
     """Stages in order.
 
-    shares: how much of the layers each stage takes, about: layers that share a cache stay together. layers: for each stack ("" or "enc." and "dec."), how many layers
-    each stage takes instead.
+    shares: how much of the layers each stage takes, about: layers that share a cache stay together. layers: for each
+    stack ("" or "enc." and "dec."), how many layers each stage takes instead.
 
     Raises:
         DeviceError: fewer layers than stages, or counts that do not add up.

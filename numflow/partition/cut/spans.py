@@ -32,8 +32,8 @@ def layer_spans(total: int, shares: tuple[float, ...]) -> Spans:
 
 
 def nearest_spans(spans: Spans, closed: Collection[int]) -> Spans:
-    """The same number of spans, none of them empty, with no border between them in `closed`, and borders as near as that
-    allows; unchanged where there are too few other places."""
+    """The same number of spans, none of them empty, without a border in `closed`, the borders as near as that allows;
+    unchanged where there are too few other places."""
     total, wanted = spans[-1][1], [end for _, end in spans[:-1]]
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}  # by the last border: distances, borders
     for place in wanted:
