@@ -149,6 +149,8 @@ OTHERS: dict[str, tuple] = {
     "nanochat_uncapped": ("nanochat", {"num_key_value_heads": 2, "attention_bias": True, "hidden_act": "silu",
                                        "final_logit_softcapping": None, "tie_word_embeddings": True}),
     "nemotron_h_tied": ("nemotron_h", {"tie_word_embeddings": True}),
+    # Saved by transformers: the taps of queries, keys and values are dealt out evenly.
+    "olmo_hybrid_wide": ("olmo_hybrid", {"linear_value_head_dim": 24, "linear_conv_kernel_dim": 3}),
     "vaultgemma_uncapped": ("vaultgemma", {
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
         "hidden_activation": "silu", "tie_word_embeddings": False}, ("layer_types",)),

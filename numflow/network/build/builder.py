@@ -128,6 +128,19 @@ class Builder:
         return self._add(Weight(f"{self.prefix}{module}{suffix}.weight", (expected, columns), (part,),
                                 normalize_rows=normalize_rows, types=(tensor.type.name,)))
 
+    def matrix_across(self, modules: Sequence[str], module: str, start: int, rows: int, columns: int) -> str:
+        """Matrix [rows, columns] of a module: rows from `start` on of the tensors of `modules`, one below the other."""
+        parts, types, begin = [], [], 0
+        for tensor in (self.names.need(name, "weight", self.layer, self.stack) for name in modules):
+            if tensor.columns != columns:
+                raise self._wrong_shape(tensor, f"[{tensor.rows}, {columns}]")
+            own = range(max(start - begin, 0), min(start + rows - begin, tensor.rows))
+            begin += tensor.rows
+            if len(own):
+                parts.append(Part(tensor.name, own))
+                types.append(tensor.type.name)
+        return self._add(Weight(f"{self.prefix}{module}.weight", (rows, columns), tuple(parts), types=tuple(types)))
+
     def stack_of_matrices(self, module: str, groups: int, rows: int, columns: int, select: Any = None,
                           transpose: bool = False, suffix: str = "") -> str:
         """`groups` matrices [rows, columns]: one stored stack [groups, N, columns] or one tensor per group.
