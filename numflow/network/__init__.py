@@ -65,10 +65,10 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[
     resolved.check_limits()
     builder = Builder(resolved, names, checkpoint)
     builder.taps = taps
-    if spec.type == "encoder-decoder":
-        encoder_and_decoder(builder)
-    else:
-        decoder_or_encoder(builder)
+    try:
+        (encoder_and_decoder if spec.type == "encoder-decoder" else decoder_or_encoder)(builder)
+    except SpecError as error:
+        raise builder.with_keys(error) from error
     left = names.left_over(builder.option("stack", "layers"))
     if left:
         shown = ", ".join(map(repr, left[:4])) + (f" and {len(left) - 4} more" if len(left) > 4 else "")

@@ -53,7 +53,7 @@ class Resolved:
         with self._opened(f"parameters.{name}"):
             value = self._source(f"parameters.{name}", table[name], None, "")
         self._values[name] = value, self._found
-        self._found |= before
+        self._found = self._found | before  # a new set: what a parameter keeps does not grow
         return value
 
     def _whole(self, where: str, source: Any) -> int:
@@ -198,7 +198,7 @@ class Resolved:
         if isinstance(value, (list, tuple)) and option.kind != "list" and layer is not None:
             value = self._of_layer(where, value, layer, stack)
         value = self._checked(where, option, value)
-        self._found |= before
+        self._found = self._found | before
         return value
 
     def _tables(self, stack: str):
@@ -219,6 +219,19 @@ class Resolved:
             if len(values) not in (layers, layers + self.parameter("further_layers")):
                 raise self._wrong(where, f"a list of {len(values)} values, but there are {layers} layers")
         return values[layer]
+
+    def keys_of(self, section: str, key: str, layer: int | None = None, stack: str = "") -> set[str]:
+        """Keys of the configuration that the value of an option comes from.
+
+        Raises:
+            SpecError: as `option` does.
+        """
+        before, self._found = self._found, set()
+        try:
+            self.option(section, key, layer, stack)
+            return self._found
+        finally:
+            self._found = before
 
     def _checked(self, where: str, option: SpecOption, value: Any) -> Any:
         """The value as one of the option's kind, within its range."""

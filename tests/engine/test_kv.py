@@ -5,7 +5,9 @@ import pytest
 
 from numflow.engine.load import load
 from numflow.errors import RequestError
+from tests.engine.published import write_case
 from tests.engine.tiny import write_checkpoint
+from tests.specs.case import relative_error
 
 IDS = list(range(1, 40))
 
@@ -34,6 +36,15 @@ def test_kv_sets_both_and_each_may_differ(folder, backend):
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(folder):
     whole = _logits(folder, kv="q4", chunk=64)
     np.testing.assert_array_equal(_logits(folder, kv="q4", chunk=7, threads=2), whole)
+
+
+@pytest.mark.parametrize("kv", ["f16", "q8", "q3h"])
+def test_keys_of_an_index_have_the_type_too(tmp_path, kv):
+    """Which keys are seen is decided by rotated codes, as the reference decides it by what they stand for."""
+    write_case("deepseek_v32", tmp_path)
+    found = _logits(tmp_path, activations="f32", kv=kv)
+    assert relative_error(found, _logits(tmp_path, backend="reference", kv=kv)) < (1e-3 if kv == "f16" else 1e-4)
+    np.testing.assert_array_equal(_logits(tmp_path, activations="f32", kv=kv, chunk=7, threads=2), found)
 
 
 def test_types_may_be_in_capitals(folder):

@@ -32,6 +32,7 @@ FAMILIES = {"qwen3_5": (QWEN, 1, 1.0, {"layer_types": ["full_attention"]}),
             "qwen3_5_moe": (QWEN, 1, 1.0, {"layer_types": ["full_attention"]}),
             "glm4_moe": (DEEPSEEK, 2, 0.0, {"first_k_dense_replace": 0}),
             "deepseek_v32": (DEEPSEEK, 2, 0.0, {"first_k_dense_replace": 0}),
+            "exaone_moe": (QWEN, 0, 0.0, {"layer_types": ["full_attention"], "mlp_layer_types": ["dense"]}),
             "glm_moe_dsa": (DEEPSEEK, 2, 0.0, {"first_k_dense_replace": 0, "indexer_types": ["full"]})}
 IDS = [7, 3, 11, 100, 5, 3, 11, 42, 9, 60, 3, 11]
 GREEDY = {"max_tokens": 24, "ignore_eos": True, "logprobs": 0}
@@ -80,7 +81,7 @@ def expected(name, folder, tensors, model, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3", "glm_moe_dsa", *(
+@pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3", "glm_moe_dsa", "exaone_moe", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "qwen3_5_moe", "glm4_moe", "deepseek_v32"))])
 @pytest.mark.thin(3)
 def test_the_numbers_of_the_block(tmp_path, name, backend):
@@ -102,7 +103,7 @@ def test_the_numbers_of_the_block(tmp_path, name, backend):
                 drafter.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe", "glm_moe_dsa", *(
+@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe", "glm_moe_dsa", "exaone_moe", *(
     pytest.param(name, marks=pytest.mark.slow)
     for name in ("deepseek_v3", "deepseek_v32", "qwen3_next_experts", "qwen3_5_moe"))])
 def test_a_gguf_file_has_the_block_too(tmp_path, name):

@@ -170,6 +170,22 @@ def test_heads_that_take_key_heads_in_turn():
                                   out.reshape(48, 6, -1)[:, heads])
 
 
+def test_a_rank_that_follows_from_the_width_is_written_as_a_number():
+    case = load_case("mamba")
+    shapes = {name: {"x_proj": (shape[0] - 2, shape[-1]), "dt_proj": (shape[0], 3)}.get(name.split(".")[-2], shape)
+              if len(shape) == 2 else shape for name, shape in case.tensors.items()}
+    source = memory_checkpoint(case.configs[0] | {"time_step_rank": "auto"}, shapes)
+    assert as_gguf(source, network.choose_spec(source)).config["mamba.ssm.time_step_rank"] == 3
+
+
+def test_bases_by_kind_of_layer_are_not_written_where_readers_take_one():
+    kinds = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    with pytest.raises(RequestError, match="cannot say all of this model: blk.3.angles: step is rope_angles"):
+        seen("olmo3", rope_scaling=None, rope_parameters=kinds | {"sliding_attention": {"rope_theta": 1e3}})
+    ours, _ = seen("olmo3", rope_scaling=None, rope_parameters=kinds | {"sliding_attention": {"rope_theta": 1e4}})
+    assert "olmo2.rope.freq_base_swa" not in ours.config
+
+
 def test_a_window_as_long_as_the_context_is_none():
     ours, source = seen("mistral", sliding_window=64)
     assert network.build(network.choose_spec(source), source).facts["context"] == 64

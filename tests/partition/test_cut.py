@@ -1,6 +1,7 @@
 """What the passes put where: exchanges, slices, and who has which output."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -178,11 +179,24 @@ def test_an_encoder_reaches_every_stage_with_decoder_layers_once():
     assert set(first.layers) == {"enc.", "dec."} and all(map(len, first.layers.values()))
 
 
-def test_a_cache_of_two_stages_cannot_be_cut():
+def sharing(cache, layers):
+    """The network of three layers in which these read one cache."""
     built, *_ = model_of("qwen3")
-    steps = tuple(type(s)(**{**s.__dict__, "params": {**s.params, "cache": "blk.0.self"}}) if s.op == "attention" else s
+    steps = tuple(replace(s, params={**s.params, "cache": cache})
+                  if s.op == "attention" and s.label.startswith(tuple(f"blk.{layer}." for layer in layers)) else s
                   for s in built.entries["main"])
-    shared = type(built)(**{**built.__dict__, "entries": {"main": steps}})
+    return replace(built, entries={"main": steps})
+
+
+def test_layers_that_share_a_cache_stay_together():
+    plain, *_ = model_of("qwen3")
+    assert [part.layers[""] for part in partition(plain, "0;1").devices] == [range(2), range(2, 3)]
+    plan = partition(sharing("blk.1.self", [1, 2]), "0;1")
+    assert [part.layers[""] for part in plan.devices] == [range(1), range(1, 3)]
+
+
+def test_a_cache_of_two_stages_cannot_be_cut():
+    shared = sharing("blk.0.self", [0, 1, 2])
     with pytest.raises(NetworkError, match="cache 'blk.0.self' belongs to a layer of another group"):
         partition(shared, "0;1")
 

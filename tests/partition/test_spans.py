@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numflow.partition.cut.spans import even_spans, head_spans, holders, is_aligned, kv_spans, layer_spans, scaled
+from numflow.partition.cut.spans import (
+    even_spans,
+    head_spans,
+    holders,
+    is_aligned,
+    kv_spans,
+    layer_spans,
+    nearest_spans,
+    scaled,
+)
 
 SHARES = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=5).map(tuple)
 
@@ -33,6 +42,13 @@ def test_layers(total, shares):
     if total >= 20 * len(shares):
         for (begin, end), share in zip(spans, shares, strict=True):
             assert (end - begin) / total == pytest.approx(share / sum(shares), abs=0.08)
+
+
+def test_borders_move_to_the_nearest_place_that_is_open():
+    assert nearest_spans(((0, 3), (3, 6), (6, 9)), ()) == ((0, 3), (3, 6), (6, 9))
+    assert nearest_spans(((0, 3), (3, 6), (6, 9)), {3, 6, 7}) == ((0, 2), (2, 5), (5, 9))
+    assert nearest_spans(((0, 2), (2, 3), (3, 4)), {2}) == ((0, 1), (1, 3), (3, 4))
+    assert nearest_spans(((0, 1), (1, 2)), {1}) == ((0, 1), (1, 2))  # there is no other
 
 
 @settings(deadline=None, max_examples=60)

@@ -105,6 +105,8 @@ ROTARY: dict[str, tuple] = {
     "bamba_rotary": ("bamba", {"rope_parameters": {
         "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.45}}, ("attn_rotary_emb", "rope_theta")),
     "cwm_scaled_by_class": ("cwm", {}, ("rope_scaling", "rope_theta")),
+    "gemma3_rope_kinds": ("gemma3", KINDS, ("rope_scaling", "rope_theta", "rope_local_base_freq")),
+    "gemma3_ramp": ("gemma3", {"rope_scaling": RAMP}),
     "gemma3n_by_wavelength": ("gemma3n", {"rope_scaling": BY_WAVELENGTH}),
     "gemma3n_scaled": ("gemma3n", {"rope_scaling": LINEAR, "altup_correct_scale": False, "num_kv_shared_layers": 0}),
     "gemma4_rope_kinds": ("gemma4", KINDS, (), SALTED),
@@ -117,6 +119,7 @@ ROTARY: dict[str, tuple] = {
     "modernbert_rope_kinds": ("modernbert", KINDS),
     "modernbert_scaled": ("modernbert", {"rope_parameters": {
         FULL: {**LINEAR, "rope_theta": 5e3}, SLIDING: {"rope_type": "default", "rope_theta": 200.0}}}),
+    "olmo3_rope_kinds": ("olmo3", KINDS, ("rope_scaling", "rope_theta")),
     "phimoe_short": ("phimoe", PHI | longrope(64, SHORT, LONG, 1.25, 1.5)),
     "phimoe_long": ("phimoe", PHI | longrope(16, SHORT, LONG, 1.25, 1.5), (), {
         "lengths": (17, 41), "asked": longrope(64, LONG, SHORT, 1.5, 1.25)}),
@@ -137,6 +140,7 @@ OTHERS: dict[str, tuple] = {
         "num_hidden_layers": 6, "intermediate_size": [40, 56, 24, 40, 40, 40], "num_kv_shared_layers": 1,
         "altup_num_inputs": 4, "altup_active_idx": 3, "laurel_rank": 3, "final_logit_softcapping": 3.0,
         "activation_sparsity_pattern": None, "hidden_activation": "silu"}, ("layer_types",)),
+    "gemma3n_one_stream": ("gemma3n", {"altup_num_inputs": 1, "altup_active_idx": 0}),
     "gemma4_rope": ("gemma4", {"rope_parameters": {
         FULL: {"rope_type": "default", "rope_theta": 1e5},
         SLIDING: {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}}, (), SALTED),
@@ -145,6 +149,8 @@ OTHERS: dict[str, tuple] = {
     "nanochat_uncapped": ("nanochat", {"num_key_value_heads": 2, "attention_bias": True, "hidden_act": "silu",
                                        "final_logit_softcapping": None, "tie_word_embeddings": True}),
     "nemotron_h_tied": ("nemotron_h", {"tie_word_embeddings": True}),
+    # Saved by transformers: the taps of queries, keys and values are dealt out evenly.
+    "olmo_hybrid_wide": ("olmo_hybrid", {"linear_value_head_dim": 24, "linear_conv_kernel_dim": 3}),
     "vaultgemma_uncapped": ("vaultgemma", {
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
         "hidden_activation": "silu", "tie_word_embeddings": False}, ("layer_types",)),

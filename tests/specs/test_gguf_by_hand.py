@@ -5,6 +5,7 @@ It rounds weights of BitNet, knows MiniMax by keys that the class does not write
 the class of Kimi Linear saves it; of Apertus it makes metadata of what is stored as tensors.
 """
 
+import math
 import re
 
 import numpy as np
@@ -191,6 +192,24 @@ def test_a_factor_of_the_rotary_positions_is_linear_where_the_file_says_no_more(
         found = Resolved(spec, config, "gguf")
         assert found.option("rope", "scaling", 0) == expected[0]
         assert expected[0] == "none" or found.option("rope", "factor", 0) == expected[1]
+
+
+def test_options_that_files_of_other_programs_have():
+    """Gemma 3's cap, its scaling, which is that of layers without a window, and the order of Falcon-H1's norm."""
+    metadata = {"general.architecture": "gemma3", **{f"gemma3.{key}": value for key, value in {
+        "block_count": 12, "context_length": 64, "embedding_length": 64, "attention.head_count": 4,
+        "attention.sliding_window": 8, "final_logit_softcapping": 5.0, "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0}.items()}}
+    found = Resolved(load_spec("gemma3"), metadata, "gguf")
+    assert found.option("head", "softcap", None) == 5.0
+    assert [found.option("rope", "scaling", layer) for layer in (0, 5)] == ["yarn", "yarn"]
+    assert [found.option("rope", "factor", layer) for layer in (0, 5)] == [1, 4]
+    assert [found.option("rope", "attention_factor", layer) for layer in (0, 5)] == [1, 0.1 * math.log(4) + 1]
+    for has, expected in ((True, "after_gate"), (False, "none")):
+        found = Resolved(load_spec("falcon_h1"), {"general.architecture": "falcon-h1"}, "gguf",
+                         lambda name, layer, stack, has=has: has and name == "ssm_norm.weight")
+        assert found.option("recurrent", "norm", 0) == expected
+        assert found.option("recurrent", "log_rates", 0) is False
 
 
 def test_attention_in_both_directions_is_refused_where_the_family_has_it_in_one():

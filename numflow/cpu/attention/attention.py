@@ -17,7 +17,7 @@ from numflow.cpu.attention.slots import (
     slot_bytes,
 )
 from numflow.cpu.runtime.kernel import Call, Code
-from numflow.errors import RequestError, option
+from numflow.cpu.state.cache import GROUP
 from numflow.network.t5_buckets import bucket
 from numflow.ops import Step, param
 
@@ -54,18 +54,17 @@ def attention(step: Step, ctx) -> list[Call]:
 def index_select(step: Step, ctx) -> list[Call]:
     """q f32 [T, I*d], weights f32 [T, I] -> y i32 [T, W]."""
     (q, weights), (y,), cache = step.inputs, step.outputs, ctx.caches[param(step, "cache")]
-    if cache.kinds[0] not in ("f32", "f16"):
-        raise RequestError(f"{step.label}: keys of an index are float32 or float16: choose {option('kv_k', 'f16')} in "
-                           f"place of {cache.kinds[0]!r}")
-    scratch_bytes = 4 * 32 * (y.width + 2)
+    heads, width, fields = param(step, "heads"), cache.widths[0], cache.table_fields
+    turned = 4 * 32 * (y.width + 2)
+    scratch_bytes = turned if cache.kinds[0] in ("f32", "f16") else turned + width * (4 * heads + 5 * GROUP)
+    scratch_bytes = -(-scratch_bytes // 64) * 64
     scratch = ctx.scratch("scores of an index", ctx.n_threads * scratch_bytes)
-    fields = cache.table_fields
     return [Call.named(
         step, _INDEX.kernel("index_select"), INDEX, header=ctx.header, rows=ctx.rows(q), **ctx.strided("q", q),
         **ctx.strided("weights", weights), **ctx.strided("y", y), words=y.width, cache=cache.addresses,
-        table=fields["table"], table_stride=fields["table_stride"], block_size=cache.block_size,
-        heads=param(step, "heads"), size=cache.shape.k_dim, width=cache.widths[0], top_k=param(step, "top_k"),
-        half=cache.kinds[0] == "f16", scratch=scratch, scratch_bytes=scratch_bytes)]
+        table=fields["table"], table_stride=fields["table_stride"], block_size=cache.block_size, heads=heads,
+        size=cache.shape.k_dim, kind=cache.row_fields["k_kind"], width=width, row=cache.row_fields["k_size"],
+        top_k=param(step, "top_k"), scratch=scratch, scratch_bytes=scratch_bytes, turned=turned)]
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:

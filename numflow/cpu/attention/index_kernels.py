@@ -2,13 +2,16 @@
 
 import numpy as np
 
+from numflow.cpu.attention.coded import decode_keys
 from numflow.cpu.attention.slots import INDEX
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, SEQUENCE_OF, kernel
 from numflow.cpu.simd.float32 import fma, larger
 from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32, zero_f32
-
-GROUP = 16  # keys side by side
+from numflow.cpu.state.cache import GROUP
+from numflow.cpu.state.kv_code import rotate
+from numflow.cpu.state.kv_rows import F16
+from numflow.quant.kv import BLOCK
 
 
 @kernel
@@ -21,8 +24,10 @@ def index_select(args, thread, n_threads):
         keys = min(np.int64(positions[t]) + 1, 32 * i64(args, INDEX.words))
         table = i32_ptr(i64(header, i64(args, INDEX.table))
                         + 4 * np.int64(sequence_of[t]) * i64(header, i64(args, INDEX.table_stride)))
+        if i64(args, INDEX.kind) > F16:
+            _turn_queries(args, t, scratch + i64(args, INDEX.turned))
         for first in range(0, keys, GROUP):
-            store_f32(scratch + 4 * first, _scores(args, t, table, first))
+            store_f32(scratch + 4 * first, _scores(args, scratch, t, table, first))
         bits = i32_ptr(i64(args, INDEX.y) + 4 * t * i64(args, INDEX.y_stride))
         for word in range(i64(args, INDEX.words)):
             bits[word] = 0
@@ -30,21 +35,37 @@ def index_select(args, thread, n_threads):
 
 
 @inline
-def _scores(args, t, table, first):
+def _turn_queries(args, t, y):
+    """Queries of a row f32 [heads][width] at y, zeros behind their own columns, rotated by blocks."""
+    size, width = i64(args, INDEX.size), i64(args, INDEX.width)
+    q, turned = f32_ptr(i64(args, INDEX.q) + 4 * t * i64(args, INDEX.q_stride)), f32_ptr(y)
+    for head in range(i64(args, INDEX.heads)):
+        for e in range(width):
+            turned[head * width + e] = q[head * size + e] if e < size else np.float32(0)
+    for block in range(i64(args, INDEX.heads) * width // BLOCK):
+        rotate(y + 4 * BLOCK * block)
+
+
+@inline
+def _scores(args, scratch, t, table, first):
     """Of 16 keys from `first` on: sum over heads of weight * max(q . k, 0)."""
-    block_size, size = i64(args, INDEX.block_size), i64(args, INDEX.size)
-    row = np.int64(table[first // block_size]) * block_size + first % block_size
-    element = 2 if i64(args, INDEX.half) else 4
-    k = i64(i64(args, INDEX.cache), 0) + row * i64(args, INDEX.width) * element
-    q = f32_ptr(i64(args, INDEX.q) + 4 * t * i64(args, INDEX.q_stride))
-    weights = f32_ptr(i64(args, INDEX.weights) + 4 * t * i64(args, INDEX.weights_stride))
+    block_size, kind, width = i64(args, INDEX.block_size), i64(args, INDEX.kind), i64(args, INDEX.width)
+    key = np.int64(table[first // block_size]) * block_size + first % block_size
+    k = i64(i64(args, INDEX.cache), 0) + key * i64(args, INDEX.row)
+    q, columns = i64(args, INDEX.q) + 4 * t * i64(args, INDEX.q_stride), i64(args, INDEX.size)
+    if kind > F16:
+        columns = width
+        q = scratch + i64(args, INDEX.turned)
+        codes = q + 4 * width * i64(args, INDEX.heads)
+        decode_keys(kind, width, np.int64(GROUP), k, i64(args, INDEX.row), codes, codes + GROUP * width, k)
+        k = codes + GROUP * width
+    q, weights = f32_ptr(q), f32_ptr(i64(args, INDEX.weights) + 4 * t * i64(args, INDEX.weights_stride))
     total = zero_f32()
     for head in range(i64(args, INDEX.heads)):
         product = zero_f32()
-        for e in range(size):
-            at = k + e * GROUP * element
-            column = load_f16(at) if i64(args, INDEX.half) else load_f32(at)
-            product = fma(q[head * size + e], column, product)
+        for e in range(columns):
+            column = load_f16(k + 2 * GROUP * e) if kind == F16 else load_f32(k + 4 * GROUP * e)
+            product = fma(q[head * columns + e], column, product)
         total = fma(weights[head], larger(zero_f32(), product), total)
     return total
 

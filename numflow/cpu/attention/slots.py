@@ -19,10 +19,11 @@ SLOTS = slots("""
     scale causal window softcap slopes sinks bias reach scratch scratch_bytes partials most_slots counters decoded
     k_kind v_kind k_width v_width k_size v_size turned chunk chosen chosen_stride""")
 
-# Of index_select; words: of a row of bits. half: keys are float16. scratch: scores of a row, for each thread.
+# Of index_select; words: of a row of bits. kind, width, row: of keys in the cache. scratch, for each thread: scores of
+# a row; from `turned` on its queries as keys of few bits are rotated, their codes, and 16 such keys as floats.
 INDEX = slots("""
     header rows q q_stride weights weights_stride y y_stride words cache table table_stride block_size heads size
-    width top_k half scratch scratch_bytes""")
+    kind width row top_k scratch scratch_bytes turned""")
 
 # A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
 SCORES = 0                 # f32 [8][64], then the probabilities

@@ -20,6 +20,8 @@ def begin_streams(b: Builder, x: View) -> View:
     """Streams [T, S * D]: the embeddings x, and what matrices make of them, brought to their size."""
     streams = b.view("streams", _count(b) * x.width)
     b.emit("copy", (x,), (_one(streams, x.width, 0),), "altup_first")
+    if _count(b) == 1:
+        return streams
     others = _others(streams, x.width)
     name = b.stack_of_matrices("altup_proj", _count(b) - 1, x.width, x.width)
     b.weights[name] = replace(b.weights[name], groups=1)  # all of them read x
@@ -56,6 +58,9 @@ def altup_layer(b: Builder, streams: View, x: View, feed_forward: Callable[[View
 def end_streams(b: Builder, streams: View, x: View) -> None:
     """x = the mean of the first stream and of what matrices make of the others, brought to its size."""
     first, count = _one(streams, x.width, 0), _count(b)
+    if count == 1:
+        b.emit("copy", (first,), (x,), "altup_first")
+        return
     others = b.view("predicted", (count - 1) * x.width)
     name = b.stack_of_matrices("altup_unembd", count - 1, x.width, x.width)
     b.emit("head_linear", (_others(streams, x.width),), (others,), "altup_unembd", {"weight": name}, heads=count - 1)
@@ -68,9 +73,8 @@ def end_streams(b: Builder, streams: View, x: View) -> None:
 
 def _count(b: Builder) -> int:
     count, active = b.option("altup", "streams"), b.option("altup", "active")
-    if count < 2 or active >= count:
-        raise SpecError(f"{b.where}: altup.streams: expected 2 or more, and more than altup.active {active}, found "
-                        f"{count}")
+    if active >= count:
+        raise SpecError(f"{b.where}: altup.streams: expected more than altup.active {active}, found {count}")
     return count
 
 

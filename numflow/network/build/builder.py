@@ -1,6 +1,7 @@
 """The hand that writes a network: makes buffers and weights, and appends steps."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.build.names import STACK_PREFIX, TensorNames
 from numflow.ops import Buffer, Cache, Network, Part, State, Step, View, Weight
 from numflow.spec.resolve import Resolved
+from numflow.spec.schema import SECTIONS
 
 
 class Builder:
@@ -50,6 +52,16 @@ class Builder:
     def where(self) -> str:
         """Beginning of messages on the spec's values: the checkpoint's path and the spec's name."""
         return f"{self.checkpoint.path} and spec {self.resolved.spec.name!r}"
+
+    def with_keys(self, error: SpecError) -> SpecError:
+        """The same error, with the keys of the configuration that the options named in it come from."""
+        text = str(error)
+        named = [(section, key) for section, key in re.findall(r"\b([a-z_]+)\.([a-z_]+)\b", text)
+                 if key in SECTIONS.get(section, ())]
+        found = set().union(*(self.resolved.keys_of(*option, self.layer, self.stack) for option in named))
+        if not found or not text.startswith(self.where):
+            return error
+        return SpecError(f"{text} (from {', '.join(sorted(found))} of {self.resolved.file})")
 
     def option(self, section: str, key: str) -> Any:
         return self.resolved.option(section, key, self.layer, self.stack)
@@ -115,6 +127,19 @@ class Builder:
         part = Part(tensor.name, select, transpose)
         return self._add(Weight(f"{self.prefix}{module}{suffix}.weight", (expected, columns), (part,),
                                 normalize_rows=normalize_rows, types=(tensor.type.name,)))
+
+    def matrix_across(self, modules: Sequence[str], module: str, start: int, rows: int, columns: int) -> str:
+        """Matrix [rows, columns] of a module: rows from `start` on of the tensors of `modules`, one below the other."""
+        parts, types, begin = [], [], 0
+        for tensor in (self.names.need(name, "weight", self.layer, self.stack) for name in modules):
+            if tensor.columns != columns:
+                raise self._wrong_shape(tensor, f"[{tensor.rows}, {columns}]")
+            own = range(max(start - begin, 0), min(start + rows - begin, tensor.rows))
+            begin += tensor.rows
+            if len(own):
+                parts.append(Part(tensor.name, own))
+                types.append(tensor.type.name)
+        return self._add(Weight(f"{self.prefix}{module}.weight", (rows, columns), tuple(parts), types=tuple(types)))
 
     def stack_of_matrices(self, module: str, groups: int, rows: int, columns: int, select: Any = None,
                           transpose: bool = False, suffix: str = "") -> str:

@@ -131,8 +131,14 @@ def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
     found = [View(after.buffer, start, width) for start, width in zip(starts, widths)]
     kind = b.option("recurrent", "activation")
     if layout == "separate":
-        for module, view, y in zip(("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), parts, found):
-            convolution(b, module, view, y, kind)
+        modules, taps = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), b.option("conv", "taps")
+        stored = [b.names.find(module, "weight", b.layer, b.stack) for module in modules]
+        heights = [0 if tensor is None else tensor.rows for tensor in stored]
+        # A program that has them in one writes a third of all rows under each name, whatever the widths are.
+        dealt = heights != [*widths] and sum(heights) == sum(widths)
+        for module, view, y, start, width in zip(modules, parts, found, starts, widths):
+            weight = b.matrix_across(modules, module, start, width, taps) if dealt else ""
+            convolution(b, module, view, y, kind, weight)
     else:
         convolution(b, "ssm_conv1d", before, after, kind)
     return found, gate

@@ -18,13 +18,13 @@ def short_convolution(b: Builder, x: View) -> View:
     return b.linear("conv_out", y, b.view("branch", width))
 
 
-def convolution(b: Builder, module: str, x: View, y: View, kind: str = "none") -> View:
+def convolution(b: Builder, module: str, x: View, y: View, kind: str = "none", weight: str = "") -> View:
     """Causal depthwise convolution of x [T, C] with the taps [C, K] of a module, and its bias where the file has one.
 
-    kind: the activation behind it, or "none". y: another view than x.
+    kind: the activation behind it, or "none". y: another view than x. weight: the taps, if not those of the module.
     """
     taps = b.option("conv", "taps")
-    weights = {"weight": b.matrix(module, x.width, taps)}
+    weights = {"weight": weight or b.matrix(module, x.width, taps)}
     if b.has(f"{module}.bias"):
         weights["bias"] = b.vector(module, "bias", x.width)
     within = kind if kind in CONV_KINDS else "none"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from numflow.errors import DeviceError, NetworkError
 from numflow.ops import Network, Step, View
 from numflow.partition.cut.plan import layer_of, layers_by_stack
-from numflow.partition.cut.spans import layer_spans
+from numflow.partition.cut.spans import layer_spans, nearest_spans
 
 _RECOMPUTED = ("rope_angles",)
 
@@ -29,14 +29,15 @@ def cut_by_layer(network: Network, shares: tuple[float, ...],
                  layers: Mapping[str, tuple[int, ...]] | None = None) -> tuple[PipelineStage, ...]:
     """Stages in order.
 
-    shares: how much of the layers each stage takes. layers: for each stack ("" or "enc." and "dec."), how many layers
-    each stage takes instead.
+    shares: how much of the layers each stage takes, about: layers that share a cache stay together. layers: for each
+    stack ("" or "enc." and "dec."), how many layers each stage takes instead.
 
     Raises:
         DeviceError: fewer layers than stages, or counts that do not add up.
         NetworkError: a cache is used by layers of two stages.
     """
-    ranges = {stack: _ranges(stack, found, shares, layers) for stack, found in layers_by_stack(network).items()}
+    ranges = {stack: _ranges(stack, found, shares, layers, _within_caches(network, stack))
+              for stack, found in layers_by_stack(network).items()}
     walk = _Walk(network, len(shares), ranges)
     for entry, steps in network.entries.items():
         walk.entry(entry, steps)
@@ -45,7 +46,17 @@ def cut_by_layer(network: Network, shares: tuple[float, ...],
                  for i, stage in enumerate(walk.stages))
 
 
-def _ranges(stack: str, found: range, shares: tuple[float, ...], layers) -> list[range]:
+def _within_caches(network: Network, stack: str) -> set[int]:
+    """Layers of a stack that no stage may begin with, as a layer before shares a cache with one from there on."""
+    users: dict[str, list[int]] = {}
+    for step in (step for steps in network.entries.values() for step in steps if "cache" in step.params):
+        place = layer_of(step.label)
+        if place and place[0] == stack:
+            users.setdefault(step.params["cache"], []).append(place[1])
+    return {border for layers in users.values() for border in range(min(layers) + 1, max(layers) + 1)}
+
+
+def _ranges(stack: str, found: range, shares: tuple[float, ...], layers, closed: set[int]) -> list[range]:
     """The layers of a stack that each stage takes."""
     if layers is not None:
         counts = layers[stack]
@@ -57,7 +68,7 @@ def _ranges(stack: str, found: range, shares: tuple[float, ...], layers) -> list
     if len(found) < len(shares):
         raise DeviceError(f"{len(found)} layers cannot be cut into {len(shares)} groups of devices: name at most "
                           f"{len(found)} groups, or join devices with '&'")
-    return [range(begin, end) for begin, end in layer_spans(len(found), shares)]
+    return [range(begin, end) for begin, end in nearest_spans(layer_spans(len(found), shares), closed)]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 A span is (begin, end); a device whose span is empty has no part in the step. All functions are deterministic.
 """
 
+from collections.abc import Collection
 from functools import cache
 from itertools import pairwise
 
@@ -28,6 +29,20 @@ def layer_spans(total: int, shares: tuple[float, ...]) -> Spans:
         spans.append((total - left, total - left + count))
         left, whole = left - count, whole - share
     return tuple(spans)
+
+
+def nearest_spans(spans: Spans, closed: Collection[int]) -> Spans:
+    """The same number of spans, none of them empty, without a border in `closed`, the borders as near as that allows;
+    unchanged where there are too few other places."""
+    total, wanted = spans[-1][1], [end for _, end in spans[:-1]]
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}  # by the last border: distances, borders
+    for place in wanted:
+        best = {border: min((far + abs(border - place), (*before, border))
+                            for last, (far, before) in best.items() if last < border)
+                for border in range(min(best, default=total) + 1, total) if border not in closed}
+    if not best:
+        return spans
+    return _between([*min(best.values())[1], total])
 
 
 @cache
