@@ -25,6 +25,12 @@ def scan_states(network: Network) -> set[str]:
     return _states(network, True)
 
 
+def fades_by_column(network: Network, step: Step) -> bool:
+    """Whether a `linear_attention` has a decay for each column of keys: a rate, or a step, of its own."""
+    heads, others = param(step, "heads"), step.inputs[3:4]
+    return network.weights[step.weights["rate"]].shape[0] > heads or any(view.width > heads for view in others)
+
+
 def _states(network: Network, scans: bool) -> set[str]:
     return {param(step, "state") for steps in network.entries.values() for step in steps
             if step.op == "linear_attention" and is_scan(step) == scans}

@@ -56,6 +56,35 @@ def test_bits_do_not_depend_on_the_cut(name, dtype):
         assert two.window_bytes[STATE] < opened(case, CpuProgram, threads=1).window_bytes[STATE]
 
 
+@pytest.mark.parametrize(("key_heads", "tiled", "delta"), [(1, False, False), (2, True, True)])
+def test_heads_share_the_keys_of_their_tail(key_heads, tiled, delta):
+    """Threads at different blocks of a text, slots that held another one, and a first block that comes whole or not."""
+    heads, rng = 6, np.random.default_rng(3)
+    b = CaseBuilder("shared")
+    q, k, v, steps, beta = b.inputs(key_heads * 16, key_heads * 16, heads * 24, heads, heads, spread=0.1)
+    b.step("softplus", (steps,), (steps,), least=0.01, most=3.0)
+    b.step("act", (beta,), (beta,), kind="sigmoid")
+    inputs, y = (q, k, v, steps, beta) if delta else (q, k, v, steps), b.buffer(heads * 24)
+    b.step("linear_attention", inputs, (y,), {"rate": b.weight("rate", -np.exp(b.normal(heads)))},
+           state=b.state(heads, 16, 24), heads=heads, key_heads=key_heads, tiled=tiled, scaled=not delta)
+    case = b.case(y)
+    whole = run(opened(case, CpuProgram, threads=1), (TOKENS, 0, 1))
+    exact = run(opened(case, Reference), (TOKENS, 0, 1))
+    assert np.abs(whole - exact).max() < 1e-5 * exact.std()
+    shared = opened(case, CpuProgram, threads=3)
+    assert shared.window_bytes[STATE] < 3 * heads * 4 * (16 * 32 + 16 * 32 + 16 * 16 + 4 * 16)  # a tail for each head
+    (states,) = shared._states.values()
+    states.load(np.arange(3), np.frombuffer(np.ones(3 * states.block_bytes // 4, np.float32), np.uint8).reshape(3, -1))
+    for turn in range(12):
+        found, at = [], 0
+        while at < len(TOKENS):
+            size = int(rng.choice((1, 3, 16, 40))) if at or turn % 2 else (5, 16)[turn // 2 % 2]
+            beside = (BESIDE[at % 16:], at % 16, 2)
+            found.append(run(shared, (TOKENS[at:at + size], at, turn % 2), *([beside] if turn % 3 else [])))
+            at += size
+        np.testing.assert_array_equal(np.concatenate(found), whole)
+
+
 @pytest.mark.slow  # .ci/cuda runs it
 @pytest.mark.parametrize(("name", "dtype"), [
     ("delta", "f32"), ("delta-tiled", "f16"), ("delta-by-column", "bf16"), ("delta-by-column", "q8"),

@@ -6,6 +6,7 @@ they stand, so that tokens come one by one there; one decay of a head multiplies
 """
 
 import numba
+import numpy as np
 from numba import types
 
 from numflow.cpu.attention.linear_attention import SLOTS
@@ -26,8 +27,9 @@ _SECOND = STATE_BLOCK * _ROWS  # from the scores of keys to those of queries
 
 
 @numba.njit(error_model="numpy", **NO_WRAPPERS)
-def _add_products(rows, columns, n, total, total_row, x, x_row, v, v_step):
-    """total[r] += sum over i < n, in this order, of x[r][i] * v[i], rows of 16 * columns float32, in any tiles."""
+def _add_products(rows, columns, n, total, total_row, x, x_row, v, v_step, ahead):
+    """total[r] += sum over i < n, in this order, of x[r][i] * v[i], rows of 16 * columns float32, in any tiles. What
+    lies `ahead` bytes behind v is fetched into the cache meanwhile."""
     r = 0
     while r < rows:
         height = 0
@@ -38,23 +40,23 @@ def _add_products(rows, columns, n, total, total_row, x, x_row, v, v_step):
         while c < columns:
             width = wide if c + wide <= columns else 1
             add_any_products(height, width, None, n, total + r * total_row + 64 * c, total_row, x + r * x_row, x_row,
-                             v + 64 * c, 64, v_step, v + 64 * c)
+                             v + 64 * c, 64, v_step, v + 64 * c + ahead)
             c += width
         r += height
 
 
 @inline
-def _add_both(args, count, columns, n, total, second, total_row, t, head, v, v_step):
+def _add_both(args, count, columns, n, total, second, total_row, t, head, v, v_step, ahead):
     """Products of the rows of keys, where they are asked for, and of queries; `second` behind those of keys."""
     k, q = _key_row(args, t, head), _query_row(args, t, head)
     k_row, q_row = 4 * i64(args, SLOTS.k_stride), 4 * i64(args, SLOTS.q_stride)
     if not i64(args, SLOTS.beta):
-        _add_products(count, columns, n, total + second, total_row, q, q_row, v, v_step)
+        _add_products(count, columns, n, total + second, total_row, q, q_row, v, v_step, ahead)
     elif count == 1:  # both at once
-        _add_products(2, columns, n, total, second, k, q - k, v, v_step)
+        _add_products(2, columns, n, total, second, k, q - k, v, v_step, ahead)
     else:
-        _add_products(count, columns, n, total, total_row, k, k_row, v, v_step)
-        _add_products(count, columns, n, total + second, total_row, q, q_row, v, v_step)
+        _add_products(count, columns, n, total, total_row, k, k_row, v, v_step, ahead)
+        _add_products(count, columns, n, total + second, total_row, q, q_row, v, v_step, ahead)
 
 
 @staged(types.void, _i64, _i64, _i64)
@@ -83,12 +85,26 @@ def ask_ahead(args, t, head):
 
 
 @inline
-def put_keys(args, scratch, state, t, head, first, count):
+def tail_of_keys(args, slot, state, head, new, begins):
+    """Address of the keys of a head's tail. new: a text's first token; begins: a tail, in turn with the one before."""
+    keys, tail = slot + i64(args, SLOTS.keys), i64(args, SLOTS.tail)
+    if not i64(args, SLOTS.shared):
+        return keys + head * tail
+    turn = f32_ptr(state + i64(args, SLOTS.turn))
+    if new:  # whatever was there
+        turn[0] = np.float32(0)
+    if begins:
+        turn[0] = np.float32(0) if turn[0] == 1 else np.float32(1)
+    return keys + (2 * key_head(args, head) + (1 if turn[0] == 1 else 0)) * tail
+
+
+@inline
+def put_keys(args, scratch, tail, t, head, first, count):
     """New keys into the tail, of a whole block into scratch memory; products of keys and queries with all there.
 
     Both are the same for all heads that share a key head.
     """
-    k_dim, keys, raw = i64(args, SLOTS.k_dim), _keys(args, scratch, state, count), scratch + i64(args, SLOTS.raw)
+    k_dim, keys, raw = i64(args, SLOTS.k_dim), _keys(args, scratch, tail, count), scratch + i64(args, SLOTS.raw)
     k, stride, rest = _key_row(args, t, head), 4 * i64(args, SLOTS.k_stride), 0
     if count == STATE_BLOCK:
         rest = k_dim // 16 * 16
@@ -99,19 +115,19 @@ def put_keys(args, scratch, state, t, head, first, count):
         for n in range(rest, k_dim):
             f32_ptr(keys + _ROWS * n)[first + r] = row[n]
     _clear(raw, 2 * _SECOND)
-    _add_both(args, count, 1, k_dim, raw, _SECOND, _ROWS, t, head, keys, _ROWS)
+    _add_both(args, count, 1, k_dim, raw, _SECOND, _ROWS, t, head, keys, _ROWS, 0)
 
 
 @inline
-def _keys(args, scratch, state, count):
+def _keys(args, scratch, tail, count):
     """Address of the block's keys by column: those of a block that comes whole are not stored."""
-    return scratch + i64(args, SLOTS.whole) if count == STATE_BLOCK else state + i64(args, SLOTS.keys)
+    return scratch + i64(args, SLOTS.whole) if count == STATE_BLOCK else tail
 
 
 @inline
-def put_keys_by_column(args, scratch, state, t, head, first, count):
+def put_keys_by_column(args, scratch, state, keys, t, head, first, count):
     """The same, token by token: keys of the tail fade first. Also rows of keys and queries times what S has faded."""
-    k_dim, fade, keys = i64(args, SLOTS.k_dim), state + i64(args, SLOTS.fade), state + i64(args, SLOTS.keys)
+    k_dim, fade = i64(args, SLOTS.k_dim), state + i64(args, SLOTS.fade)
     decay, size = scratch + i64(args, SLOTS.decay), 4 * ((k_dim + 15) // 16 * 16)
     for r in range(count):
         k, q = _key_row(args, t + r, head), _query_row(args, t + r, head)
@@ -147,10 +163,10 @@ def _keep(keys, decay, k, q, n, older, of_keys, of_queries):
 @inline
 def ask_state(args, scratch, state, t, head, count):
     """Products of keys and queries with S. Returns where S is in float32; 0 where the text's first block is."""
-    k_dim, columns, plain = i64(args, SLOTS.k_dim), _columns(args), state
+    k_dim, columns, plain, ahead = i64(args, SLOTS.k_dim), _columns(args), state, i64(args, SLOTS.head)
     _clear(scratch, 128 * STATE_BLOCK * columns)
     if i64(args, SLOTS.kind) != F32:
-        plain = scratch + i64(args, SLOTS.plain)
+        plain, ahead = scratch + i64(args, SLOTS.plain), 0
         for n in range(k_dim):
             read_row(i64(args, SLOTS.kind), state + n * i64(args, SLOTS.row), columns, plain + 64 * columns * n)
     second = 64 * STATE_BLOCK * columns
@@ -158,9 +174,9 @@ def ask_state(args, scratch, state, t, head, count):
         size, rows = 4 * ((k_dim + 15) // 16 * 16), scratch + i64(args, SLOTS.faded)
         for half in range(0 if i64(args, SLOTS.beta) else 1, 2):
             _add_products(count, columns, k_dim, scratch + half * second, 64 * columns, rows + 16 * size * half, size,
-                          plain, 64 * columns)
+                          plain, 64 * columns, ahead)
     else:
-        _add_both(args, count, columns, k_dim, scratch, second, 64 * columns, t, head, plain, 64 * columns)
+        _add_both(args, count, columns, k_dim, scratch, second, 64 * columns, t, head, plain, 64 * columns, ahead)
     return plain
 
 
@@ -183,11 +199,11 @@ def solve_row(args, scratch, state, t, head, place, r, asked):
     if i64(args, SLOTS.beta):
         store_f32(scores, -load_f32(scores))
         if place > 0:
-            _add_products(1, columns, place, own, 0, scores, 0, rows, 64 * columns)
+            _add_products(1, columns, place, own, 0, scores, 0, rows, 64 * columns, 0)
         _multiply(own, columns, f32_ptr(i64(args, SLOTS.beta) + 4 * t * i64(args, SLOTS.beta_stride))[head])
     if i64(args, SLOTS.scaled):
         _multiply(own, columns, _step(args, t, head))
-    _add_products(1, columns, place + 1, found, 0, scores + _SECOND, 0, rows, 64 * columns)
+    _add_products(1, columns, place + 1, found, 0, scores + _SECOND, 0, rows, 64 * columns, 0)
     skip = f32_ptr(i64(args, SLOTS.skip))[head]
     for c in range(columns):
         passed = load_part(v + 64 * c, v_dim - 16 * c) * skip
@@ -217,9 +233,9 @@ def _leave(args, state, scores, t, head, place):
 
 
 @inline
-def close_block(args, scratch, state, plain, count):
+def close_block(args, scratch, state, tail, plain, count):
     """Work the tail into S at the block's end. plain: S in float32, 0 for zeros. count: of the last tokens."""
-    k_dim, columns, keys = i64(args, SLOTS.k_dim), _columns(args), state + i64(args, SLOTS.keys)
+    k_dim, columns, keys = i64(args, SLOTS.k_dim), _columns(args), tail
     to = state if i64(args, SLOTS.kind) == F32 else scratch + i64(args, SLOTS.plain)
     fade, one = f32_ptr(state + i64(args, SLOTS.fade)), not by_column(args)
     for n in range(k_dim):
@@ -227,13 +243,13 @@ def close_block(args, scratch, state, plain, count):
         for at in range(to + 64 * columns * n, to + 64 * columns * (n + 1), 64):
             store_f32(at, load_f32(at) * left if plain else zero_f32())
     if one:
-        keys = _keys(args, scratch, state, count)
+        keys = _keys(args, scratch, tail, count)
         leaving, left = scratch + i64(args, SLOTS.leaving), load_f32(state + i64(args, SLOTS.left))
         for n in range(k_dim):
             store_f32(leaving + _ROWS * n, load_f32(keys + _ROWS * n) * left)
         keys = leaving
     _add_products(k_dim, columns, STATE_BLOCK, to, 64 * columns, keys, _ROWS, state + i64(args, SLOTS.rows),
-                  64 * columns)
+                  64 * columns, 0)
     if i64(args, SLOTS.kind) != F32:
         for n in range(k_dim):
             write_row(i64(args, SLOTS.kind), to + 64 * columns * n, columns, state + n * i64(args, SLOTS.row))

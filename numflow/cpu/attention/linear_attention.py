@@ -31,7 +31,8 @@ _CODE = Code("numflow.cpu.attention.linear_attention_kernels")
 # slots: fields of its layout, then where parts of a thread's scratch memory begin.
 SLOTS = slots("header q q_stride k k_stride v v_stride steps steps_stride beta beta_stride y y_stride state "
               "state_stride heads key_heads tiled k_dim v_dim rates column_rates column_steps skip scaled scratch "
-              "scratch_bytes kind row keys rows left fade head scores faded leaving decay whole raw plain")
+              "scratch_bytes kind row rows left fade turn head keys tail shared slot scores faded leaving decay whole "
+              "raw plain")
 LANES = 16
 
 
@@ -51,7 +52,7 @@ def linear_attention(step: Step, ctx) -> list[Call]:
         column_steps=steps is not None and steps.width > heads, skip=skip, scaled=param(step, "scaled"))
     if is_scan(step):
         return [Call.named(step, _CODE.kernel("scan"), SLOTS, rates=by_lanes(rates, heads), **call, **_NO_MATRIX)]
-    layout = MatrixLayout.of(ctx.states[param(step, "state")].shape)
+    layout = MatrixLayout.of(ctx.states[param(step, "state")].shape, step, ctx.network)
     where = _scratch(layout.kind, k_dim, padded(v_dim))
     scratch = ctx.scratch("linear attention", ctx.n_threads * where["scratch_bytes"])
     return [Call.named(step, _CODE.kernel("linear_attention"), SLOTS, rates=rates, scratch=scratch, **call,

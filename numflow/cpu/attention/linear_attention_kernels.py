@@ -9,6 +9,7 @@ from numflow.cpu.attention.blocks import (
     put_keys,
     put_keys_by_column,
     solve_row,
+    tail_of_keys,
 )
 from numflow.cpu.attention.linear_attention import LANES, SLOTS
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
@@ -36,26 +37,26 @@ def linear_attention(args, thread, n_threads):
             for head in range(begin, end):
                 if count == STATE_BLOCK and head + 1 < end:
                     ask_ahead(args, t, head + 1)
-                _block(args, scratch, slot + head * i64(args, SLOTS.head), head, t, first, count,
-                       positions[t] >= STATE_BLOCK, key_head(args, head) == keys)
+                _block(args, scratch, slot, head, t, first, count, positions[t], key_head(args, head) == keys)
                 keys = key_head(args, head)
             t += count
 
 
 @merged
-def _block(args, scratch, state, head, t, first, count, asked, same_keys):
-    """Rows t .. t + count - 1 of the batch, all of one block. same_keys: as of the head before."""
-    plain = 0
+def _block(args, scratch, slot, head, t, first, count, position, same_keys):
+    """Rows t .. t + count - 1 of the batch, all of one block. position: of row t; same_keys: as of the head before."""
+    plain, state, asked = 0, slot + head * i64(args, SLOTS.head), position >= STATE_BLOCK
+    keys = tail_of_keys(args, slot, state, head, position == 0, first == 0 and count < STATE_BLOCK)
     if by_column(args):
-        put_keys_by_column(args, scratch, state, t, head, first, count)
-    elif count < STATE_BLOCK or not same_keys:
-        put_keys(args, scratch, state, t, head, first, count)
+        put_keys_by_column(args, scratch, state, keys, t, head, first, count)
+    elif not same_keys or (count < STATE_BLOCK and not i64(args, SLOTS.shared)):
+        put_keys(args, scratch, keys, t, head, first, count)
     if asked:
         plain = ask_state(args, scratch, state, t, head, count)
     for r in range(count):
         solve_row(args, scratch, state, t + r, head, first + r, r, asked)
     if first + count == STATE_BLOCK:
-        close_block(args, scratch, state, plain, count)
+        close_block(args, scratch, state, keys, plain, count)
 
 
 @kernel
