@@ -37,6 +37,7 @@ def cut(name, text):
     (("tiny_aya",), "1234567 a", "1|234|567| a"),
     (("chameleon",), "a  b1!\n", "a|  |b|1|!|\n"),
     (("default",), "a+b 1234", "a|+|b| |123|4"),
+    (("default",), "мир 我想 ½", "мир| 我想| |½"),  # bytes of these letters look like digits once they are characters
 ])
 def test_worked_by_hand(names, text, expected):
     for name in names:
