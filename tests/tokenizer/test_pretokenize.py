@@ -29,6 +29,7 @@ def cut(name, text):
     (("deepseek-llm",), "ab 12 你好!\n", "ab| |1|2| |你好|!|\n"),
     (("deepseek-coder",), "ab 12 x=1;", "ab| |1|2| x|=|1|;"),
     (("deepseek-v3",), "ab 1234 你好かな.foo", "ab| |123|4| |你好かな|.foo"),
+    (("afmoe",), "ab 1234567 你好かな a.b", "ab| |1|234|567| |你好かな| a|.b"),
     (("tekken",), "HelloWorld 12/", "Hello|World| |1|2|/"),
     (("gpt-4o",), "HelloWorld'S 1234", "Hello|World'S| |123|4"),
     (("bloom", "poro-chat"), "a, b (c)", "a|,| b| (|c|)"),
