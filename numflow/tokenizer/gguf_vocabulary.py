@@ -60,10 +60,15 @@ class Table:
             raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be true or false, is {value!r}")
         return value
 
-    def added(self) -> list[AddedToken]:
-        """Tokens matched as whole texts: control tokens, and the user-defined ones, which are text."""
+    def added(self, keep: str | None = None) -> list[AddedToken]:
+        """Tokens matched as whole texts: control tokens, and the user-defined ones, which are text.
+
+        keep: texts of those that do not swallow the white space behind them; None: none does.
+        """
         ids = np.flatnonzero(np.isin(self.types, (spm.CONTROL, spm.USER_DEFINED, spm.UNKNOWN)))
-        return [AddedToken(int(id), self.texts[id], special=bool(self.types[id] != spm.USER_DEFINED)) for id in ids]
+        kept = () if keep is None else keep.split()
+        return [AddedToken(int(id), text := self.texts[id], special=bool(self.types[id] != spm.USER_DEFINED),
+                           rstrip=keep is not None and text not in kept) for id in ids]
 
     def unused(self) -> frozenset[int]:
         """Rows of the model that are no tokens; their texts are placeholders, such as [PAD31999]."""
@@ -167,7 +172,7 @@ def _sentencepiece(table: Table, options: Mapping[str, Any], kind: int, defaults
     squeezed = table.flag("remove_extra_whitespaces", False) and kind == spm.UNIGRAM
     types = table.types if kind == spm.UNIGRAM else _with_bytes(table)
     proto = spm.write_proto(table.texts, table.scores, types, kind, unk, prefix, squeezed, charsmap)
-    added = AddedTokens(table.added())
+    added = AddedTokens(table.added(options.get("keep_space_after")))
     vocabulary = spm.SentencePieceVocabulary(proto, added, strip_first=prefix, texts=table.texts, where=table.where,
                                             unused=table.unused())
     return _finish(table, options, vocabulary, defaults, add_bos, add_eos)

@@ -159,6 +159,12 @@ def test_user_defined_tokens_are_text_and_always_matched(bpe_model):
     assert tokenizer.decode(ids) == "    \n\n\n<b>"
 
 
+def test_added_tokens_may_swallow_the_white_space_behind_them(bpe_model):
+    meta = gguf_of_sentencepiece(bpe_model)
+    kept, plain = (load_tokenizer(gguf(meta), options) for options in ({"keep_space_after": "<unk> <s>"}, {}))
+    assert kept.encode("<s> the</s> \n the") == plain.encode("<s> the</s>the") != plain.encode("<s>the</s>the")
+
+
 def test_repeated_and_empty_tokens_are_survived(bpe_model):
     meta = gguf_of_sentencepiece(bpe_model)
     for key, value in (("tokens", ["▁the", "a\0b", "", ""]), ("scores", [0.0] * 4), ("token_type", [1, 1, 1, 5])):
