@@ -323,6 +323,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "which reader; auto goes by the files"),
         "file": _text("", "file of the tokenizer inside the checkpoint's folder"),
         "pre": _text("", "name of a GGUF byte-pair pre-tokenizer"),
+        "keep_space_after": _text("", "of GGUF files with a SentencePiece vocabulary: the added tokens, with spaces "
+                                      "between, that do not swallow the white space behind them as all others do"),
         "add_bos": SpecOption("bool", None, "put the begin token first; the file's own word if absent"),
         "add_eos": SpecOption("bool", None, "put the end token last; the file's own word if absent"),
         "bos": _text("", "text of the begin token"),

@@ -10,11 +10,14 @@ from numflow.errors import FormatError, TokenizerError, quoted
 from numflow.tokenizer import bpe_files, pieces, pretokenize, spm, wordpiece_file, wrapping
 from numflow.tokenizer.added import AddedTokens, add_to_library
 from numflow.tokenizer.names import names
-from numflow.tokenizer.roles import resolve
+from numflow.tokenizer.roles import END_TEXTS, resolve
 from numflow.tokenizer.tokenizer import ROLES, Tokenizer
 from numflow.tokenizer.vocabulary import AddedToken, LibraryVocabulary, Vocabulary
 
 MAX_TOKEN = 1 << 16  # characters
+_END_TEXTS = frozenset(END_TEXTS)
+_END = "</s>"  # ends a text too, where it is a control token
+_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _ROLE_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # where the key has another name; so spelt
 
 
@@ -32,9 +35,10 @@ class Table:
         return self.meta.get(f"tokenizer.ggml.{key}", default)
 
     def id(self, role: str, default: int | None = None) -> int | None:
-        """Id of a role, none where it is outside the vocabulary.
+        """Id of a role; none for a number below 0.
 
-        A missing key means the default, unless the file says that the default is ordinary text.
+        A missing key, or an id beyond the vocabulary, means the default, unless the file says that the default is
+        ordinary text.
 
         Raises:
             FormatError: not a whole number.
@@ -42,10 +46,12 @@ class Table:
         id = self.get(key := f"{_ROLE_KEYS.get(role, role)}_token_id")
         if id is not None and type(id) is not int:
             raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be the number of a token, is {quoted(id)}")
-        if id is None and default is not None and default < len(self.texts):
-            ordinary = self.types[default] == spm.NORMAL and (self.types != spm.NORMAL).any()
-            id = None if ordinary else default
-        return id if id is not None and 0 <= id < len(self.texts) else None
+        if id is not None and id < len(self.texts):
+            return id if id >= 0 else None
+        if default is None or default >= len(self.texts):
+            return None
+        ordinary = self.types[default] == spm.NORMAL and (self.types != spm.NORMAL).any()
+        return None if ordinary else default
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value; a missing key means the default."""
@@ -54,10 +60,15 @@ class Table:
             raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be true or false, is {value!r}")
         return value
 
-    def added(self) -> list[AddedToken]:
-        """Tokens matched as whole texts: control tokens, and the user-defined ones, which are text."""
+    def added(self, keep: str | None = None) -> list[AddedToken]:
+        """Tokens matched as whole texts: control tokens, and the user-defined ones, which are text.
+
+        keep: texts of those that do not swallow the white space behind them; None: none does.
+        """
         ids = np.flatnonzero(np.isin(self.types, (spm.CONTROL, spm.USER_DEFINED, spm.UNKNOWN)))
-        return [AddedToken(int(id), self.texts[id], special=bool(self.types[id] != spm.USER_DEFINED)) for id in ids]
+        kept = () if keep is None else keep.split()
+        return [AddedToken(int(id), text := self.texts[id], special=bool(self.types[id] != spm.USER_DEFINED),
+                           rstrip=keep is not None and text not in kept) for id in ids]
 
     def unused(self) -> frozenset[int]:
         """Rows of the model that are no tokens; their texts are placeholders, such as [PAD31999]."""
@@ -99,6 +110,8 @@ def _table(meta: Mapping[str, Any], where: str) -> Table:
                               f"has {len(numbers)}")
     types = types.astype(np.int64) if len(types) else np.full(len(texts), spm.NORMAL)
     types[(types < spm.NORMAL) | (types > spm.BYTE)] = spm.NORMAL
+    for text in _END_TEXTS.intersection(texts):  # whatever the file calls them
+        types[texts.index(text)] = spm.CONTROL
     return Table(where, meta, texts, scores if len(scores) else np.zeros(len(texts)), types)
 
 
@@ -124,8 +137,9 @@ def _finish(table: Table, options: Mapping[str, Any], vocabulary: Vocabulary, de
             add_bos: bool, add_eos: bool) -> Tokenizer:
     """Roles, and what goes around text, from the metadata's keys; then the options."""
     given = {role: table.id(role, defaults.get(role)) for role in ROLES}
-    ends = frozenset(id for role in ("eot", "eom") if (id := table.id(role)) is not None)
-    roles = resolve(vocabulary, given, options, ends)
+    ends = {id for role in ("eot", "eom") if (id := table.id(role)) is not None}
+    ends |= {id} & vocabulary.special_ids if (id := vocabulary.added.get(_END)) is not None else set()
+    roles = resolve(vocabulary, given, options, frozenset(ends))
     add_bos = options.get("add_bos", table.flag("add_bos_token", add_bos))
     add_eos = options.get("add_eos", table.flag("add_eos_token", add_eos))
     around = wrapping.each(roles.bos if add_bos else None, roles.eos if add_eos else None)
@@ -155,12 +169,21 @@ def _sentencepiece(table: Table, options: Mapping[str, Any], kind: int, defaults
     if unk is None:
         raise FormatError(f"{table.where}: tokenizer.ggml.unknown_token_id is no id of {len(table.texts)} tokens")
     charsmap = _numbers(table.meta, "precompiled_charsmap", table.where).astype(np.int64).astype(np.uint8).tobytes()
-    proto = spm.write_proto(table.texts, table.scores, table.types, kind, unk, prefix,
-                            table.flag("remove_extra_whitespaces", False), charsmap)
-    added = AddedTokens(table.added())
+    squeezed = table.flag("remove_extra_whitespaces", False) and kind == spm.UNIGRAM
+    types = table.types if kind == spm.UNIGRAM else _with_bytes(table)
+    proto = spm.write_proto(table.texts, table.scores, types, kind, unk, prefix, squeezed, charsmap)
+    added = AddedTokens(table.added(options.get("keep_space_after")))
     vocabulary = spm.SentencePieceVocabulary(proto, added, strip_first=prefix, texts=table.texts, where=table.where,
                                             unused=table.unused())
     return _finish(table, options, vocabulary, defaults, add_bos, add_eos)
+
+
+def _with_bytes(table: Table) -> np.ndarray:
+    """Types, with tokens of bytes known by their texts where the file has not marked all of them."""
+    if (table.types == spm.BYTE).sum() == 256 or len(_BYTES.intersection(table.texts)) < 256:
+        return table.types
+    named = np.array([text in _BYTES for text in table.texts])
+    return np.where(named & (table.types == spm.NORMAL), spm.BYTE, table.types)
 
 
 def _byte_level_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
@@ -183,7 +206,7 @@ def _merges(table: Table) -> list[tuple[str, str]]:
     if wrong is not None:
         raise FormatError(f"{table.where}: tokenizer.ggml.merges[{wrong}] should be two tokens, "
                           f"is {table.get('merges')[wrong]!r}")
-    return merges
+    return list(dict.fromkeys(merges))  # of two that are the same the first counts
 
 
 def _wordpiece(table: Table, options: Mapping[str, Any]) -> Tokenizer:

@@ -11,8 +11,8 @@ from numflow.tokenizer.names import names
 from numflow.tokenizer.tokenizer import ROLES, Tokenizer
 
 # What a spec's [tokenizer] section may say, and the type of each value.
-OPTIONS = {"file": str, "kind": str, "pre": str, "add_bos": bool, "add_eos": bool, **dict.fromkeys(ROLES, str),
-           "chat_template": str, "language_codes": list, "added_tokens": dict}
+OPTIONS = {"file": str, "kind": str, "pre": str, "keep_space_after": str, "add_bos": bool, "add_eos": bool,
+           **dict.fromkeys(ROLES, str), "chat_template": str, "language_codes": list, "added_tokens": dict}
 
 # The file that decides -> those that must be there too, and the module that reads it. In order of preference.
 READERS = {

@@ -11,10 +11,11 @@ from numflow.tokenizer.vocabulary import Vocabulary
 END_TEXTS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>",
     "<EOT>", "_<EOT>", "<|EOT|>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<eos>",
-    "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|call|>", "<|eot|>", "<|endofturn|>",
+    "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|call|>", "<|eot|>", "<|endofturn|>", "<|tool_response>", "<|flush|>",
+    "<|calls|>",
 )
 # Where messages end in "<|end|>" and turns in one of these, "<|end|>" does not end the turn.
-_TURN_AFTER_MESSAGE = ("<|return|>", "<|call|>")
+_TURN_AFTER_MESSAGE = ("<|return|>", "<|call|>", "<|flush|>", "<|calls|>")
 
 
 def resolve(vocabulary: Vocabulary, given: Mapping[str, Any], options: Mapping[str, Any],

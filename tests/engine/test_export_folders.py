@@ -212,8 +212,10 @@ def check_llama_cpp(source: Path, target: Path, folder: Path, most: float) -> No
         for chunk, theirs, step in zip(ids.copy(), found, steps, strict=True):
             chunk[0] = model.tokenizer.bos_id if model.tokenizer.add_bos else chunk[0]  # so llama-perplexity begins
             x = model.logits(chunk.tolist()).astype(np.float64)
-            x = np.maximum(x, x.max(-1, keepdims=True) - 16)  # the file keeps no smaller ones
-            expected = x - np.log(np.exp(x).sum(-1, keepdims=True))
+            x -= x.max(-1, keepdims=True)
+            total = np.log(np.exp(x).sum(-1, keepdims=True))
+            x = np.maximum(x, -16)  # the file keeps no smaller ones
+            expected = x - total
             assert (np.abs(theirs - expected[len(chunk) // 2:-1]) - 1.01 * step).max() < most * x.std()
 
 

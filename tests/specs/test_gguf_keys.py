@@ -84,3 +84,9 @@ def test_the_factor_of_cosines(changes, factor):
 def test_heads_that_differ_by_layer_are_refused():
     with pytest.raises(NumflowError, match="attention.head_count"):
         built("qwen2", {"attention.head_count": [4, 2, 4]})
+
+
+@pytest.mark.parametrize("value", [None, 0.0])
+def test_a_file_without_slopes_is_refused(value):
+    with pytest.raises(NumflowError, match="alibi_max: expected a finite number above 0"):
+        built("mpt", {"attention.max_alibi_bias": value})

@@ -108,11 +108,43 @@ def test_without_a_space_before_the_text_none_is_stripped(bpe_model):
 def test_ends_of_turn(byte_level_library):
     meta = gguf_of_byte_level(byte_level_library)
     for key in ("tokens", "token_type"):
-        more = {"tokens": ["<|eot_id|>", "<turn>", "<|im_end|>"], "token_type": [3, 3, 1]}
+        more = {"tokens": ["<|eot_id|>", "<turn>", "<|im_end|>", "<|end|>", "<|flush|>"], "token_type": [3, 3, 1, 4, 3]}
         meta[f"tokenizer.ggml.{key}"] += more[key]
     eot = meta["tokenizer.ggml.tokens"].index("<|eot_id|>")
     meta["tokenizer.ggml.eot_token_id"] = eot + 1
-    assert load_tokenizer(gguf(meta)).eos_ids == {1, eot, eot + 1}  # <|im_end|> is ordinary text here
+    tokenizer = load_tokenizer(gguf(meta))
+    assert tokenizer.eos_ids == {1, eot, eot + 1, eot + 2, eot + 4}  # <|end|> ends messages where <|flush|> ends turns
+    for id in (eot + 2, eot + 3):  # control tokens, whatever the file calls them
+        assert tokenizer.encode(text := tokenizer.token_text(id)) == [id]
+        assert id not in tokenizer.encode(text, parse_special=False)
+
+
+def test_a_control_token_that_ends_texts_does_so_beside_another_end(bpe_model):
+    meta = gguf_of_sentencepiece(bpe_model, eos_token_id=7)
+    assert load_tokenizer(gguf(meta)).eos_ids == {2, 7}
+    meta["tokenizer.ggml.token_type"][2] = 1
+    assert load_tokenizer(gguf(meta)).eos_ids == {7}
+
+
+@pytest.mark.parametrize(("key", "attribute", "default"), [
+    ("bos", "bos_id", 1), ("unknown", "unk_id", 0), ("padding", "pad_id", None)])
+def test_an_id_beyond_the_vocabulary_is_the_default(bpe_model, key, attribute, default):
+    tokenizer = load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model, **{f"{key}_token_id": 1 << 20})))
+    assert getattr(tokenizer, attribute) == default
+
+
+def test_spaces_are_squeezed_for_unigram_vocabularies_alone(bpe_model):
+    plain = load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model)))
+    squeezed = load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model, remove_extra_whitespaces=True)))
+    assert squeezed.encode("  the  cat ") == plain.encode("  the  cat ")
+
+
+@pytest.mark.parametrize("types", [None, {6: 1}])
+def test_tokens_of_bytes_are_known_by_their_texts(bpe_model, types):
+    meta = gguf_of_sentencepiece(bpe_model)
+    expected = load_tokenizer(gguf(dict(meta))).encode("🦜 the\n")
+    meta["tokenizer.ggml.token_type"] = [types.get(t, t) for t in meta["tokenizer.ggml.token_type"]] if types else []
+    assert load_tokenizer(gguf(meta)).encode("🦜 the\n") == expected
 
 
 def test_user_defined_tokens_are_text_and_always_matched(bpe_model):
@@ -125,6 +157,12 @@ def test_user_defined_tokens_are_text_and_always_matched(bpe_model):
     ids = tokenizer.encode("    \n\n\n<b>", add_special=False, parse_special=False)
     assert [id for id in ids if id >= first] == [first + 1, first + 2, first + 3]
     assert tokenizer.decode(ids) == "    \n\n\n<b>"
+
+
+def test_added_tokens_may_swallow_the_white_space_behind_them(bpe_model):
+    meta = gguf_of_sentencepiece(bpe_model)
+    kept, plain = (load_tokenizer(gguf(meta), options) for options in ({"keep_space_after": "<unk> <s>"}, {}))
+    assert kept.encode("<s> the</s> \n the") == plain.encode("<s> the</s>the") != plain.encode("<s>the</s>the")
 
 
 def test_repeated_and_empty_tokens_are_survived(bpe_model):
@@ -140,6 +178,7 @@ def test_repeated_and_empty_tokens_are_survived(bpe_model):
 def test_a_default_role_that_is_ordinary_text_is_none(byte_level_library):
     meta = gguf_of_byte_level(byte_level_library)
     del meta["tokenizer.ggml.bos_token_id"], meta["tokenizer.ggml.eos_token_id"]
+    meta["tokenizer.ggml.token_type"][1] = 1  # </s>
     tokenizer = load_tokenizer(gguf(meta))
     assert tokenizer.bos_id is None and tokenizer.eos_ids == frozenset()
 
@@ -193,6 +232,14 @@ def test_metadata_that_contradicts_itself(bpe_model, key, value, message):
 def test_merges_that_do_not_fit(byte_level_library, merges, message):
     with pytest.raises(FormatError, match=message):
         load_tokenizer(gguf(gguf_of_byte_level(byte_level_library, merges=merges)))
+
+
+def test_of_merges_that_stand_twice_the_first_counts(byte_level_library):
+    meta = gguf_of_byte_level(byte_level_library)
+    merges = meta["tokenizer.ggml.merges"]
+    twice = load_tokenizer(gguf(meta | {"tokenizer.ggml.merges": [*merges, *merges[:40]]}))
+    for text in NASTY.values():
+        assert twice.encode(text) == load_tokenizer(gguf(meta)).encode(text)
 
 
 def test_merges_that_are_missing(byte_level_library):

@@ -29,6 +29,7 @@ def cut(name, text):
     (("deepseek-llm",), "ab 12 你好!\n", "ab| |1|2| |你好|!|\n"),
     (("deepseek-coder",), "ab 12 x=1;", "ab| |1|2| x|=|1|;"),
     (("deepseek-v3",), "ab 1234 你好かな.foo", "ab| |123|4| |你好かな|.foo"),
+    (("afmoe",), "ab 1234567 你好かな a.b", "ab| |1|234|567| |你好かな| a|.b"),
     (("tekken",), "HelloWorld 12/", "Hello|World| |1|2|/"),
     (("gpt-4o",), "HelloWorld'S 1234", "Hello|World'S| |123|4"),
     (("bloom", "poro-chat"), "a, b (c)", "a|,| b| (|c|)"),
@@ -37,6 +38,7 @@ def cut(name, text):
     (("tiny_aya",), "1234567 a", "1|234|567| a"),
     (("chameleon",), "a  b1!\n", "a|  |b|1|!|\n"),
     (("default",), "a+b 1234", "a|+|b| |123|4"),
+    (("default",), "мир 我想 ½", "мир| 我想| |½"),  # bytes of these letters look like digits once they are characters
 ])
 def test_worked_by_hand(names, text, expected):
     for name in names:

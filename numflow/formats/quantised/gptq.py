@@ -11,7 +11,8 @@ packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], i
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -64,64 +65,116 @@ def _drop_bias(parts: StoredParts, name: str, outputs: int) -> None:
 
 
 def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
-    groups, n = scales.shape
-    zeros = parts.need(f"{stem}.qzeros", WORDS, beside=words.name)
-    index = parts.get(f"{stem}.g_idx")
-    bits, k = _size(parts, words, zeros, index, groups, n)
-    size = _group_size(parts, scales, groups, k)
-    borrows = parts.method.borrows
-    one = np.float32(parts.method.layout == "gptq" and not borrows)
-    dense = unpacked_planes if parts.method.layout == "gptq_p" else unpacked_stream
-    if dense is unpacked_planes and bits not in (2, 4, 8) and (k % 32 or n % 32):
-        raise parts.fail(words.name, f"holds {k} x {n} codes of {bits} bits in planes, which are of 32 each")
+    stored = _Gptq.of(parts, stem, words, scales)
+    bits, n, k, kind, in_order = stored.bits, scales.columns, stored.k, scales.type.name, stored.in_order
+    if stem.rpartition(".")[2] in _TABLES:
+        return CodedMatrix(f"{stem}.weight", (k, n), stored.tokens, bits, kind, 1, sources=(words,))
+    matrix = CodedMatrix(f"{stem}.weight", (n, k), stored.rows, bits, kind, stored.each, turned=True, sources=(words,),
+                         zero_type="U8" if bits < 8 or not stored.one else kind)  # of 8 bits up to 256
+    return matrix if in_order else replace(matrix, group=1, order=stored.order)
 
-    def order() -> np.ndarray:
+
+@dataclass(frozen=True)
+class _Gptq:
+    """The four tensors of a matrix, and how they hold it.
+
+    k:       inputs. size: inputs of a group.
+    one:     added to stored zeros. borrows: it is added in the words, where a place may carry into the next.
+    planes:  codes of 3, 5, 6 and 7 bits lie in planes.
+    """
+
+    parts: StoredParts
+    words: Tensor
+    scales: Tensor
+    zeros: Tensor
+    index: Tensor | None
+    bits: int
+    k: int
+    size: int
+    one: bool
+    borrows: bool
+    planes: bool
+
+    @classmethod
+    def of(cls, parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> "_Gptq":
+        """The parts of a matrix, found and checked."""
+        groups, n = scales.shape
+        zeros = parts.need(f"{stem}.qzeros", WORDS, beside=words.name)
+        index = parts.get(f"{stem}.g_idx")
+        bits, k = _size(parts, words, zeros, index, groups, n)
+        size = _group_size(parts, scales, groups, k)
+        layout, borrows = parts.method.layout, parts.method.borrows
+        if layout == "gptq_p" and bits not in (2, 4, 8) and (k % 32 or n % 32):
+            raise parts.fail(words.name, f"holds {k} x {n} codes of {bits} bits in planes, which are of 32 each")
+        return cls(parts, words, scales, zeros, index, bits, k, size, layout == "gptq" and not borrows, borrows,
+                   layout == "gptq_p")
+
+    @property
+    def each(self) -> int:
+        """Inputs that surely share scales: less than a group where the last one is short."""
+        return math.gcd(self.size, self.k)
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether inputs of a group lie side by side."""
+        return self.index is None or bool((self.order() == np.arange(self.k) // self.size).all())
+
+    def order(self) -> np.ndarray:
         """The group of each input."""
-        assert index is not None
-        found = integers(index)
+        assert self.index is not None
+        found, groups = integers(self.index), self.scales.rows
         if found.size and (int(found.min()) < 0 or int(found.max()) >= groups):
-            raise parts.fail(index.name, f"has groups {int(found.min())} .. {int(found.max())}, expected 0 .. "
-                                         f"{groups - 1}, as scales {list(scales.shape)} have")
+            raise self.parts.fail(self.index.name, f"has groups {int(found.min())} .. {int(found.max())}, expected "
+                                                   f"0 .. {groups - 1}, as scales {list(self.scales.shape)} have")
         return found
 
-    in_order = index is None or bool((order() == np.arange(k) // size).all())
-    each = math.gcd(size, k)  # less than a group where the last one is short
+    def rows(self, begin: int, end: int) -> CodedRows:
+        """Outputs begin .. end of a linear layer."""
+        some = np.ascontiguousarray(integers(self.words)[:, begin:end].T)
+        first, cut = _cut(begin, end, self.bits, self._dense_zeros)
+        zeros = self._points(integers(self.zeros)[:, cut], end - first)[:, begin - first:] + np.float32(self.one)
+        return CodedRows(self._codes(some, self.k), self._by_group(
+            some_scales(self.scales, slice(None), slice(begin, end))), self._by_group(zeros))
 
-    def by_group(values: np.ndarray) -> np.ndarray:
+    def tokens(self, begin: int, end: int) -> CodedRows:
+        """Tokens begin .. end of a table: inputs."""
+        group = np.arange(begin, end) // self.size if self.index is None else self.order()[begin:end]
+        first, cut = _cut(begin, end, self.bits, self._dense_codes)
+        codes = self._codes(np.ascontiguousarray(integers(self.words)[cut].T), end - first)[:, begin - first:]
+        zeros = self._points(integers(self.zeros)[group], self.scales.columns).astype(np.float32)
+        return CodedRows(np.ascontiguousarray(codes.T), some_scales(self.scales, group), zeros + np.float32(self.one))
+
+    def _by_group(self, values: np.ndarray) -> np.ndarray:
         """Values [groups, n] as float32 rows [n, groups]."""
         found = np.ascontiguousarray(values.T, np.float32)
-        return found[:, np.arange(k // each) * each // size] if in_order and k % size else found
+        cut = self.in_order and self.k % self.size
+        return found[:, np.arange(self.k // self.each) * self.each // self.size] if cut else found
 
-    def rows(begin: int, end: int) -> CodedRows:
-        some = np.ascontiguousarray(integers(words)[:, begin:end].T)
-        first, cut = _cut(begin, end, bits, zeros.columns * 32 == n * bits)
-        return CodedRows((dense if words.rows * 32 == k * bits else unpacked)(some, bits, k),
-                         by_group(some_scales(scales, slice(None), slice(begin, end))),
-                         by_group(points(integers(zeros)[:, cut], end - first)[:, begin - first:] + one))
+    @property
+    def _dense_codes(self) -> bool:
+        return self.words.rows * 32 == self.k * self.bits
 
-    def points(stored: np.ndarray, count: int) -> np.ndarray:
+    @property
+    def _dense_zeros(self) -> bool:
+        return self.zeros.columns * 32 == self.scales.columns * self.bits
+
+    def _codes(self, stored: np.ndarray, count: int) -> np.ndarray:
+        """Codes u8 [rows, count] out of words [rows, W]."""
+        return self._unpack(stored, count, self._dense_codes)
+
+    def _points(self, stored: np.ndarray, count: int) -> np.ndarray:
         """Zeros u8 [groups, count] out of their words."""
-        stored = stored.view(np.uint32)
-        if borrows and 32 % bits == 0:
+        stored, bits = stored.view(np.uint32), self.bits
+        if self.borrows and 32 % bits == 0:
             stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))  # 1 in each place
-        packed = (dense if zeros.columns * 32 == n * bits else unpacked)(stored, bits, count)
-        if borrows and 32 % bits:
+        packed = self._unpack(stored, count, self._dense_zeros)
+        if self.borrows and 32 % bits:
             packed = packed + np.uint8(1) & np.uint8((1 << bits) - 1)
         return packed
 
-    def tokens(begin: int, end: int) -> CodedRows:
-        group = np.arange(begin, end) // size if index is None else order()[begin:end]
-        first, cut = _cut(begin, end, bits, words.rows * 32 == k * bits)
-        some = np.ascontiguousarray(integers(words)[cut].T)
-        codes = (dense if words.rows * 32 == k * bits else unpacked)(some, bits, end - first)[:, begin - first:]
-        return CodedRows(np.ascontiguousarray(codes.T), some_scales(scales, group),
-                         points(integers(zeros)[group], n).astype(np.float32) + one)
-
-    if stem.rpartition(".")[2] in _TABLES:
-        return CodedMatrix(f"{stem}.weight", (k, n), tokens, bits, scales.type.name, 1, sources=(words,))
-    matrix = CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, each, turned=True, sources=(words,),
-                         zero_type="U8" if bits < 8 or not one else scales.type.name)  # of 8 bits up to 256
-    return matrix if in_order else replace(matrix, group=1, order=order)
+    def _unpack(self, stored: np.ndarray, count: int, dense: bool) -> np.ndarray:
+        apart = unpacked if not dense else unpacked_planes if self.planes else unpacked_stream
+        return apart(stored, self.bits, count)
 
 
 def _cut(begin: int, end: int, bits: int, dense: bool) -> tuple[int, slice]:
