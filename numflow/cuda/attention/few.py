@@ -82,6 +82,8 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     bias = biased(has_cap, has_slopes, has_buckets, LOG2_E)
     make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, halves)
     value_products = _value_products(v_type, v_dim, v_row, v_rounds, slices, tiles, halves)
+    early = "f16" in (k_type, v_type)  # codes leave no registers for more, and wait first of all
+    of_batch = _early_number if early else _number
     join_warps, ask = _join_warps(v_rounds * 16, tiles), _cache_prefetch(k_type, v_type, k_dim, v_row, step)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
@@ -97,16 +99,18 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             first_column, kv_head = u32(block_x() % slices * (64 * v_rounds)), u32(block_x() // slices % shape.kv_heads)
             turn, turns = u32(block_x() // slices // shape.kv_heads), u32(grid_x() // (slices * shape.kv_heads))
         # The sequence: no kernel writes the batch, so it is read while the kernels before may still run.
-        if sequence >= u32(stream1(batch.counts, N_SEQUENCES)):
-            after_previous()
+        if sequence >= u32(of_batch(batch.counts, N_SEQUENCES)):
+            if early:
+                after_previous()
             return
-        begin_token, group = u32(stream1(batch.starts, sequence)), u32(shape.heads // shape.kv_heads)
-        rows = u32((u32(stream1(batch.starts, sequence + 1)) - begin_token) * group)
-        length = i32(stream1(batch.lengths, sequence))
+        begin_token, group = u32(of_batch(batch.starts, sequence)), u32(shape.heads // shape.kv_heads)
+        rows = u32((u32(of_batch(batch.starts, sequence + 1)) - begin_token) * group)
+        length = i32(of_batch(batch.lengths, sequence))
         blocks, shares = batch.table + sequence * batch.table_stride, u32(grid_z())
-        ask(k, v, blocks, shape.kv_heads, kv_head, shape.block_size, length, rule.causal, rule.window, rule.chunk, lane,
-            warp)
-        after_previous()
+        if early:
+            ask(k, v, blocks, shape.kv_heads, kv_head, shape.block_size, length, rule.causal, rule.window, rule.chunk,
+                lane, warp)
+            after_previous()
         if rows > most * group:
             return
         # Registers and shared memory.
@@ -142,7 +146,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             # Warps take keys in turn: scores on tensor cores (mma), keys decoded in registers.
             at = i32(first + step * i32(warp))
             while at < end:
-                block, place = u32(stream1(blocks, u32(at) // shape.block_size)), u32(u32(at) % shape.block_size)
+                block, place = u32(blocks[u32(at) // shape.block_size]), u32(u32(at) % shape.block_size)
                 for n in range(s_count):
                     s[n] = f32(0)
                 last = u32(end - at - 1)
@@ -201,6 +205,16 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             first_row = u32(first_row + 8 * tiles * turns)
 
     return _few
+
+
+@device
+def _number(pointer, index):
+    return pointer[index]
+
+
+@device
+def _early_number(pointer, index):
+    return stream1(pointer, index)
 
 
 def _cache_prefetch(k_type: str, v_type: str, k_dim: int, v_row: int, step: int) -> DeviceFunction:
