@@ -130,7 +130,7 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
     lines, ending = 32 * halves, -(-tokens // 4) * 32  # threads that end the work: 8 for each token, whole warps
 
     @kernel(f"gemv_{kind}{'_int8' * int8}_{tokens}_{gate or 'norm'}_{made}{'_apart' * apart}", 32 * warps,
-            blocks=3 if gate and int8 and tokens == 1 and not apart else 0)
+            blocks=3 if gate and int8 and tokens == 1 and not apart and SCHEMES[kind].bits < 7 else 0)
     def _gemv(to: u32.ptr, to_aux: f32.ptr, rows: Rows, squares: f32.ptr, ends: Epilogue, x: Activations,
               planes: Planes, bias: Bias, late: Late, shape: Shape, outliers: Apart):
         # Place in the grid: 32 results and the tokens.
