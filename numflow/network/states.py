@@ -15,13 +15,14 @@ def is_scan(step: Step) -> bool:
         [view.width for view in others] in ([], [v.width])
 
 
-def matrix_states(network: Network) -> set[str]:
-    """Names of states [heads, dk, dv] that tokens meet in blocks; the others are numbers of single channels."""
+def matrix_states(network: Network) -> dict[str, Step]:
+    """States [heads, dk, dv] that tokens meet in blocks, by name, each with a step of it; the others are numbers of
+    single channels."""
     return _states(network, False)
 
 
-def scan_states(network: Network) -> set[str]:
-    """Names of states [heads, dk, 1] of heads that share their keys."""
+def scan_states(network: Network) -> dict[str, Step]:
+    """States [heads, dk, 1] of heads that share their keys, likewise."""
     return _states(network, True)
 
 
@@ -31,8 +32,8 @@ def fades_by_column(network: Network, step: Step) -> bool:
     return network.weights[step.weights["rate"]].shape[0] > heads or any(view.width > heads for view in others)
 
 
-def _states(network: Network, scans: bool) -> set[str]:
-    return {param(step, "state") for steps in network.entries.values() for step in steps
+def _states(network: Network, scans: bool) -> dict[str, Step]:
+    return {param(step, "state"): step for steps in network.entries.values() for step in steps
             if step.op == "linear_attention" and is_scan(step) == scans}
 
 

@@ -1,5 +1,7 @@
 """How each rule of names.toml cuts text, worked by hand for the common ones."""
 
+import time
+
 import pytest
 
 from numflow.errors import TokenizerError
@@ -29,6 +31,7 @@ def cut(name, text):
     (("deepseek-llm",), "ab 12 你好!\n", "ab| |1|2| |你好|!|\n"),
     (("deepseek-coder",), "ab 12 x=1;", "ab| |1|2| x|=|1|;"),
     (("deepseek-v3",), "ab 1234 你好かな.foo", "ab| |123|4| |你好かな|.foo"),
+    (("afmoe",), "12 123 1234 12345 123456", "12| |123| |1|234| |12|345| |123|456"),
     (("afmoe",), "ab 1234567 你好かな a.b", "ab| |1|234|567| |你好かな| a|.b"),
     (("tekken",), "HelloWorld 12/", "Hello|World| |1|2|/"),
     (("gpt-4o",), "HelloWorld'S 1234", "Hello|World'S| |123|4"),
@@ -67,3 +70,11 @@ def test_names_are_given_once_and_patterns_are_used():
 def test_an_unknown_name_lists_the_known_ones(name):
     with pytest.raises(TokenizerError, match=r"model\.gguf: tokenizer\.ggml\.pre .* set `pre`.*; known: .*chameleon"):
         rule_of(name, "model.gguf")
+
+
+def test_a_long_run_of_numbers_takes_linear_time():
+    _, pre_tokenizer = build(rule_of("afmoe", "test"))
+    begun = time.process_time()
+    pieces = pre_tokenizer.pre_tokenize_str("1" * 100_000)
+    assert [len(piece) for piece, _ in pieces[:2]] == [1, 3] and len(pieces) == 33_334
+    assert time.process_time() - begun < 3

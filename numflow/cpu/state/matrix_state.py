@@ -23,7 +23,7 @@ at the last block of a text while another is at the first, so a new tail takes t
 from dataclasses import dataclass
 
 from numflow.cpu.memory.buffers import LINE, padded
-from numflow.network.states import fades_by_column, is_scan, scan_states, stored_states
+from numflow.network.states import fades_by_column, matrix_states, scan_states, stored_states
 from numflow.ops import Network, State, Step, param
 from numflow.quant.state import STATE_BLOCK, STATE_TYPES, row_bytes
 
@@ -68,9 +68,7 @@ class MatrixLayout:
 
 def slot_bytes(network: Network, dtype: str) -> dict[State, int]:
     """Bytes of a slot of each state: of matrices by their layout, of scans [groups of 16 heads][dk][16] float32."""
-    matrices = {param(step, "state"): step for steps in network.entries.values() for step in steps
-                if step.op == "linear_attention" and not is_scan(step)}
-    scans = scan_states(network)
+    matrices, scans = matrix_states(network), scan_states(network)
 
     def size(state: State) -> int:
         if state.name in matrices:

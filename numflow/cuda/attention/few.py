@@ -83,7 +83,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, halves)
     value_products = _value_products(v_type, v_dim, v_row, v_rounds, slices, tiles, halves)
     early = "f16" in (k_type, v_type)  # codes leave no registers for more, and wait first of all
-    of_batch = _early_number if early else _number
+    of_batch, share_of = stream1 if early else _number, _share_of(step)
     join_warps, ask = _join_warps(v_rounds * 16, tiles), _cache_prefetch(k_type, v_type, k_dim, v_row, step)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
@@ -139,9 +139,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                             rule.chunk)
             _, end = seen(i32(batch.positions[begin_token + last_row // group]), length, rule.causal, rule.window,
                             rule.chunk)
-            first = i32(u32(first) & u32(0xFFFFFFFF - step + 1))
-            share = i32(u32(u32(end - first) + step * shares - 1) // u32(step * shares) * step)
-            first = i32(first + i32(block_z()) * share)
+            first, share = share_of(first, end)
             end = i32(first + share) if first + share < end else end
             # Warps take keys in turn: scores on tensor cores (mma), keys decoded in registers.
             at = i32(first + step * i32(warp))
@@ -207,30 +205,37 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     return _few
 
 
+@functools.cache
+def _share_of(step: int) -> DeviceFunction:
+    """share_of(first, end): the first of the keys first .. end that are this part's, and their number, in steps."""
+
+    @device
+    def share_of(first, end):
+        first, shares = i32(u32(first) & u32(0xFFFFFFFF - step + 1)), u32(grid_z())
+        share = i32(u32(u32(end - first) + step * shares - 1) // u32(step * shares) * step)
+        return i32(first + i32(block_z()) * share), share
+
+    return share_of
+
+
 @device
 def _number(pointer, index):
     return pointer[index]
-
-
-@device
-def _early_number(pointer, index):
-    return stream1(pointer, index)
 
 
 def _cache_prefetch(k_type: str, v_type: str, k_dim: int, v_row: int, step: int) -> DeviceFunction:
     """ask(k, v, blocks, kv_heads, kv_head, block_size, length, causal, window, chunk, lane, warp): a warp asks for its
     first `step` keys and values of a sequence's last row; the newest may not be there yet, and are read later. Rows of
     16 bits only: of codes they are in several places, and of few bytes."""
-    keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
+    keys_at, values_at, share_of = region(k_type, k_dim), region(v_type, v_row), _share_of(step)
     k_pitch, v_pitch = (pitch(kind, dim) if kind == "f16" else 0 for kind, dim in ((k_type, k_dim), (v_type, v_row)))
 
     @device
     def ask(k, v, blocks, kv_heads, kv_head, block_size, length, causal, window, chunk, lane, warp):
         first, end = seen(i32(length - 1), length, causal, window, chunk)
-        first, shares = i32(u32(first) & u32(0xFFFFFFFF - step + 1)), u32(grid_z())
-        share = i32(u32(u32(end - first) + step * shares - 1) // u32(step * shares) * step)
-        at = i32(first + i32(block_z()) * share + step * i32(warp) + i32(lane))
-        if (k_pitch or v_pitch) and lane < step and at < end:
+        first, _ = share_of(first, end)
+        at = i32(first + step * i32(warp) + i32(lane))
+        if lane < step and at < end:
             block, place = u32(stream1(blocks, u32(at) // block_size)), u32(u32(at) % block_size)
             keys, values = (keys_at(k, block, kv_heads, kv_head, block_size),
                             values_at(v, block, kv_heads, kv_head, block_size))

@@ -26,4 +26,3 @@ def dependent(ptx: str) -> str:
         begin = declared.end()
     first = f"\n\t{RELEASE}" + ("" if WAIT in ptx else f"\n\t{WAIT}")
     return f"{ptx[:begin]}{first}{ptx[begin:]}"
-
