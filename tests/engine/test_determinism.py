@@ -59,7 +59,6 @@ def job_of(model, prompt, decoding, new, priority=0):
     return Job(made, model.text_decoder, made.samples, priority, drafters=model.core.drafters)
 
 
-happened = Counter()
 requests = st.lists(st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(0, len(DECODING) - 1),
                               st.sampled_from([1, 5, 70]), st.integers(0, 2),
                               st.integers(0, 12), st.one_of(st.none(), st.integers(0, 30))), min_size=1, max_size=7)
@@ -71,14 +70,25 @@ limits = st.builds(StepLimits, sequences=st.sampled_from([1, 3, 8, 32]), tokens=
 COMPANY = [(2, 3 * (1 + number % 2), 70, number % 2, number, None) for number in range(5)]  # long, and some drafted
 
 
-# Whatever is drawn: too little memory for all of them, and enough where they share what they begin with.
-@example(coming=COMPANY, limits=StepLimits(sequences=8, tokens=100), blocks=12, prefix=False, chunk=64, threads=2)
-@example(coming=COMPANY, limits=StepLimits(sequences=8, tokens=100), blocks=12, prefix=True, chunk=64, threads=1)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(coming=requests, limits=limits, blocks=st.sampled_from([None, 12, 16]), prefix=st.booleans(),
-       chunk=st.sampled_from([7, 30, 64, 512]), threads=st.sampled_from([1, 2]))
 @pytest.mark.merge
-def test_random_schedules_change_no_bit(loaded, coming, limits, blocks, prefix, chunk, threads):
+def test_random_schedules_change_no_bit(loaded):
+    happened = Counter()
+
+    # Whatever is drawn: too little memory for all of them, and enough where they share what they begin with.
+    @example(coming=COMPANY, limits=StepLimits(sequences=8, tokens=100), blocks=12, prefix=False, chunk=64, threads=2)
+    @example(coming=COMPANY, limits=StepLimits(sequences=8, tokens=100), blocks=12, prefix=True, chunk=64, threads=1)
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(coming=requests, limits=limits, blocks=st.sampled_from([None, 12, 16]), prefix=st.booleans(),
+           chunk=st.sampled_from([7, 30, 64, 512]), threads=st.sampled_from([1, 2]))
+    def run(coming, limits, blocks, prefix, chunk, threads):
+        happened.update(run_schedule(loaded, coming, limits, blocks, prefix, chunk, threads))
+
+    run()
+    assert all(happened[name] for name in ("preemptions", "swaps", "prefix_tokens", "accepted_drafts")), happened
+
+
+def run_schedule(loaded, coming, limits, blocks, prefix, chunk, threads):
+    """Compare each request with the same one alone; return counts of what the schedule did."""
     expected = [alone(loaded[1], *one[:3]) for one in coming]
     model = fresh(loaded[threads], chunk)
     core, jobs, step = model.core, {}, 0
@@ -101,10 +111,5 @@ def test_random_schedules_change_no_bit(loaded, coming, limits, blocks, prefix, 
                 assert (ids, reason, *rest) == wanted
     core.scheduler.swap_space.settle()
     assert used_blocks(model) == core.host.allocator.used == 0
-    happened.update({name: core.scheduler.counts[name] for name in ("preemptions", "swaps", "prefix_tokens")})
-    happened["accepted_drafts"] += core.counts["accepted_drafts"]
-
-
-@pytest.mark.merge
-def test_the_schedules_had_it_all():
-    assert all(happened[name] for name in ("preemptions", "swaps", "prefix_tokens", "accepted_drafts")), happened
+    return {"accepted_drafts": core.counts["accepted_drafts"],
+            **{name: core.scheduler.counts[name] for name in ("preemptions", "swaps", "prefix_tokens")}}
