@@ -26,7 +26,7 @@ def compile_all(capability: tuple[int, int], quick: bool = False) -> dict:
     Raises:
         DeviceError: a kernel is not there, and there is no compiler.
     """
-    names = sorted(wanted())[:4 if quick else None]
+    names = sorted(name for name, made in wanted().items() if made.runs_on(capability))[:4 if quick else None]
     missing = [name for name in names if not is_cached(wanted()[name], capability)]
     begun = time.perf_counter()
     if missing:

@@ -29,11 +29,12 @@ def limits(setting: Setting) -> None:
         return
     setting.add(name=device.name, capability=list(device.capability), free_bytes=device.free_bytes(),
                 **{name.lower(): device.attribute(name) for name in ATTRIBUTES})
-    brought = [kernel for kernel in wanted().values() if is_cached(kernel, device.capability)]
+    own = [kernel for kernel in wanted().values() if kernel.runs_on(device.capability)]
+    brought = [kernel for kernel in own if is_cached(kernel, device.capability)]
     for kernel in brought:
         with setting.attempt(kernel=kernel.name):
             device.load(cached(kernel, device.capability))
-    setting.add(what="kernels that load", brought=len(brought), of=len(wanted()), folder=str(folder()))
+    setting.add(what="kernels that load", brought=len(brought), of=len(own), folder=str(folder()))
     device.close()
 
 

@@ -74,12 +74,15 @@ def _matrix(setting: Setting, kind: str, name: str, n: int, k: int) -> None:
         if setting.is_over:
             break
         program.run(_batch(tokens), output=None)
-        works = [work for step, calls in program.bound("main") if step.op == "linear" for call in calls
-                 for work in call.launches(Sizes((tokens,) * 4, 1))]
-        time = each(program.device, works, 2 if setting.quick else max(20 // copies, 2)) / copies
-        setting.add(weights=kind, matrix=name, n=n, k=k, tokens=tokens, copies=copies, microseconds=time * 1e6,
-                    gigabytes_per_s=size / time / 1e9, tflops=2 * n * k * tokens / time / 1e12,
-                    kernel=works[-1].kernel.name)
+        device, own = program.device, program.device.wgmma
+        for device.wgmma in (True, False) if own and tokens > 64 else (own,):
+            works = [work for step, calls in program.bound("main") if step.op == "linear" for call in calls
+                     for work in call.launches(Sizes((tokens,) * 4, 1))]
+            time = each(device, works, 2 if setting.quick else max(20 // copies, 2)) / copies
+            setting.add(weights=kind if device.wgmma == own else f"{kind} by mma.sync", matrix=name, n=n, k=k,
+                        tokens=tokens, copies=copies, microseconds=time * 1e6, gigabytes_per_s=size / time / 1e9,
+                        tflops=2 * n * k * tokens / time / 1e12, kernel=works[0].kernel.name)
+        device.wgmma = own
     program.close()
 
 

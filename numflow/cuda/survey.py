@@ -17,7 +17,8 @@ class Notebook:
 
     name, graphs = "notebook", False
 
-    def __init__(self):
+    def __init__(self, wgmma: bool = False):
+        self.wgmma = wgmma
         self.launches: list[Launch] = []
 
     def alloc(self, nbytes: int) -> Memory:
@@ -63,11 +64,12 @@ class Notebook:
 
 
 def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
-    """Every kernel that a network may launch, by name, over batches of SIZES; options: those of a Program."""
+    """Every kernel that a network may launch on some card, by name, over batches of SIZES; options: of a Program."""
     device = Notebook()
-    program = Program(network, weights, gpu=device, **options)
-    works = [*device.launches, *(work for rows, keys in SIZES for sequences in {1, rows}
-                                 for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))]
+    program, works = Program(network, weights, gpu=device, **options), device.launches
+    for device.wgmma in (False, True):
+        works += (work for rows, keys in SIZES for sequences in {1, rows}
+                  for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
     program.close()
     found = {work.kernel.name: work.kernel for work in works}
     return found | {made.name: made for made in (BEST, PICK)} if "logits" in network.outputs else found

@@ -29,6 +29,7 @@ class FakeDriver:
 
     CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=9,
                                          CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0)
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=0, CU_EVENT_DISABLE_TIMING=2)
     CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
@@ -130,9 +131,13 @@ class FakeDriver:
         assert symbol == module
         return OK, symbol.decode()
 
+    def cuFuncSetAttribute(self, name, which, value):
+        assert (which, value) == (8, REGISTRY[name].dynamic)
+        return (OK,)
+
     def cuLaunchKernel(self, name, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
         kernel = REGISTRY[name]
-        assert (bx, by, bz, shared, extra) == (kernel.threads, 1, 1, 0, 0)
+        assert (bx, by, bz, shared, extra) == (kernel.threads, 1, 1, kernel.dynamic, 0)
         count = len(kernel.signature)
         places = (ctypes.c_void_p * count).from_address(parameters)
         values = [self._value(kind, place) for kind, place in zip(kernel.signature, places, strict=True)]

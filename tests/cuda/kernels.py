@@ -91,12 +91,13 @@ def binaries(names: list[str], capability: tuple[int, int]) -> list[Binary]:
 
 
 def _compile(name, capability):
-    made = binary(name, capability)
-    if capability == CAPABILITIES[0]:
-        assembly(all_kernels()[name])  # kept for the machine that runs it; made a moment ago
+    made, kernel = binary(name, capability), all_kernels()[name]
+    if capability == CAPABILITIES[0] or kernel.hopper:
+        assembly(kernel)  # kept for the machine that runs it; made a moment ago
     return made
 
 
 if __name__ == "__main__":
-    print(f"{sum(len(binaries(list(all_kernels()), capability)) for capability in CAPABILITIES)} binaries of "
+    runs = [[name for name, kernel in all_kernels().items() if kernel.runs_on(one)] for one in CAPABILITIES]
+    print(f"{sum(len(binaries(names, one)) for names, one in zip(runs, CAPABILITIES))} binaries of "
           f"{len(all_kernels())} kernels")

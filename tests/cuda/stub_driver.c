@@ -55,6 +55,7 @@ int cuEventElapsedTime(float *ms, void *begin, void *end) { *ms = 1.5f; return 0
 int cuModuleLoadData(void **module, const void *image) { *module = room(8); return memcmp(image, "image", 5) ? 2 : 0; }
 int cuModuleUnload(void *module) { free(module); return 0; }
 int cuModuleGetFunction(void **found, void *module, const char *name) { *found = strdup(name); return 0; }
+int cuFuncSetAttribute(char *name, int which, int value) { return which == 8 ? 0 : 1; }
 int cuLaunchKernel(char *name, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned b, unsigned c,
                    unsigned shared, void *stream, void **values, void **extra) {
     fprintf(stderr, "%s %u %u %u, %u %u %u, %u: %llu %u %g %d %llu\n", name, x, y, z, threads, b, c, shared,

@@ -52,6 +52,17 @@ def test_tensor_cores(kind, capability):
         assert not found(name, "LDL|STL", capability)
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16", *NAMES])
+def test_warpgroups(kind):
+    """A step's four products begin together, one of them ends in the loop, and all behind it: the assembler has not
+    put them one after the other, as it does around calls."""
+    name = f"wgmma_{kind}"
+    assert found(name, r"HGMMA\.64x128x16\.F32") == 4
+    assert found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1") == found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0") == 1
+    assert found(name, r"FENCE\.VIEW\.ASYNC") == 1 and not found(name, "MEMBAR.ALL.GPU")
+    assert not found(name, "LDL|STL|CALL")
+
+
 @pytest.mark.parametrize("kind", sorted({STORED[kind].kind.name for kind in GROUPED}))
 def test_grouped_tensor_cores(kind):
     for tokens in (16, 64, 128):

@@ -92,7 +92,7 @@ def digest(kernel: Kernel) -> str:
 def _lowering() -> bytes:
     here = Path(__file__).parents[1]
     names = ("compiler/dependent", "compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_types",
-             "lang/kernel", "lang/parameters")
+             "lang/kernel", "lang/parameters", "lang/warpgroup")
     return b"".join((here / f"{name}.py").read_bytes() for name in names)
 
 
@@ -120,8 +120,8 @@ def assembled(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
     """
     c = core()
     if capability >= DEPENDENT_FROM:
-        ptx = dependent(ptx)
-    arch = f"sm_{capability[0]}{capability[1]}"
+        ptx = dependent(ptx, kernel.hopper)
+    arch = f"sm_{capability[0]}{capability[1]}" + "a" * kernel.hopper
     linker = c.Linker(c.ObjectCode.from_ptx(ptx.encode()),
                       options=c.LinkerOptions(arch=arch, ptxas_options=["-v"]))
     try:

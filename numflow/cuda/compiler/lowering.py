@@ -63,12 +63,13 @@ def _memory(declaration, space):
 
     def generate(context, builder, sig, args):
         element = context.get_value_type(kind.dtype)
-        shape = ir.ArrayType(element, declaration.count)
+        dynamic = space == "shared" and declaration.dynamic
+        shape = ir.ArrayType(element, 0 if dynamic else declaration.count)
         if space == "shared":
             name = builder.module.get_unique_name(f"shared_{declaration.scalar.name}")
             memory = ir.GlobalVariable(builder.module, shape, name, SPACES["shared"])
-            memory.linkage, memory.align = "internal", 16
-            memory.initializer = ir.Constant(shape, ir.Undefined)
+            memory.linkage, memory.align = "external" if dynamic else "internal", declaration.alignment
+            memory.initializer = None if dynamic else ir.Constant(shape, ir.Undefined)
         else:
             with builder.goto_entry_block():
                 memory = builder.alloca(shape)

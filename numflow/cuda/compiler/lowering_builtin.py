@@ -2,8 +2,9 @@
 
 from numflow.cuda.compiler.lowering_types import SPACES, PointerType, element_at, intrinsic_of, ir, types
 from numflow.cuda.lang.intrinsic import NEWER
+from numflow.cuda.lang.warpgroup import ACROSS, SUMS, TILE
 
-_I32 = ir.IntType(32)
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def _call(builder, name, result, *args):
@@ -175,6 +176,54 @@ def _load_matrices(transposed=""):
     return intrinsic_of("load_matrices", 2, typed, generate)
 
 
+def _multiply_tiles(kind):
+    """64 sums of a thread from two tiles of 32 columns, as warpgroup.py has them: two wgmma of 16 columns."""
+    def typed(sums, at, left, left_at, right, right_at):
+        tiles = _is_pointer(left, "shared") and _is_pointer(right, "shared") and _is_pointer(sums, "local")
+        return types.void(sums, at, left, left_at, right, right_at) if tiles else None
+
+    def generate(context, builder, sig, args):
+        places = [builder.gep(args[0], [builder.add(args[1], ir.Constant(args[1].type, i))]) for i in range(SUMS)]
+        tiles = [_descriptor(builder, *args[i:i + 2], sig.args[i + 1]) for i in (2, 4)]
+        sums = ", ".join(f"${i}" for i in range(SUMS))
+        text = "".join(f"wgmma.mma_async.sync.aligned.m{TILE}n{ACROSS}k16.f32.{kind}.{kind} {{{sums}}}, "
+                       f"${2 * SUMS + 2 * k}, ${2 * SUMS + 2 * k + 1}, 1, 1, 1, 0, 0; " for k in (0, 1))
+        further = [builder.add(tile, ir.Constant(tile.type, 32 >> 4)) for tile in tiles]   # 16 columns are 32 bytes
+        _tied(builder, text, places, [*tiles, *further])
+        return context.get_dummy_value()
+    return intrinsic_of("multiply_tiles", 6, typed, generate)
+
+
+def _descriptor(builder, pointer, index, index_type):
+    """Descriptor of a tile for wgmma: where it is, 512 bytes from 8 rows to the next 8, the swizzle of 64 bytes."""
+    address = builder.ptrtoint(element_at(builder, pointer, index, index_type), _I32)
+    place = builder.and_(builder.lshr(address, ir.Constant(_I32, 4)), ir.Constant(_I32, 0x3FFF))
+    return builder.or_(builder.zext(place, _I64), ir.Constant(_I64, 1 << 16 | 512 >> 4 << 32 | 2 << 62))
+
+
+def _wait_tiles():
+    """All sums are operands, so that nothing is done with them before."""
+    def generate(context, builder, sig, args):
+        places = [builder.gep(args[0], [ir.Constant(_I32, i)]) for i in range(2 * SUMS)]
+        _tied(builder, "wgmma.wait_group.sync.aligned 0;", places, [])
+        return context.get_dummy_value()
+    return intrinsic_of("wait_tiles", 1, lambda sums: types.void(sums) if _is_pointer(sums, "local") else None,
+                        generate)
+
+
+def _tied(builder, text, places, operands):
+    """Assembly that changes float32 in registers, which are read from and put back to these places."""
+    values = [builder.load(place) for place in places]
+    kind = ir.LiteralStructType([value.type for value in values])
+    constraints = ",".join(["=f"] * len(values) + [str(i) for i in range(len(values))] + ["l"] * len(operands)
+                           + ["~{memory}"])
+    call = builder.call(ir.InlineAsm(ir.FunctionType(kind, [value.type for value in (*values, *operands)]), text,
+                                     constraints, side_effect=True), [*values, *operands])
+    call.attributes.add("convergent")
+    for i, place in enumerate(places):
+        builder.store(builder.extract_value(call, i), place)
+
+
 BUILTINS = {
     "tid": _register("tid.x"), "laneid": _register("laneid"),
     **{f"{name}.{axis}": _register(f"{name}.{axis}") for name in ("ctaid", "nctaid") for axis in "xyz"},
@@ -185,5 +234,6 @@ BUILTINS = {
     "prefetch": _prefetch(), "as_u32": _view(types.uint32), "as_u16": _view(types.uint16),
     "as_f32": _view(types.float32),
     "cp_async": _copy_async(), "atomic_add": _atomic_add(), "ldmatrix4": _load_matrices(),
-    "ldmatrix4t": _load_matrices(".trans"),
+    "ldmatrix4t": _load_matrices(".trans"), "wgmma_f16": _multiply_tiles("f16"),
+    "wgmma_bf16": _multiply_tiles("bf16"), "wgmma_wait": _wait_tiles(),
 }

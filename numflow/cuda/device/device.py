@@ -109,6 +109,7 @@ class Device(Protocol):
 
     name: str
     graphs: bool  # whether launches can be recorded and replayed (record, replay, drop)
+    wgmma: bool   # whether kernels for Hopper alone run on it (lang/warpgroup.py)
     cards: int    # GPUs that the driver knows; with any, `address` and `lend` are there for libraries
 
     def alloc(self, nbytes: int) -> Memory: ...
@@ -130,12 +131,13 @@ class Device(Protocol):
 class Simulated:
     """NumPy memory, kernels as Python. Fresh memory is 0xFF bytes, NaN as floats; refs of other devices are refused.
 
-    seed: order in which threads run.
+    seed: order in which threads run. wgmma: whether it is to be a Hopper.
     """
 
     graphs, cards = False, 0
 
-    def __init__(self, index: int = 0, seed: int = 0):
+    def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False):
+        self.wgmma = wgmma
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:

@@ -20,10 +20,11 @@ from numflow.cuda.compiler.compile import PTX_FOR, Binary, cached
 from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.device.slabs import Slabs
-from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.lang.kernel import HOPPER, Kernel
 from numflow.cuda.lang.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
 
+STATIC_SHARED = 48 << 10  # bytes of a block that a driver gives without being asked
 STAGE = 16 << 20  # bytes of each of the two pinned buffers
 _MAPPED = 3       # flags of cuMemHostAlloc: for all contexts, and in their address space
 _PEERS_ALREADY = 704  # CUresult: another stream of this GPU has asked for access to that one
@@ -70,7 +71,7 @@ class Gpu:
     bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary. careful: wait after each launch, so that a
     fault names the kernel that made it ($NUMFLOW_CUDA_CAREFUL=1 says so too); graphs are not used then. dependent:
     whether a kernel begins before the one in front of it ends; from compute capability 9.0 on, if
-    $NUMFLOW_CUDA_DEPENDENT is not 0.
+    $NUMFLOW_CUDA_DEPENDENT is not 0. wgmma: kernels for Hopper alone run, if $NUMFLOW_CUDA_WGMMA is not 0.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,
@@ -88,6 +89,7 @@ class Gpu:
         if self.capability < PTX_FOR:
             raise DeviceError("device 'cuda' needs a GPU of compute capability {}.{} or newer, GPU {} has {}.{}; "
                               "{}".format(*PTX_FOR, index, *self.capability, ELSE))
+        self.wgmma = self.capability == HOPPER and os.environ.get("NUMFLOW_CUDA_WGMMA") != "0"
         name = self._ask("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
@@ -189,11 +191,12 @@ class Gpu:
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         function, how = self._function(kernel), self._behind
         if work.beside or not self.dependent or not self._asked.startswith("cuLaunchKernel"):
-            self._ask("cuLaunchKernel", function, *work.grid, kernel.threads, 1, 1, 0,
+            self._ask("cuLaunchKernel", function, *work.grid, kernel.threads, 1, 1, kernel.dynamic,
                       self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)
             self._asked = "" if work.beside else self._asked
         else:
             how.gridDimX, how.gridDimY, how.gridDimZ, how.blockDimX = *work.grid, kernel.threads
+            how.sharedMemBytes = kernel.dynamic
             self._ask("cuLaunchKernelEx", how, function, ctypes.addressof(addresses), 0)
         if self.careful:
             self._await(work)
@@ -311,7 +314,10 @@ class Gpu:
 
     def _function(self, kernel: Kernel) -> Any:
         if kernel.name not in self._functions:
-            self._functions[kernel.name] = self.load(self._compiled(kernel, self.capability))
+            function = self._functions[kernel.name] = self.load(self._compiled(kernel, self.capability))
+            if kernel.dynamic > STATIC_SHARED:
+                which = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._ask("cuFuncSetAttribute", function, which, kernel.dynamic)
         return self._functions[kernel.name]
 
     def load(self, binary: Binary) -> Any:

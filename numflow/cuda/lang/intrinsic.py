@@ -45,10 +45,14 @@ def _register(*how):
 
 
 class SharedArray:
-    """Shared memory of a block: `count` values, 16-byte aligned. Called in a kernel, the pointer to it."""
+    """Shared memory of a block: `count` values. Called in a kernel, the pointer to it.
 
-    def __init__(self, scalar: Scalar, count: int):
-        self.scalar, self.count = scalar, count
+    alignment: in bytes. dynamic: given at the launch, which may be more than the 48 KB that a compiler gives; at most
+    one of a kernel is, whose `dynamic` is its bytes.
+    """
+
+    def __init__(self, scalar: Scalar, count: int, alignment: int = 16, dynamic: bool = False):
+        self.scalar, self.count, self.alignment, self.dynamic = scalar, count, alignment, dynamic
 
     def __call__(self) -> SimulatedPointer:
         return NOW.thread.block.memory(self, self.scalar, self.count)

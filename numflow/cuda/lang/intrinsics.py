@@ -199,8 +199,18 @@ def copy_commit() -> None:
 @asm((), (), "cp.async.wait_group 0;", "effect", "memory")
 def copy_wait() -> None:
     """Wait for all groups of this thread; a barrier must follow before others read."""
+    _land(0)
+
+
+@asm((), (), "cp.async.wait_group 1;", "effect", "memory")
+def copy_wait_older() -> None:
+    """copy_wait for all groups but the last one."""
+    _land(1)
+
+
+def _land(most: int) -> None:
     copies = NOW.thread.copies  # they take effect as late as they may
-    while len(copies) > 1:
+    while len(copies) > 1 + most:
         for array, at, words in copies.pop(0):
             array[at:at + 4] = words
 

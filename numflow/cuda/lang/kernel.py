@@ -22,6 +22,7 @@ from numflow.cuda.lang.intrinsic import Intrinsic, LocalArray, SharedArray
 from numflow.cuda.lang.parameters import flattened, signature_of
 from numflow.cuda.lang.scalar import Pointer, Scalar
 
+HOPPER = 9, 0       # compute capability; newer cards have other instructions for what wgmma is for
 REGISTRY: dict[str, "Kernel"] = {}
 _PLAIN: dict["DeviceFunction", Callable] = {}  # of the simulator
 
@@ -47,7 +48,8 @@ class Kernel:
 
     body, parameters: what is run takes the fields of parameters.py one by one, as the `signature` has them.
     exact:  mathematics as IEEE has it, where approximations would show.
-    shared: declarations of shared memory are counted by the compiler; this names none.
+    hopper: it has instructions of compute capability 9.0 alone (sm_90a).
+    dynamic: bytes of shared memory that a launch gives it; what else it declares the compiler counts.
     """
 
     name: str
@@ -56,11 +58,17 @@ class Kernel:
     threads: int = 128
     blocks: int = 0
     exact: bool = False
+    hopper: bool = False
+    dynamic: int = 0
 
     @functools.cached_property
     def signature(self) -> tuple[Scalar | Pointer, ...]:
         """Types of the body's parameters."""
         return signature_of(self.parameters)
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether cards of a compute capability, which is at least 8.0, have its instructions."""
+        return not self.hopper or capability == HOPPER
 
     @functools.cached_property
     def plain(self) -> Callable:
@@ -74,13 +82,14 @@ class Kernel:
         return f"{'/'.join(code.co_filename.replace(chr(92), '/').split('/')[-3:])}:{code.co_firstlineno}"
 
 
-def kernel(name: str = "", threads: int = 128, blocks: int = 0, exact: bool = False) -> Callable[[Callable], Kernel]:
+def kernel(name: str = "", threads: int = 128, blocks: int = 0, exact: bool = False,
+           hopper: bool = False, dynamic: int = 0) -> Callable[[Callable], Kernel]:
     """Make a function a kernel; parameters as in Kernel, the name is the function's own if none is given."""
     def wrap(body):
         hints = body.__annotations__
         parameters = tuple(hints[parameter] for parameter in body.__code__.co_varnames[:body.__code__.co_argcount])
         flat = flattened(body, parameters)
-        made = Kernel(name or body.__name__.lstrip("_"), flat, parameters, threads, blocks, exact)
+        made = Kernel(name or body.__name__.lstrip("_"), flat, parameters, threads, blocks, exact, hopper, dynamic)
         found = REGISTRY.setdefault(made.name, made)  # threads of two devices may make the same one at the same time
         assert found is made or ingredients(found.body) == ingredients(flat), f"two kernels are called {made.name}"
         return found
@@ -138,8 +147,10 @@ def ingredients(body: Callable, known: dict[Callable, str] | None = None) -> lis
             parts.append(f"{name} {known[value.body]}")
         elif isinstance(value, Intrinsic):
             parts.append(f"{name} {value.how}")
-        elif isinstance(value, SharedArray | LocalArray):
-            parts.append(f"{name} {type(value).__name__} {value.scalar.name} {value.count}")
+        elif isinstance(value, SharedArray):
+            parts.append(f"{name} SharedArray {value.scalar.name} {value.count} {value.alignment} {value.dynamic}")
+        elif isinstance(value, LocalArray):
+            parts.append(f"{name} LocalArray {value.scalar.name} {value.count}")
         else:
             parts.append(f"{name} {value!r}")
     return parts

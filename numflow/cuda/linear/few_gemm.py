@@ -132,7 +132,7 @@ def few_gemm(kind: str, grouped: bool, stage: DeviceFunction, put: DeviceFunctio
         # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
         lane_row, place, plus = u32(first_row + group), u32(first_token + 2 * own), _bias()
         load_bias(plus, bias.data + above_row if grouped and bias.present != 0 else bias.data,
-                  bias.present != 0 and parts == 1, lane_row, shape.n, 2)
+                  bias.present != 0 and parts == 1, lane_row, shape.n, 2, 16)
         if not grouped and parts > 1:
             put(acc, partial + block_z() * count * shape.n, shape.n, scales, plus, shape.n, count, lane_row, place,
                 order, by_token)

@@ -101,7 +101,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
     each route, or (by_token) for each token. apart: whether the matrix has outliers, `outliers` slots in a row.
     """
     if is_few(kind, tokens, apart):
-        return few_gemm.few_gemm(kind, grouped, _code_stage(kind), _put_sums(2, 2, 1.0 / SCALE, grouped), _load_bias)
+        return few_gemm.few_gemm(kind, grouped, _code_stage(kind), put_sums(2, 2, 1.0 / SCALE, grouped), load_bias)
     bfloat = kind == "bf16"
     multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
     inverse = 1.0 if kind in ("f16", "bf16") else 1.0 / SCALE
@@ -113,7 +113,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
     w_memory, x_memory = SharedArray(u32, 2 * w_words), SharedArray(u32, 2 * x_words)
     sums, staged = LocalArray(f32, m_tiles * n_tiles * 4), LocalArray(u32, 16)
     left, right = LocalArray(u32, 4 * m_tiles), LocalArray(u32, 2 * n_tiles)
-    put = _put_sums(m_tiles, n_tiles, inverse, grouped)
+    put = put_sums(m_tiles, n_tiles, inverse, grouped)
     chunks = max(tokens * 4 // 128, 1)       # of 16 bytes of activations that each thread copies
     sources, plus = LocalArray(u32, chunks), LocalArray(f32, 2 * m_tiles)
 
@@ -207,8 +207,8 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
         # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
         lane_row, lane_token = u32(first_row + m_first + (lane >> u32(2))), u32(n_first + 2 * (lane & u32(3)))
         own, place = plus(), u32(first_token + lane_token)
-        _load_bias(own, bias.data + above_row if grouped and bias.present != 0 else bias.data,
-                   bias.present != 0 and parts == 1, lane_row, shape.n, m_tiles)
+        load_bias(own, bias.data + above_row if grouped and bias.present != 0 else bias.data,
+                   bias.present != 0 and parts == 1, lane_row, shape.n, m_tiles, 16)
         if not grouped and parts > 1:
             put(acc, partial + block_z() * count * shape.n, shape.n, scales, own, shape.n, count, lane_row, place,
                 order, by_token)
@@ -246,53 +246,84 @@ def _float_stage(words, low, high, two, one, head, above, row, unit, units, base
 
 @functools.cache
 def _code_stage(kind: str) -> DeviceFunction:
-    """32 weights of a row as halves, times SCALE: the code + 1024 is a float16 whose bits are the code's."""
-    scheme: Scheme = SCHEMES[kind]
-    codes, read, head_of, in_codes = LocalArray(u32, 8), reader(scheme), header(scheme), scheme.in_codes
-    numbers, floats = numbers_of(scheme), bool(scheme.table)
+    """32 weights of a row as halves, times SCALE."""
+    codes, fetch, numbers = LocalArray(u32, 8), code_fetch(kind), code_halves(kind)
 
     @device
     def stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz):
-        at, bytes_ = u32(row * units + unit), codes()
+        bytes_ = codes()
+        a, c, a16, c16 = fetch(bytes_, low, high, two, one, head, above, row, unit, units, base, step, z, dz)
+        numbers(words, bytes_, a, c, a16, c16)
+
+    return stage
+
+
+@functools.cache
+def code_fetch(kind: str) -> DeviceFunction:
+    """fetch(codes, ...): 8 words of 4 codes of a unit; returns the scale and the shift of each half of it."""
+    scheme: Scheme = SCHEMES[kind]
+    read, head_of, in_codes = reader(scheme), header(scheme), scheme.in_codes
+
+    @device
+    def fetch(codes, low, high, two, one, head, above, row, unit, units, base, step, z, dz):
+        at = u32(row * units + unit)
         if in_codes:
             p, q, _, _ = stream4(low, u32(4 * at))
             a, c = pair_header(p, q, base, step, z, dz)
             a16, c16 = a, c
         else:
             a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
-        read(bytes_, low, high, two, one, at)
+        read(codes, low, high, two, one, at)
+        return a, c, a16, c16
+
+    return fetch
+
+
+@functools.cache
+def code_halves(kind: str) -> DeviceFunction:
+    """32 codes as halves, times SCALE: the code + 1024 is a float16 whose bits are the code's."""
+    scheme: Scheme = SCHEMES[kind]
+    numbers, floats = numbers_of(scheme), bool(scheme.table)
+
+    @device
+    def halves(words, codes, a, c, a16, c16):
         factor, shift = pack_halves(a * f32(SCALE), a * f32(SCALE)), pack_halves(c * f32(SCALE), c * f32(SCALE))
         factor16 = pack_halves(a16 * f32(SCALE), a16 * f32(SCALE))
         shift16 = pack_halves(c16 * f32(SCALE), c16 * f32(SCALE))
         for g in range(8):
             by, plus = (factor, shift) if g < 4 else (factor16, shift16)
             if floats:
-                w0, w1, w2, w3 = numbers(bytes_[g])
+                w0, w1, w2, w3 = numbers(codes[g])
                 words[2 * g] = fma_halves(pack_halves(w0, w1), by, u32(0))
                 words[2 * g + 1] = fma_halves(pack_halves(w2, w3), by, u32(0))
                 continue
-            even, odd = prmt(bytes_[g], u32(0x64646464), u32(0x4140)), prmt(bytes_[g], u32(0x64646464), u32(0x4342))
+            even, odd = prmt(codes[g], u32(0x64646464), u32(0x4140)), prmt(codes[g], u32(0x64646464), u32(0x4342))
             words[2 * g] = fma_halves(sub_halves(even, u32(_MAGIC)), by, plus)
             words[2 * g + 1] = fma_halves(sub_halves(odd, u32(_MAGIC)), by, plus)
 
-    return stage
+    return halves
 
 
 @device
-def _load_bias(plus, bias, wanted, row, n, m_tiles):
-    """Load the bias of rows `row` and `row` + 8 of each m; zeros if none is wanted."""
-    for i in range(2 * m_tiles):
-        plus[i] = f32(0)
-        if wanted and row + 8 * i < n:
-            plus[i] = bias[row + 8 * i]
+def load_bias(plus, bias, wanted, row, n, m_tiles, pitch):
+    """Load the bias of rows `row` and `row` + 8 of each m, `pitch` rows apart; zeros if none is wanted."""
+    for m in range(m_tiles):
+        plus[2 * m], plus[2 * m + 1] = f32(0), f32(0)
+        if wanted and row + pitch * m < n:
+            plus[2 * m] = bias[row + pitch * m]
+        if wanted and row + pitch * m + 8 < n:
+            plus[2 * m + 1] = bias[row + pitch * m + 8]
 
 
-def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> DeviceFunction:
-    """Writes the sums of a warp. Made of a function for each j, whose indices are constants: sums stay in registers."""
+def put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool, pitch: int = 16) -> DeviceFunction:
+    """Writes the sums of a warp. Made of a function for each j, whose indices are constants: sums stay in registers.
+
+    pitch: rows from one m to the next.
+    """
 
     def for_tokens(j: int) -> DeviceFunction:
         @device
-        def put(acc, y, pitch, scales, plus, n, count, row, token, order, by_token):
+        def put(acc, y, y_pitch, scales, plus, n, count, row, token, order, by_token):
             for i in range(2):
                 t = u32(token + 8 * j + i)
                 if t < count:
@@ -301,9 +332,9 @@ def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> Devi
                         route, token_of = load2(order, u32(2 * t))
                         t = u32(route)
                         source = u32(token_of) if by_token != 0 else t
-                    scale, to = scales[source] * f32(inverse), y + t * pitch
+                    scale, to = scales[source] * f32(inverse), y + t * y_pitch
                     for m in range(m_tiles):
-                        above, below = u32(row + 16 * m), u32(row + 16 * m + 8)
+                        above, below = u32(row + pitch * m), u32(row + pitch * m + 8)
                         if above < n:
                             to[above] = acc[4 * (m * n_tiles + j) + i] * scale + plus[2 * m]
                         if below < n:
@@ -312,9 +343,9 @@ def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> Devi
 
     def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
         @device
-        def put(acc, y, pitch, scales, plus, n, count, row, token, order, by_token):
-            first(acc, y, pitch, scales, plus, n, count, row, token, order, by_token)
-            second(acc, y, pitch, scales, plus, n, count, row, token, order, by_token)
+        def put(acc, y, y_pitch, scales, plus, n, count, row, token, order, by_token):
+            first(acc, y, y_pitch, scales, plus, n, count, row, token, order, by_token)
+            second(acc, y, y_pitch, scales, plus, n, count, row, token, order, by_token)
         return put
 
     return functools.reduce(both, map(for_tokens, range(n_tiles)))

@@ -10,10 +10,10 @@ from numflow.cuda.elementwise import act
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.linear.float_gemv import float_gemv
-from numflow.cuda.linear.gemm import gemm, gemm_sum, partial_sums, rows_of, tile_of
-from numflow.cuda.linear.gemm import split_of as parts_of
+from numflow.cuda.linear.gemm import gemm_sum, partial_sums, tile_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
 from numflow.cuda.linear.parameters import AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
+from numflow.cuda.linear.wgmma_gemm import Tiling, tiling
 from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
@@ -86,20 +86,19 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
     args = (ctx.view(y), partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0,
             weight.parts.get("outliers"), weight.outliers)
 
-    def parts(sizes: Sizes) -> int:
-        return parts_of(weight.kind, apart, y.width, sizes.rows[field], units)
+    def chosen(sizes: Sizes) -> Tiling:
+        return tiling(ctx.device, weight.kind, sizes.rows[field], y.width, units, apart)
 
     def multiply(sizes: Sizes) -> Launch:
-        rows = sizes.rows[field]
-        tile = tile_of(rows)
-        chosen = gemm(weight.kind, tile, apart=apart)
-        return Launch(chosen, (ceil(y.width, rows_of(weight.kind, tile, apart)), ceil(rows, tile), parts(sizes)), args)
+        kernel, rows, parts = chosen(sizes)
+        tokens = sizes.rows[field]
+        return Launch(kernel, (ceil(y.width, rows), ceil(tokens, tile_of(tokens)), parts), args)
 
     def add(sizes: Sizes) -> Launch:
         return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (
-            *ctx.view(y), partial, parts(sizes), bias, int(bias is not None), ctx.batch.counts, field, y.width))
+            *ctx.view(y), partial, chosen(sizes).parts, bias, int(bias is not None), ctx.batch.counts, field, y.width))
 
-    return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: parts(sizes) > 1)]
+    return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: chosen(sizes).parts > 1)]
 
 
 def uses_int8(weight: Kept, activations: str) -> bool:

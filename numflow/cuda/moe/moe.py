@@ -14,6 +14,7 @@ from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.gemm import gemm, rows_of
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
 from numflow.cuda.linear.parameters import Shape, bias_of, planes_of
+from numflow.cuda.linear.wgmma_gemm import ROWS, on_hopper, wgmma_gemm
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
 from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, Routing, route_kernel
 from numflow.cuda.weights.layout import Matrix
@@ -79,8 +80,10 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
 
     def multiply(sizes: Sizes) -> Launch:
         tile, apart = found.tile(sizes), weight.outliers > 0
-        chosen = gemm(weight.kind, tile, True, apart)
-        return Launch(chosen, (ceil(y.width, rows_of(weight.kind, tile, apart)), found.most_tiles(sizes), 1), args)
+        chosen, rows = gemm(weight.kind, tile, True, apart), rows_of(weight.kind, tile, apart)
+        if on_hopper(ctx.device, tile, apart):
+            chosen, rows = wgmma_gemm(weight.kind, True), ROWS
+        return Launch(chosen, (ceil(y.width, rows), found.most_tiles(sizes), 1), args)
 
     calls = [*operand.calls, *found.calls, Call(step, multiply)]
     if "first" in step.params:  # others have experts too

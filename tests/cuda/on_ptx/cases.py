@@ -41,12 +41,13 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """Something to run on a device. run raises what is wrong with the result."""
+    """Something to run on a device. run raises what is wrong with the result. wgmma: the device is a Hopper."""
 
     name: str
     run: Callable
     whole: bool = False      # a test function, which no Notebook can stand in for: kernels says what it launches
     kernels: tuple[str, ...] = ()
+    wgmma: bool = False
 
 
 def jobs() -> Iterator[Job]:
@@ -65,6 +66,9 @@ def jobs() -> Iterator[Job]:
                 yield Job(f"model-{kind}-{width}{'-units' * units}", partial(_model, kind, width, ffn, units))
     for kind in (*GROUPED, APART[0]):
         yield _case(f"experts-{kind}", replace(experts_case(kind, 64, 512, 2, 1), schedule=GROUPS), MODEL)
+        case = replace(experts_case(kind, 280, 512, 2, 1), schedule=GROUPS[-1:])
+        if kind not in APART:
+            yield replace(_case(f"experts-{kind}-hopper", case, MODEL), wgmma=True)
     heads = replace(heads_case("F32", 21, 256, 3, 2), schedule=(((0, 1),), ((0, 3),), ((0, 5),)))
     yield _case("heads-F32", heads, 3e-5)
     yield Job("adapters", _adapters)
@@ -124,6 +128,9 @@ def _matrices(kind: str) -> Iterator[Job]:
         if k == 512:
             few = replace(case, schedule=schedule[:3])
             yield _case(f"linear-{kind}-{k}-f32", few, 3e-5, activations="f32")
+    if kind not in APART:
+        case = replace(linear_case(kind, 280, 512, 1, bias=True), schedule=(((0, 65),), ((0, 150),)))
+        yield replace(_case(f"linear-{kind}-hopper", case, bound), wgmma=True)
     yield _case(f"embed-{kind}", embed_case(kind, 512), 1e-5)
     yield _case(f"heads-{kind}", replace(heads_case(kind, 21, 256, 3, 2), schedule=(((0, 2),), ((0, 9),))), 3e-5)
 

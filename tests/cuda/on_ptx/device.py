@@ -29,8 +29,9 @@ class PtxDevice(Simulated):
     changed: kernels that run in place of those of these names, for tests of the checks.
     """
 
-    def __init__(self, index: int = 0, seed: int = 0, checks: Checks | None = None, nbytes: int = 512 << 20):
-        super().__init__(index, seed)
+    def __init__(self, index: int = 0, seed: int = 0, checks: Checks | None = None, nbytes: int = 512 << 20,
+                 wgmma: bool = False):
+        super().__init__(index, seed, wgmma)
         self.name, self.checks, self.global_memory = f"PTX machine {index}", checks or Checks(), GlobalMemory(nbytes)
         self.launched: Counter[str] = Counter()
         self.changed: dict[str, Parsed] = {}
@@ -78,7 +79,7 @@ class PtxDevice(Simulated):
         self.launched[kernel.name] += 1
         launch(self.changed.get(kernel.name) or parsed(kernel.name, digest_of(kernel), kernel), work.grid,
                kernel.threads, [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)],
-               self.global_memory, self.checks, kernel.name, self.seed)
+               self.global_memory, self.checks, kernel.name, self.seed, kernel.dynamic)
 
     def _shadow(self, ref: Ref, nbytes: int) -> np.ndarray:
         begin = self._bytes(ref, nbytes).ctypes.data - self.global_memory.base
@@ -109,7 +110,7 @@ _PARSED: dict[str, Parsed] = {}
 def parsed(name: str, key: str, kernel: Kernel) -> Parsed:
     """The kernel's PTX as it is for sm_90, parsed once in a process."""
     if f"{name}-{key}" not in _PARSED:
-        _PARSED[f"{name}-{key}"] = parse(dependent(assembly(kernel)))
+        _PARSED[f"{name}-{key}"] = parse(dependent(assembly(kernel), kernel.hopper))
     return _PARSED[f"{name}-{key}"]
 
 

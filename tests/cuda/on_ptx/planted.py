@@ -22,7 +22,8 @@ from tests.cuda.ptx.findings import Checks, Fault
 from tests.cuda.ptx.parse import parse
 from tests.cuda.small import CASES
 
-ORDERS = r"bar(?:rier)?\.sync[^;]*;|bar\.warp\.sync[^;]*;|cp\.async\.wait_group[^;]*;"
+ORDERS = (r"bar(?:rier)?\.sync[^;]*;|bar\.warp\.sync[^;]*;|cp\.async\.wait_group[^;]*;|fence\.proxy[^;]*;"
+          r"|wgmma\.(?:fence|commit_group|wait_group)[^;]*;")
 # Kernel: removed orders, by their number in the text, that its case can do without, and why.
 NEEDLESS: dict[str, dict[int, str]] = {
     "attention_few_f16_64_f16_64_8": {4: "the next turn writes the sums' memory behind the barrier of its queries"},
@@ -38,6 +39,8 @@ def cases() -> dict[str, tuple]:
             "gemm_f16_16": (linear_case("F16", 130, 512, 9, bias=True), {}),
             "attention_many_f16_64_f16_64": (tokens, {"kv_type": "f16"}),
             "attention_few_f16_64_f16_64_8": (turns, {"kv_type": "f16"}),
+            "wgmma_q4": (linear_case("q4", 260, 512, 70, bias=True), {}),
+            "wgmma_f16": (linear_case("F16", 20, 512, 70, bias=True), {}),
             "rms_norm_weight_256": (next(case for case in CASES if case.name == "rms_norm-wide"),
                                     {"activations": "f32"})}
 
@@ -79,13 +82,13 @@ def launched(name: str, case, options: dict) -> tuple[Kernel, list]:
                 found[work.kernel.name] = work.kernel
             super().launch(work)
 
-    results = run_case(case, Program, gpu=Remembering(), **options)
+    results = run_case(case, Program, gpu=Remembering(wgmma=name.startswith("wgmma")), **options)
     return found[name], results
 
 
 def is_noticed(name: str, case, options: dict, text: str, expected: list) -> bool:
     """Whether a changed kernel gives a fault, a note or another result."""
-    device = PtxDevice(checks=Checks(steps=100_000))
+    device = PtxDevice(checks=Checks(steps=100_000), wgmma=name.startswith("wgmma"))
     device.changed[name] = parse(text)
     try:
         actual = run_case(case, Program, gpu=device, **options)

@@ -24,13 +24,14 @@ from tests.cuda.ptx.model import CARDS, Prediction, Resources, predict
 from tests.cuda.ptx.parse import parse
 
 LANES = 4096     # of a launch that are run
+HOPPERS = ("H200", "H100")
 
 
 class Sampling(PtxDevice):
     """Runs some blocks from the middle of each launch and counts; what they compute is not looked at."""
 
-    def __init__(self, nbytes: int, early: bool = True):
-        super().__init__(nbytes=nbytes)
+    def __init__(self, nbytes: int, early: bool = True, wgmma: bool = True):
+        super().__init__(nbytes=nbytes, wgmma=wgmma)
         self.early = early
         self.found: list[tuple[Launch, Checks]] = []
         self.counts = False
@@ -41,34 +42,40 @@ class Sampling(PtxDevice):
             return
         checks, kernel, total = Checks(False, False, counted=True), work.kernel, int(np.prod(work.grid))
         count = min(total, max(LANES // kernel.threads, 1))
-        grid = Grid(work.grid, kernel.threads, (total - count) // 2, count)
+        grid = Grid(work.grid, kernel.threads, (total - count) // 2, count, kernel.dynamic)
         values = [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)]
-        text = parsed(kernel.name, digest_of(kernel), kernel) if self.early else parse(assembly(kernel))
-        Machine(text, grid, values, self.global_memory, checks,
-                kernel.name).run()
+        newer = self.early or kernel.hopper
+        text = parsed(kernel.name, digest_of(kernel), kernel) if newer else parse(assembly(kernel))
+        Machine(text, grid, values, self.global_memory, checks, kernel.name).run()
         self.found.append((work, checks))
 
 
-def layer(shape: str, weights: str, tokens: int, context: int, early: bool = True) -> list[tuple[Launch, Checks]]:
+def layer(shape: str, weights: str, tokens: int, context: int, early: bool = True,
+          wgmma: bool = True) -> list[tuple[Launch, Checks]]:
     """Launches of one layer for a step of `tokens` sequences, counted: those that a second layer adds to a first."""
-    one, two = (launches(shape, weights, tokens, context, layers, early) for layers in (1, 2))
+    one, two = (launches(shape, weights, tokens, context, layers, early, wgmma) for layers in (1, 2))
     names = [[work.kernel.name for work, _ in found] for found in (one, two)]
     same = next(at for at, (a, b) in enumerate(zip(*names)) if a != b)
     return two[same:same + len(two) - len(one)]
 
 
 def launches(shape_name: str, weights: str, tokens: int, context: int, layers: int,
-             early: bool = True) -> list[tuple[Launch, Checks]]:
-    """Launches of a model of so many layers for a step, counted; early: as they are from sm_90 on."""
+             early: bool = True, wgmma: bool = True) -> list[tuple[Launch, Checks]]:
+    """Launches of a model of so many layers for a step, counted; early: as they are from sm_90 on.
+
+    context: earlier tokens of each sequence; negative: the tokens are a prompt, of one sequence.
+    """
     shape = find_shape(shape_name, layers=layers, vocabulary=256)
     network, source = decoder(shape, weights)
-    device = Sampling(3 << 30, early)
+    device = Sampling(3 << 30, early, wgmma)
     program = Program(network, source, gpu=device)
-    blocks = -(-(context + 1) // program.block_size)
-    program.reserve(tokens * blocks)
+    prompt, sequences = context < 0, 1 if context < 0 else tokens
+    blocks = -(-(tokens if prompt else context + 1) // program.block_size)
+    program.reserve(sequences * blocks)
     device.counts = True
-    program.run(Batch(np.zeros(tokens, np.int32), np.full(tokens, context), np.arange(tokens + 1),
-                      np.arange(tokens * blocks).reshape(tokens, blocks), np.arange(tokens)), output=None)
+    program.run(Batch(np.zeros(tokens, np.int32), np.arange(tokens) if prompt else np.full(tokens, context),
+                      np.array([0, tokens]) if prompt else np.arange(tokens + 1),
+                      np.arange(sequences * blocks).reshape(sequences, blocks), np.arange(sequences)), output=None)
     return device.found
 
 
@@ -76,8 +83,8 @@ def predicted(work: Launch, checks: Checks, card) -> Prediction:
     """A launch on a card."""
     kernel = work.kernel
     binary = assembled(kernel, assembly(kernel), (9, 0))
-    return predict(card, Resources(binary.registers, binary.shared, kernel.threads), checks.counters[kernel.name],
-                   int(np.prod(work.grid)))
+    has = Resources(binary.registers, binary.shared + kernel.dynamic, kernel.threads)
+    return predict(card, has, checks.counters[kernel.name], int(np.prod(work.grid)))
 
 
 def main() -> None:
@@ -87,27 +94,30 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", default=["F16", "q8", "q4", "q3h"])
     parser.add_argument("--tokens", type=int, default=1, help="sequences of a step")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--prompt", action="store_true", help="the tokens are those of one prompt")
+    parser.add_argument("--no-wgmma", action="store_true", help="mma.sync on Hopper too")
     parser.add_argument("--card", default="H200", choices=CARDS)
     parser.add_argument("--no-dependent", action="store_true", help="one kernel begins when the one before has ended")
     options = parser.parse_args()
-    card = CARDS[options.card]
+    card, context = CARDS[options.card], -1 if options.prompt else options.context
+    wgmma = options.card in HOPPERS and not options.no_wgmma
     if options.no_dependent:
         card = replace(card, dependent=None)
     for weights in options.weights:
-        found = layer(options.shape, weights, options.tokens, options.context, card.dependent is not None)
-        print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, context {options.context}, "
-              f"{card.name} (a prediction)\n\n"
-              "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share |\n"
-              "|---|---|---|---|---|---|---|---|")
+        found = layer(options.shape, weights, options.tokens, context, card.dependent is not None, wgmma)
+        print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
+              f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
+              "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share | TFLOP/s |\n"
+              "|---|---|---|---|---|---|---|---|---|")
         seconds, moved = 0.0, 0.0
         for work, checks in found:
             row = predicted(work, checks, card)
             seconds, moved = seconds + row.seconds, moved + row.bytes
             print(f"| {work.kernel.name} | {int(np.prod(work.grid))} | {row.resident} | {row.under_way / 1024:.1f} | "
-                  f"{row.bytes / 1e6:.2f} | {1e6 * row.seconds:.1f} | {row.binds} | {100 * row.share(card):.0f} % |",
-                  flush=True)
+                  f"{row.bytes / 1e6:.2f} | {1e6 * row.seconds:.1f} | {row.binds} | {100 * row.share(card):.0f} % | "
+                  f"{2e-12 * row.pairs / row.seconds:.0f} |", flush=True)
         print(f"| all | | | | {moved / 1e6:.1f} | {1e6 * seconds:.1f} | | "
-              f"{100 * moved / card.bandwidth / seconds:.0f} % |", flush=True)
+              f"{100 * moved / card.bandwidth / seconds:.0f} % | |", flush=True)
 
 
 if __name__ == "__main__":

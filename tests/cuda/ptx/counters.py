@@ -4,6 +4,8 @@
     counters.sectors_per_request()  of global loads: 4 for 32 lanes of 4 bytes side by side, 16 of 16 bytes
     counters.ways()                 turns of the banks for shared loads, over those without conflicts: 1 is best
     counters.touched                bytes of 32-byte sectors that a launch touched at least once
+    counters.within                 bytes of the allocations that these are in
+    counters.second                 bytes of requests to the second cache, by copies and loads that pass the first
     counters.ahead                  the same of those that it asked for by `prefetch`
     counters.clocks                 of the blocks that ran, each by itself (timeline.py); `early`: before they wait
                                     for the kernels before theirs
@@ -17,9 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-KINDS = {"fma": "fma", "mad": "fma", "mul": "fma", "add": "add", "sub": "add", "mma": "mma", "dp4a": "dp4a",
-         "shfl": "shuffle", "movmatrix": "shuffle", "vote": "shuffle", "bar": "barrier", "barrier": "barrier",
-         "bra": "branch", "ret": "branch", "exit": "branch", "ldmatrix": "ldmatrix", "cp": "copy", "ex2": "special",
+KINDS = {"fma": "fma", "mad": "fma", "mul": "fma", "add": "add", "sub": "add", "mma": "mma", "wgmma": "wgmma",
+         "dp4a": "dp4a", "shfl": "shuffle", "movmatrix": "shuffle", "vote": "shuffle", "bar": "barrier",
+         "barrier": "barrier", "bra": "branch", "ret": "branch", "exit": "branch", "ldmatrix": "ldmatrix", "cp": "copy",
+         "ex2": "special",
          "lg2": "special", "rcp": "special", "rsqrt": "special", "sqrt": "special", "sin": "special",
          "cos": "special", "tanh": "special", "div": "divide", "rem": "divide", "cvt": "convert",
          "prmt": "permute", "mov": "move", "atom": "atomic", "red": "atomic", "setp": "compare", "selp": "compare"}
@@ -57,15 +60,19 @@ class Access:
 
 @dataclass
 class Counters:
-    """Of all launches of one kernel. lanes: of all issued instructions, those that took part."""
+    """Of all launches of one kernel. lanes: of all issued instructions, those that took part. products: pairs of
+    float16 that tensor cores multiplied, by instruction; two pairs of bytes are one."""
 
     launches: int = 0
     blocks: int = 0
     warps: int = 0
     lanes: int = 0
     issued: Counter = field(default_factory=Counter)
+    products: Counter = field(default_factory=Counter)
     access: dict[str, Access] = field(default_factory=dict)
+    second: int = 0
     touched: int = 0
+    within: int = 0
     ahead: int = 0
     clocks: float = 0.0
     early: float = 0.0

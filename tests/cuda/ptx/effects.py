@@ -163,7 +163,14 @@ def _prefetch(step):
     return lambda machine, mask: machine.ask(place(machine), mask)
 
 
-@effect("membar", "fence", "prefetchu", "discard", "applypriority", "nanosleep", "pragma")
+@effect("fence")
+def _fence(step):
+    """Writes are seen at once here, but by the tensor cores (tiles.py)."""
+    shows = "proxy" in step.parts and "async" in step.parts
+    return lambda machine, mask: machine.tiles.show(mask) if shows and machine.tiles else None
+
+
+@effect("membar", "prefetchu", "discard", "applypriority", "nanosleep", "pragma")
 def _nothing(step):
     """Writes are seen at once here, and hints change nothing."""
     return lambda machine, mask: None

@@ -60,6 +60,7 @@ class Lanes:
         self.counters = checks.counters.setdefault(name, Counters()) if checks.counted else None
         self.timeline = Timeline(blocks, grid.threads // WARP) if checks.counted else None
         self._specials, self._sectors = {}, {}
+        self.tiles = None                                         # of kernels with wgmma (tiles.py)
         self.unsettled = self.alive if kernel.awaits else None    # lanes that have not waited for the kernels before
 
     # ---- registers
@@ -69,6 +70,8 @@ class Lanes:
         value = self.regs[number]
         if value is None or number in self.partial:
             value = self._unwritten(number)
+        if self.tiles and self.tiles.begun:
+            self.tiles.look(number, self.mask)
         return value
 
     def _unwritten(self, number: int):
@@ -85,6 +88,8 @@ class Lanes:
         number = register.number
         if number < 0:
             return
+        if self.tiles and self.tiles.begun:
+            self.tiles.look(number, mask)
         dtype = TYPES[register.type]
         if value.dtype != dtype:
             same = value.dtype.itemsize == np.dtype(dtype).itemsize and value.dtype != np.bool_
@@ -194,7 +199,7 @@ class Lanes:
 
     # ---- memory
 
-    def reach(self, step: Instruction, space: str, address, size: int, lanes, sort: int):
+    def reach(self, step: Instruction, space: str, address, size: int, lanes, sort: int, counted: bool = True):
         """Check an access of these lanes to `size` bytes each: (memory, where theirs are in it)."""
         address = np.broadcast_to(address, self.n)
         address = address if lanes.size == self.n else address[lanes]
@@ -205,6 +210,8 @@ class Lanes:
             if sort != WRITE and memory.in_flight and memory.flying[offset // 4].any():
                 self.note(f"shared memory is read before a copy into it has landed: {step.text}")
             self._log(self.log_shared, step, offset, size, sort, lanes)
+            if self.tiles and sort != READ:
+                self.tiles.wrote(offset, size, lanes)
         elif space == "local":
             memory, pitch = self.local, max(self.kernel.local_bytes, 16)
             if int(address.min()) < 0 or int(address.max()) + size > self.kernel.local_bytes:
@@ -221,7 +228,7 @@ class Lanes:
                 self.note(f"{space} memory is read before it is written: {step.text}")
             if sort != READ:
                 memory.mark(offset, size)
-        if self.counters and space != "local":
+        if self.counters and space != "local" and counted:
             self._measure(space, "read" if sort == READ else "write", address, offset, size, lanes)
         return memory, offset
 
@@ -257,8 +264,11 @@ class Lanes:
         if space == "shared":
             access.add(*turns(address, size, lanes))
         else:
-            access.add(*sectors(offset, size, lanes // WARP))
+            found = sectors(offset, size, lanes // WARP)
+            access.add(*found)
             if way == "read":
+                if "no_allocate" in self.where or "cp.async" in self.where:
+                    self.counters.second += 32 * found[1]
                 self.timeline.fetch(offset, lanes, "no_allocate" in self.where)
             self._sectors.setdefault(way, []).append(np.unique(offset >> 5))
 
@@ -300,6 +310,8 @@ class Lanes:
                 self.shared.flying[at[:, None] // 4 + np.arange(size // 4)] = False
                 self.shared.mark(at.astype(np.int64), size)
                 self._log(self.log_shared, of, at, size, WRITE, lanes[now])
+                if self.tiles:
+                    self.tiles.wrote(at, size, lanes[now])
             if not now.all():
                 stay = ~now
                 rest.append((of, lanes[stay], group[stay], place[stay], data[stay]))

@@ -19,6 +19,7 @@ from .memory import GlobalMemory
 from .operands import mask_of
 from .parse import Instruction, Kernel, Several
 from .races import MOST, Log
+from .tiles import Tiles
 from .values import VALUES
 
 
@@ -30,6 +31,8 @@ class Machine(Lanes):
         super().__init__(kernel, grid, arguments, memory, checks, name or kernel.name, log or Log(False))
         self.rng = np.random.default_rng(seed) if seed else None
         self.code = compiled(kernel)
+        if any(step.opcode == "wgmma" for step in kernel.instructions):
+            self.tiles = Tiles(self)
         self.waits = np.array([block.waits for block in kernel.blocks] + [0])
         if self.counters:
             self.counters.launches += grid.first == 0
@@ -54,13 +57,16 @@ class Machine(Lanes):
         except Fault as fault:
             raise Fault(f"{self.name}: {fault} ({self.where})") from None
         self._look()
+        if self.tiles:
+            self.tiles.end()
         if self.counters:
             clocks, early = self.timeline.clocks()
             self.counters.clocks += clocks
             self.counters.early += early
-            touched = {way: 32 * np.unique(np.concatenate(parts)).size for way, parts in self._sectors.items()}
-            self.counters.ahead += touched.pop("ahead", 0)
-            self.counters.touched += sum(touched.values())
+            touched = {way: np.unique(np.concatenate(parts)) for way, parts in self._sectors.items()}
+            self.counters.ahead += 32 * touched.pop("ahead", np.zeros(0)).size
+            self.counters.touched += 32 * sum(sectors.size for sectors in touched.values())
+            self.counters.within += sum(self.memory.extent(32 * sectors) for sectors in touched.values())
 
     def _turn(self) -> None:
         """Run one basic block, or pass a barrier."""
@@ -130,6 +136,8 @@ class Machine(Lanes):
         if self.timeline:
             self.timeline.meet(self.active(mask))
         self.epoch = self.epoch + (1 if mask is None else mask.astype(np.int32))
+        if self.tiles:
+            self.tiles.meet(mask)
         if self.log_shared.places > MOST // 4:
             self._look()
 

@@ -89,6 +89,11 @@ class GlobalMemory(Shadowed):
         """Number of the last allocation that begins at or before a place, -1 if there is none."""
         return bisect_right(self.begins, offset) - 1
 
+    def extent(self, offsets: np.ndarray) -> int:
+        """Bytes of the allocations that these places are in."""
+        numbers = np.unique(np.searchsorted(self.begins, offsets, "right") - 1)
+        return sum(self.ends[number] - self.begins[number] for number in numbers.tolist())
+
     def offsets(self, address: np.ndarray, size: int, what: str) -> tuple[np.ndarray, int]:
         """Places in `bytes`, and the allocation of all of them, -1 if they are in several.
 

@@ -18,7 +18,7 @@ TYPES = {"u8": np.uint8, "s8": np.int8, "b8": np.uint8, "u16": np.uint16, "s16":
          "f16": np.uint16, "bf16": np.uint16, "u32": np.uint32, "s32": np.int32, "b32": np.uint32, "f32": np.float32,
          "f16x2": np.uint32, "bf16x2": np.uint32, "u64": np.uint64, "s64": np.int64, "b64": np.uint64,
          "f64": np.float64, "pred": np.bool_}
-OF_A_WARP = {"shfl", "vote", "mma", "ldmatrix", "movmatrix", "redux", "match"}
+OF_A_WARP = {"shfl", "vote", "mma", "wgmma", "ldmatrix", "movmatrix", "redux", "match"}
 LEAVES = {"bra", "ret", "exit"}
 
 

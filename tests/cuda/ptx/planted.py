@@ -15,6 +15,7 @@ from .findings import Checks, Fault
 from .launch import launch
 from .memory import GlobalMemory
 from .parse import parse
+from .planted_tiles import TILE_BUGS, TileBug, multiplied
 
 BLOCKS = 3
 LOAD = "ld.global.f32 %f1, [%rd4]; st.shared.f32 [%r6], %f1;"
@@ -140,10 +141,10 @@ def turned(bug: Bug, seed: int = 0) -> tuple[bool, Checks]:
     return bool((y.view(np.float32) == expected).all()), checks
 
 
-def is_found(bug: Bug, seed: int = 0) -> bool:
+def is_found(bug: Bug | TileBug, seed: int = 0) -> bool:
     """Whether the machine says what it should."""
     try:
-        _, checks = turned(bug, seed)
+        _, checks = multiplied(bug, seed) if isinstance(bug, TileBug) else turned(bug, seed)
     except Fault as fault:
         return bug.found in str(fault)
     return any(bug.found in note for note in checks.notes)
@@ -151,12 +152,14 @@ def is_found(bug: Bug, seed: int = 0) -> bool:
 
 def main() -> int:
     """All of them; the exit status is 1 where one is not found."""
-    right, checks = turned(Bug("", ""))
-    missed = [bug.name for bug in BUGS if not is_found(bug)]
-    if not right or checks.notes:
-        missed.append(f"the right kernel is refused: {dict(checks.notes)}")
+    bugs = (*BUGS, *TILE_BUGS)
+    missed = [bug.name for bug in bugs if not is_found(bug)]
+    found = len(bugs) - len(missed)
+    for right, checks in (turned(Bug("", "")), multiplied(TileBug("", ""))):
+        if not right or checks.notes:
+            missed.append(f"a right kernel is refused: {dict(checks.notes)}")
     print(*missed, sep="\n", end="\n" * bool(missed))
-    print(f"{len(BUGS)} planted bugs, {len(BUGS) - len(missed)} found")
+    print(f"{len(bugs)} planted bugs, {found} found")
     return int(bool(missed))
 
 

@@ -20,8 +20,28 @@ WARP = 32
 FAR, MIDDLE, NEAR = 800, 270, 40      # clocks of a load from memory, from the second cache and from the first
 RESULT = {"shfl": 25, "movmatrix": 25, "ldmatrix": 30, "mma": 33, "ld": 30, "ex2": 20, "lg2": 20, "rcp": 20,
           "rsqrt": 20, "sqrt": 20, "sin": 20, "cos": 20, "tanh": 20}
+PAIRS = 512              # of float16 that a tensor core of sm_90 multiplies in a clock
+BLOCKS = 1 << 16         # more than there are side by side
 PLAIN = 4                # clocks until the result of any other instruction can be read
 STORES = {"st", "red", "bra", "ret", "exit", "cp", "bar", "barrier"}  # that write no register
+
+
+class Touched:
+    """Whole numbers, each added once; sorted arrays of which each has less than half of the one before."""
+
+    def __init__(self):
+        self._parts: list[np.ndarray] = []
+
+    def add(self, numbers: np.ndarray) -> None:
+        """Add sorted numbers."""
+        while self._parts and self._parts[-1].size < 2 * numbers.size:
+            numbers = np.sort(np.concatenate((self._parts.pop(), numbers)), kind="stable")
+        self._parts.append(numbers)
+
+    def between(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """How many are at least `low` and below `high`."""
+        found = (np.searchsorted(part, high) - np.searchsorted(part, low) for part in self._parts)
+        return sum(found, np.zeros(low.size, np.int64))
 
 
 class Timeline:
@@ -33,8 +53,9 @@ class Timeline:
         self._begun, self._given = (np.zeros(blocks * warps) for _ in range(2))   # since the last branch: clock, number
         self._ready: dict[int, np.ndarray] = {}           # by register: when it can be read
         self._arrival = None                              # of the load that runs now, by warp
-        self._known = {False: np.zeros(0, np.int64), True: np.zeros(0, np.int64)}    # what a block has touched
+        self._known = {False: Touched(), True: Touched()}    # by blocks, in sectors and in lines
         self._asked, self._early = np.zeros(0, np.int64), np.zeros(blocks * warps)
+        self._busy = np.zeros(blocks * warps)             # until when the tensor cores have products of these warps
         self._open = np.zeros(blocks * warps)             # when the copies of the open group have arrived
         self._groups: list[list[float]] = [[] for _ in range(blocks * warps)]
 
@@ -44,15 +65,13 @@ class Timeline:
 
     def fetch(self, offset: np.ndarray, lanes: np.ndarray, passing: bool) -> None:
         """Lanes read from these places in global memory. passing: by a load that the first cache does not keep."""
-        warp, places, known = lanes // WARP, offset >> (7 if passing else 5), self._known[passing]
-        own = (warp // self.shape[1]).astype(np.int64) << 40 | places
-        new = ~np.isin(own, known)
+        warp, places, known = lanes // WARP, (offset >> (7 if passing else 5)).astype(np.int64), self._known[passing]
+        own = places * BLOCKS + warp // self.shape[1]
+        new = known.between(own, own + 1) == 0
         self._arrival = np.full(self.clock.size, float(MIDDLE if passing else NEAR))
         if new.any():
-            fresh = np.unique(own[new])
-            known = self._known[passing] = np.union1d(known, fresh)
-            several, count = np.unique(known & (1 << 40) - 1, return_counts=True)
-            alone = np.isin(places, several[count == 1])
+            known.add(np.unique(own[new]))
+            alone = known.between(places * BLOCKS, (places + 1) * BLOCKS) == 1
             self._arrival[warp[new]] = np.maximum(self._arrival[warp[new]], MIDDLE)
             self._arrival[warp[new & alone & ~np.isin(offset >> 7, self._asked)]] = FAR
 
@@ -69,6 +88,8 @@ class Timeline:
                 now = np.maximum(now, self._ready[number][warps])
         if step.opcode == "cp":
             now = self._copy(step, warps, now, arrival)
+        elif step.opcode == "wgmma":
+            now = self._multiply(step, warps, now)
         self._given[warps] += 1
         self.clock[warps] = np.maximum(np.maximum(self.clock[warps], now + 1), (self._begun + self._given)[warps])
         latency = (PLAIN if "param" in step.parts else RESULT.get(step.opcode, PLAIN)) if arrival is None \
@@ -95,6 +116,18 @@ class Timeline:
             self._open[warps] = np.maximum(self._open[warps], now + arrival[warps])
         return now
 
+    def _multiply(self, step: Instruction, warps: np.ndarray, now: np.ndarray) -> np.ndarray:
+        """A product of a warpgroup, which the tensor core of each warp's quarter takes when it has done with those
+        before, or a wait for products."""
+        if "mma_async" in step.parts:
+            across = int(next(part for part in step.parts if part.startswith("m64n"))[4:].partition("k")[0])
+            self._busy[warps] = np.maximum(self._busy[warps], now) + 16 * across * 16 / PAIRS
+        elif "wait_group" in step.parts:   # for all, which is what kernels do
+            self.clock[warps] = np.maximum(self.clock[warps], self._busy[warps] + RESULT["mma"])
+            self.part(warps)
+            return self.clock[warps]
+        return now
+
     def part(self, warps: np.ndarray) -> None:
         """Nothing of what follows begins before all that these warps were given has."""
         self._begun[warps], self._given[warps] = self.clock[warps], 0
@@ -119,7 +152,9 @@ class Timeline:
 
 @functools.cache
 def registers(step: Instruction) -> tuple[list[int], list[int]]:
-    """Numbers of the registers that an instruction reads, and of those that it writes."""
+    """Numbers of the registers that an instruction reads, and of those that it writes; sums of wgmma are neither."""
+    if step.opcode == "wgmma":
+        return _numbers(step.operands[1:3]), []
     stores = step.opcode in STORES
     reads = _numbers(step.operands if stores else step.operands[1:]) + _numbers((step.guard,))
     return reads, [] if stores else _numbers(step.operands[:1])

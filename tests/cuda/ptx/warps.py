@@ -124,7 +124,7 @@ def _multiply(step):
     a, b = ([wide(register, "b32") for register in operand.parts] for operand in step.operands[1:3])
     c = [wide(register, kind) for register in step.operands[3].parts]
     depth, row, column = int(shape[6:]), LANES // 4, LANES % 4
-    read_a, read_b = _READ[kinds[1]], _READ[kinds[2]]
+    read_a, read_b = READERS[kinds[1]], READERS[kinds[2]]
 
     def run(machine, mask):
         machine.whole_warps(mask)
@@ -139,11 +139,14 @@ def _multiply(step):
             for each in range(per):
                 right[:, row, per * column + each + 4 * per * number] = value[:, :, each]
         product = np.matmul(left, right.transpose(0, 2, 1))
+        if machine.counters:
+            machine.counters.products["mma"] += 16 * 8 * depth * 2 // per * int(machine.whole_warps(mask).sum())
         for number, (register, get) in enumerate(zip(d, c)):
             own = product[:, row + 8 * (number >> 1), 2 * column + (number & 1)].ravel()
             machine.put(register, own + get(machine), mask)
     return run
 
 
-_READ = {"s8": lambda bits: bits.view(np.int8), "u8": lambda bits: bits.view(np.uint8),
-         "f16": lambda bits: _from_half(bits.view(np.uint16)), "bf16": lambda bits: _from_bfloat(bits.view(np.uint16))}
+READERS = {"s8": lambda bits: bits.view(np.int8), "u8": lambda bits: bits.view(np.uint8),
+           "f16": lambda bits: _from_half(bits.view(np.uint16)),
+           "bf16": lambda bits: _from_bfloat(bits.view(np.uint16))}

@@ -1,0 +1,231 @@
+"""Products with many tokens on Hopper's tensor cores (wgmma): tiles of 256 rows of the matrix times 128 tokens.
+
+As gemm.py, whose place it takes on cards of compute capability 9.0: float16 (bfloat16) operands, float32 sums, 32
+columns a step, parts that `gemm_sum` adds. There four warps load matrices into registers and multiply; here two
+warpgroups put tiles into shared memory, and the tensor cores read those in the background (lang/warpgroup.py), 128 rows
+of the matrix for each group. Four tiles of each operand take turns:
+
+    step u:   the tensor cores begin to multiply tile u; tile u - 1 may still be on its way
+              cp.async brings the tokens (and float weights) of tile u + 2
+              codes of tile u + 1, which came during step u - 1, become halves; those of tile u + 2 are asked for
+              tile u - 1 has been multiplied
+
+A step brings 24 KB of halves for 1 M products: at 7 TB/s of the second cache that is 600 TFLOP/s, where 128 rows would
+bound it at 460.
+"""
+
+import functools
+from typing import NamedTuple
+
+from numflow.cuda.device.device import Device
+from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
+from numflow.cuda.lang.intrinsics import (
+    block_x,
+    block_y,
+    block_z,
+    copy_async,
+    copy_commit,
+    copy_wait_older,
+    grid_z,
+    lane_index,
+    load4,
+    store4,
+    sync_block,
+    thread_index,
+)
+from numflow.cuda.lang.kernel import Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.lang.warpgroup import (
+    ALIGNMENT,
+    SUMS,
+    TILE,
+    begin_tiles,
+    fence_tiles,
+    multiply_tiles_bf16,
+    multiply_tiles_f16,
+    send_tiles,
+    tile_place,
+    wait_older_tiles,
+    wait_tiles,
+)
+from numflow.cuda.linear import gemm as mma
+from numflow.cuda.linear.gemm import SCALE, code_fetch, code_halves, load_bias, put_sums
+from numflow.cuda.linear.parameters import Bias, Planes, Shape
+from numflow.cuda.weights.decode_scaled import row_header
+from numflow.cuda.weights.layout import SCHEMES
+
+TOKENS = 128            # of a block
+ROWS = 256              # of the matrix, of a block
+BLOCKS = 132            # that keep the card busy, one on each multiprocessor
+STAGES = 4              # tiles of each operand
+_X_AT = ROWS * 16       # words of a tile of the matrix, 256 rows of 32 halves, behind which that of tokens is
+_STAGE = _X_AT + TOKENS * 16
+_GROUP = 2 * TILE * 16  # words of the rows of a warpgroup
+_COPIES = 4             # of 16 bytes, of each thread for a tile of the matrix: twice those for tokens
+
+
+@functools.cache
+def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
+    """grid (N / 256, rows / 128, parts); parameters as those of gemm.gemm, without outliers."""
+    floats = kind in ("f16", "bf16")
+    multiply = multiply_tiles_bf16 if kind == "bf16" else multiply_tiles_f16
+    fetch, halves = (_no_fetch, _no_halves) if floats else (code_fetch(kind), code_halves(kind))
+    has_rows = not floats and SCHEMES[kind].row_words > 0
+    row_of = row_header(SCHEMES[kind]) if has_rows else None
+    memory = SharedArray(u32, STAGES * _STAGE, ALIGNMENT, dynamic=True)
+    sums, staged, coded = LocalArray(f32, 2 * SUMS), LocalArray(u32, 16), LocalArray(u32, 8)
+    sources, plus = LocalArray(u32, _COPIES // 2), LocalArray(f32, 4)
+    put = put_sums(2, TOKENS // 8, 1.0 if floats else 1.0 / SCALE, grouped, TILE)
+
+    @kernel(f"wgmma_{kind}{'_grouped' * grouped}", 256, blocks=1, hopper=True, dynamic=4 * STAGES * _STAGE)
+    def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
+              tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
+        # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
+        thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
+        first_row, first_token, count = u32(block_x() * ROWS), u32(block_y() * TOKENS), u32(shape.counts[shape.field])
+        above_row = u32(0)                   # rows of the matrix before the expert's
+        if grouped:
+            expert, begin, end, _ = load4(tiles, u32(4 * block_y()))
+            if expert < 0:
+                return
+            first_token, count, above_row = u32(begin), u32(end), u32(expert * shape.n)
+        elif first_token >= count:
+            return
+        # The units of this part. (Of 64 bits, this division would be a call, around which wgmma is not asynchronous.)
+        parts = u32(grid_z())
+        share = u32(u32(shape.units + parts - 1) // parts)
+        unit = u32(block_z() * share)
+        last = u32(unit + share) if unit + share < shape.units else shape.units
+        # The row that this thread decodes and what it has once, the tokens that it copies; instead of none the last.
+        acc, words, codes, rows_of = sums(), staged(), coded(), sources()
+        for i in range(2 * SUMS):
+            acc[i] = f32(0)
+        row = u32(first_row + thread) if first_row + thread < shape.n else u32(shape.n - 1)
+        row = u32(above_row + row)
+        for i in range(_COPIES // 2):
+            at = u32(first_token + (thread + 256 * i >> 2))
+            at = at if at < count else u32(count - 1)
+            rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
+        base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
+        if has_rows:
+            base, step, z, dz = row_of(planes.per_row, row)
+        # The first tile, what is copied of the second, and its codes.
+        tile, turn = memory(), u32(0)
+        a, c, a16, c16 = f32(0), f32(0), f32(0), f32(0)
+        for i in range(2):
+            if unit + i < last:
+                _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), shape.units, thread)
+                if floats:
+                    _copy_matrix(tile, u32(i * _STAGE), planes.low, first_row, above_row, shape.n, u32(unit + i),
+                                 shape.units, thread)
+            copy_commit()
+        if not floats and unit < last:
+            a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head, planes.above,
+                                   row, unit, shape.units, base, step, z, dz)
+            halves(words, codes, a, c, a16, c16)
+            _put_row(tile, u32(0), thread, words)
+            if unit + 1 < last:
+                a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
+                                       planes.above, row, u32(unit + 1), shape.units, base, step, z, dz)
+        while unit < last:
+            # The tile is there, and the tensor cores see it; all warps have done with the one before the last.
+            copy_wait_older()
+            fence_tiles()
+            sync_block()
+            # Multiply it in the background ...
+            begin_tiles()
+            own, at = u32(turn * _STAGE + (warp >> u32(2)) * _GROUP), u32(turn * _STAGE + _X_AT)
+            multiply(acc, 0, tile, own, tile, at)
+            multiply(acc, SUMS, tile, u32(own + TILE * 16), tile, at)
+            send_tiles()
+            # ... while copies of the tile after the next one begin, and the next one's codes become halves.
+            if unit + 2 < last:
+                free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
+                _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
+                if floats:
+                    _copy_matrix(tile, free, planes.low, first_row, above_row, shape.n, u32(unit + 2), shape.units,
+                                 thread)
+            copy_commit()
+            turn = u32(turn + 1 & u32(STAGES - 1))
+            if not floats and unit + 1 < last:
+                halves(words, codes, a, c, a16, c16)
+                _put_row(tile, u32(turn * _STAGE), thread, words)
+                if unit + 2 < last:
+                    a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
+                                           planes.above, row, u32(unit + 2), shape.units, base, step, z, dz)
+            wait_older_tiles()
+            unit = u32(unit + 1)
+        wait_tiles(acc)
+        # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
+        lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
+        place, added = u32(first_token + 2 * (lane & u32(3))), plus()
+        load_bias(added, bias.data + above_row if grouped and bias.present != 0 else bias.data,
+                  bias.present != 0 and parts == 1, lane_row, shape.n, 2, TILE)
+        if not grouped and parts > 1:
+            put(acc, partial + block_z() * count * shape.n, shape.n, scales, added, shape.n, count, lane_row, place,
+                order, by_token)
+        else:
+            put(acc, *y, scales, added, shape.n, count, lane_row, place, order, by_token)
+
+    return _gemm
+
+
+class Tiling(NamedTuple):
+    """A kernel for a tile of so many tokens; rows: of the matrix, of a block; parts: that the columns are cut into."""
+
+    kernel: Kernel
+    rows: int
+    parts: int
+
+
+def tiling(device: Device, kind: str, rows: int, n: int, units: int, apart: bool) -> Tiling:
+    """The product of `rows` tokens with a matrix of n rows on a device: by gemm.gemm, or on Hopper by this module."""
+    tokens = mma.tile_of(rows)
+    if on_hopper(device, tokens, apart):
+        blocks = -(-n // ROWS) * -(-rows // tokens)
+        return Tiling(wgmma_gemm(kind), ROWS, max(1, min(BLOCKS // blocks, units // 8, 16)))
+    return Tiling(mma.gemm(kind, tokens, apart=apart), mma.rows_of(kind, tokens, apart),
+                  mma.split_of(kind, apart, n, rows, units))
+
+
+def on_hopper(device: Device, tokens: int, apart: bool) -> bool:
+    """Whether tiles of so many tokens are multiplied by this module's kernels."""
+    return device.wgmma and tokens == TOKENS and not apart
+
+
+@device
+def _copy_tokens(tile, at, x, rows_of, unit, units, thread):
+    """32 columns of 128 tokens into a tile. rows_of: the rows of this thread's copies."""
+    for i in range(_COPIES // 2):
+        token, part = u32(thread + 256 * i) >> u32(2), thread & u32(3)
+        copy_async(tile, u32(at + tile_place(token, part)), x, u32((rows_of[i] * units + unit) * 16 + 4 * part))
+
+
+@device
+def _copy_matrix(tile, at, matrix, first, above, n, unit, units, thread):
+    """32 columns of rows first .. first + 255, of which n are there, `above` rows further down."""
+    for i in range(_COPIES):
+        place, part = u32(thread + 256 * i) >> u32(2), thread & u32(3)
+        row = u32(first + place) if first + place < n else u32(n - 1)
+        copy_async(tile, u32(at + tile_place(place, part)), matrix,
+                   u32(((above + row) * units + unit) * 16 + 4 * part))
+
+
+@device
+def _put_row(tile, at, row, words):
+    """16 words of a row into a tile."""
+    for part in range(4):
+        store4(tile, u32(at + tile_place(row, part)), words[4 * part], words[4 * part + 1], words[4 * part + 2],
+               words[4 * part + 3])
+
+
+@device
+def _no_fetch(codes, low, high, two, one, head, above, row, unit, units, base, step, z, dz):
+    """Float weights are copied."""
+    return f32(0), f32(0), f32(0), f32(0)
+
+
+@device
+def _no_halves(words, codes, a, c, a16, c16):
+    """Float weights are copied."""

@@ -1,0 +1,111 @@
+"""A right product of a warpgroup, and bugs planted in it, as planted.py has them: python -m tests.cuda.ptx.planted.
+
+Four warps copy a tile of 64 x 16 float16 and one of 8 x 16 to shared memory, each as 8 columns after 8 columns of 16
+bytes a row, and multiply the first by the second turned: y[4 * thread + i] is what wgmma leaves in register i.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .findings import Checks
+from .launch import launch
+from .memory import GlobalMemory
+from .parse import parse
+
+PARTS = {"copy": "ld.global.v4.u32 {%r4, %r5, %r6, %r7}, [%rd4]; st.shared.v4.u32 [%r3], {%r4, %r5, %r6, %r7};",
+         "show": "fence.proxy.async;", "barrier": "bar.sync 0;", "hand": "wgmma.fence.sync.aligned;",
+         "product": "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd6, %rd7, "
+                    "1, 1, 1, 0, 0;",
+         "send": "wgmma.commit_group.sync.aligned;", "wait": "wgmma.wait_group.sync.aligned 0;", "behind": ""}
+# A descriptor has the place over 16, the bytes over 16 to the next 8 columns << 16 and to the next 8 rows << 32.
+TEXT = """
+.visible .entry product(.param .u64 p_y, .param .u64 p_x)
+{
+.reg .pred %p<4>; .reg .b32 %r<20>; .reg .b64 %rd<16>; .reg .f32 %f<8>;
+.shared .align 1024 .b8 tiles[2304];
+ld.param.u64 %rd1, [p_y]; ld.param.u64 %rd2, [p_x]; mov.u32 %r1, %tid.x;
+mov.u32 %r2, tiles; shl.b32 %r8, %r1, 4; add.s32 %r3, %r2, %r8; mul.wide.u32 %rd3, %r1, 16; add.s64 %rd4, %rd2, %rd3;
+COPY
+setp.ge.u32 %p1, %r1, 16; @%p1 bra $copied;
+add.s32 %r3, %r3, 2048; add.s64 %rd4, %rd4, 2048;
+COPY
+$copied:
+SHOW BARRIER
+mov.f32 %f1, 0f00000000; mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1;
+cvt.u64.u32 %rd5, %r2; shr.u64 %rd5, %rd5, 4; add.s64 %rd6, %rd5, 34363932672; add.s64 %rd7, %rd5, 34360262784;
+HAND
+PRODUCT
+SEND
+WAIT
+BEHIND
+mul.wide.u32 %rd8, %r1, 16; add.s64 %rd9, %rd1, %rd8; st.global.v4.f32 [%rd9], {%f1, %f2, %f3, %f4};
+ret;
+}
+"""
+_THREE_WARPS = "setp.ge.u32 %p2, %r1, 96; @%p2 bra $on; {} $on: "
+
+
+@dataclass(frozen=True)
+class TileBug:
+    """A change of the right kernel, parts by their names, and words of what must be found."""
+
+    name: str
+    found: str
+    changed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """PTX of the kernel with the bug."""
+        text, parts = TEXT, PARTS | dict(self.changed)
+        for name, part in parts.items():
+            text = text.replace(name.upper(), part)
+        return text
+
+
+TILE_BUGS = (
+    TileBug("a tile that the tensor cores do not see", "without fence.proxy.async", (("show", ""),)),
+    TileBug("a tile that other warps still write", "race on shared memory between warps", (("barrier", ""),)),
+    TileBug("sums that were not handed over", "sums are written after wgmma.fence", (("hand", ""),)),
+    TileBug("sums that were changed since", "sums are written after wgmma.fence",
+            (("hand", PARTS["hand"] + "mov.f32 %f2, 0f3F800000;"),)),
+    TileBug("sums that nobody waits for", "touched before wgmma.wait_group", (("wait", ""),)),
+    TileBug("a product that was not sent off", "touched before wgmma.wait_group", (("send", ""),)),
+    TileBug("a product that is waited for too late", "touched before wgmma.wait_group",
+            (("wait", PARTS["wait"].replace(" 0", " 1")),)),
+    TileBug("sums that are written while they are summed", "touched before wgmma.wait_group",
+            (("send", PARTS["send"] + "mov.f32 %f3, 0f00000000;"),)),
+    TileBug("a tile that is written while it is multiplied", "race on shared memory between warps",
+            (("send", PARTS["send"] + "bar.sync 0; xor.b32 %r9, %r8, 512; st.shared.u32 [%r9], %r1;"),
+             ("wait", "bar.sync 0;" + PARTS["wait"]))),
+    TileBug("a warp that does not come", "do not all come",
+            (("product", _THREE_WARPS.format(PARTS["hand"] + PARTS["product"] + PARTS["send"] + PARTS["wait"])),
+             ("hand", ""), ("send", ""), ("wait", ""))),
+    TileBug("a part of a warp", "lanes of a warp part",
+            (("product", _THREE_WARPS.replace("96", "100").format(PARTS["product"])),)),
+    TileBug("lanes that name different tiles", "describe different tiles",
+            (("hand", PARTS["hand"] + "cvt.u64.u32 %rd10, %r1; add.s64 %rd6, %rd6, %rd10;"),)),
+    TileBug("a tile within the pattern of its swizzle", "within the pattern of its swizzle",
+            (("hand", PARTS["hand"] + "add.s64 %rd6, %rd6, -9223372036854775800;"),)),
+    TileBug("a tile that reaches beyond shared memory", "bytes of shared memory",
+            (("hand", PARTS["hand"] + "add.s64 %rd7, %rd7, 120;"),)),
+)
+
+
+def multiplied(bug: TileBug, seed: int = 0) -> tuple[bool, Checks]:
+    """Whether the result is right, and what was found.
+
+    Raises:
+        Fault: the machine stopped the kernel.
+    """
+    memory, checks = GlobalMemory(1 << 20), Checks(steps=2000)
+    x, y = memory.take(2304), memory.take(128 * 16)
+    left, right = (np.random.default_rng(1).integers(-8, 8, (rows, 16)).astype(np.float16) for rows in (64, 8))
+    x[:] = np.concatenate([tile.reshape(-1, 2, 8).transpose(1, 0, 2).ravel() for tile in (left, right)]).view(np.uint8)
+    memory.wrote(x)
+    places = [np.uint64(array.ctypes.data) for array in (y, x)]
+    launch(parse(bug.text), (1, 1, 1), 128, places, memory, checks, seed=seed)
+    product = left.astype(np.float32) @ right.T.astype(np.float32)
+    warp, lane, part = np.arange(128)[:, None] // 32, np.arange(128)[:, None] % 32, np.arange(4)
+    expected = product[16 * warp + lane // 4 + 8 * (part >> 1), 2 * (lane % 4) + (part & 1)]
+    return bool((y.view(np.float32).reshape(128, 4) == expected).all()), checks
