@@ -47,10 +47,10 @@ def build(vocab: dict[str, int], merges: list[tuple[str, str]], rule: Mapping[st
     from tokenizers import Tokenizer as Library
     from tokenizers import models
 
-    marked = rule.get("spaces") == "mark"
+    characters = "spaces" in rule
     with library_errors(f"{where}: the merges do not fit the vocabulary"):
         library = Library(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.get("ignore_merges", False),
-                                     byte_fallback=marked, fuse_unk=marked, unk_token=unk))
+                                     byte_fallback=characters, fuse_unk=characters, unk_token=unk))
     library.normalizer, library.pre_tokenizer = pretokenize.build(rule)
     return library
 

@@ -189,11 +189,13 @@ def _with_bytes(table: Table) -> np.ndarray:
 def _byte_level_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
     rule = pretokenize.rule_of(options.get("pre", table.get("pre", "default")), table.where)
     vocab = dict(zip(table.texts, range(len(table.texts)), strict=True))
-    marked = rule.get("spaces") == "mark"
-    unk = table.id("unk") if marked else None
+    characters = "spaces" in rule
+    unk = table.id("unk") if characters and rule["spaces"] != "drop" else None
     library = bpe_files.build(vocab, _merges(table), rule, table.where, unk=None if unk is None else table.texts[unk])
+    if table.flag("normalizer.lowercase", False):
+        library.normalizer = pretokenize.build(rule, lowercase=True)[0]
     add_to_library(library, table.added(), table.where)
-    piece = pieces.metaspace(strip_first=False) if marked else pieces.byte_level
+    piece = pieces.metaspace(strip_first=rule["spaces"] == "mark words") if characters else pieces.byte_level
     vocabulary = LibraryVocabulary(library, piece, table.where, table.unused())
     return _finish(table, options, vocabulary, {"bos": 11, "eos": 11}, rule.get("add_bos", False), add_eos=False)
 

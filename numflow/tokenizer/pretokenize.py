@@ -6,6 +6,8 @@ from typing import Any
 from numflow.errors import TokenizerError, did_you_mean
 from numflow.tokenizer.names import names
 
+MARK = "\u2581"  # in place of a space
+
 
 def rule_of(name: Any, where: str) -> Mapping[str, Any]:
     """The rule in names.toml for a value of tokenizer.ggml.pre.
@@ -22,12 +24,21 @@ def rule_of(name: Any, where: str) -> Mapping[str, Any]:
     return rules[name]
 
 
-def build(rule: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Normalizer (or None) and pre-tokenizer (or None) of a rule."""
-    from tokenizers import normalizers, pre_tokenizers
+def build(rule: Mapping[str, Any], lowercase: bool = False) -> tuple[Any, Any]:
+    """Normalizer (or None) and pre-tokenizer (or None) of a rule.
+
+    lowercase: small letters first, where the rule drops spaces.
+    """
+    from tokenizers import Regex, normalizers, pre_tokenizers
 
     if rule.get("spaces") == "mark":
-        return normalizers.Replace(" ", "\u2581"), None
+        return normalizers.Replace(" ", MARK), None
+    if rule.get("spaces") == "drop":
+        return normalizers.Lowercase() if lowercase else None, pre_tokenizers.WhitespaceSplit()
+    if rule.get("spaces") == "mark words":
+        starts = normalizers.Replace(Regex(rf"(?<![^\n])(?=[^\n{MARK}])"), MARK)
+        words = pre_tokenizers.Split(Regex(rf"{MARK}[^{MARK}\n]*|\n+"), behavior="isolated")
+        return normalizers.Sequence([normalizers.Replace(" ", MARK), starts]), words
     normalizer = {"NFC": normalizers.NFC, None: lambda: None}[rule.get("normalizer")]()
     steps = [_step(name) for name in rule["steps"]]
     if not any(name == "byte-level words" for name in rule["steps"]):
