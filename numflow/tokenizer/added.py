@@ -11,6 +11,7 @@ from numflow.tokenizer.side_files import SideFiles
 from numflow.tokenizer.vocabulary import AddedToken
 
 MAX_ADDED = 10_000
+_UNSPACED = re.compile(r"\S")
 
 
 class AddedTokens:
@@ -39,7 +40,7 @@ class AddedTokens:
             before = before.rstrip() if token.lstrip else before
             done = at = found.start() + len(token.text)
             if token.rstrip:
-                done = at = len(text) - len(text[done:].lstrip())
+                done = at = after.start() if (after := _UNSPACED.search(text, done)) else len(text)
             parts += [before, token.id] if before else [token.id]
         return [*parts, text[done:]] if done < len(text) else parts
 

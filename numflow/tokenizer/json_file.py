@@ -7,6 +7,7 @@ from typing import Any
 
 from numflow.tokenizer import wrapping
 from numflow.tokenizer.pieces import piece_rule
+from numflow.tokenizer.pretokenize import faster
 from numflow.tokenizer.roles import resolve
 from numflow.tokenizer.side_files import SideFiles
 from numflow.tokenizer.tokenizer import Tokenizer
@@ -24,6 +25,8 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
 
     with library_errors(f"{path}: not a tokenizer.json"):
         library = Library.from_file(str(path))
+        if library.pre_tokenizer is not None:
+            library.pre_tokenizer = faster(library.pre_tokenizer)
     return of_library(library, SideFiles(checkpoint), options, str(path))
 
 
