@@ -60,7 +60,14 @@ def in_python(name: str, value: str) -> str:
 
 
 class SpecError(NumflowError):
-    """A specification file is wrong."""
+    """A specification file is wrong, or its values do not go together.
+
+    options: those that the message is about, as "section.key".
+    """
+
+    def __init__(self, message: str = "", options: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.options = options
 
 
 class FormatError(NumflowError):

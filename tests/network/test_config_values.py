@@ -1,9 +1,11 @@
 """Wrong, impossible and hostile values in config.json: one line that names the key, or a network that computes."""
 
+import ast
 import copy
 import json
 import tracemalloc
 import warnings
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -13,6 +15,7 @@ from numflow import network
 from numflow.errors import NumflowError, SpecError
 from numflow.network import WeightSource
 from numflow.reference.program import Program
+from numflow.spec.schema import SECTIONS
 from tests.specs.case import load_case, memory_checkpoint, names, run
 
 VALUES = [5, {}, [], float("nan"), float("inf"), -1, 0, "x", 1e20, None, True, [1, [0]], "y" * 5000, 0.5, 10**9, 10**20,
@@ -125,6 +128,17 @@ def test_a_value_that_no_model_has_is_refused_by_name(name, key, value, message)
     with pytest.raises(SpecError, match=message) as error:
         built(case, changed(case.configs[0], tuple(key.split(".")), value))
     assert "\n" not in str(error.value)
+
+
+def test_errors_name_options_that_there_are():
+    """Their keys are looked up only once an error is there."""
+    named = [ast.literal_eval(option) for path in Path(network.__file__).with_name("build").glob("*.py")
+             for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "SpecError" and len(call.args) == 2
+             for option in call.args[1].elts if isinstance(option, ast.Constant)]
+    assert len(named) > 20
+    for section, key in (option.split(".") for option in named):
+        assert key in SECTIONS[section], (section, key)
 
 
 @pytest.mark.parametrize(("key", "value"), [

@@ -27,18 +27,22 @@ def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
     dims, scaling, original = options["dims"], options["scaling"], options["original_context"]
     if 2 * pairs(dims) > columns:
         raise SpecError(f"{where}: rope.dims: expected up to {columns // 2 * 2}, the columns of a head in pairs, found "
-                        f"{dims}")
+                        f"{dims}", ("rope.dims",))
     if dims % 2 and scaling in ("dynamic", "yarn", "proportional"):
-        raise SpecError(f"{where}: rope.dims: expected an even number with scaling {scaling!r}, found {dims}")
+        raise SpecError(f"{where}: rope.dims: expected an even number with scaling {scaling!r}, found {dims}",
+                        ("rope.dims",))
     if scaling == "dynamic" and dims == 2:
-        raise SpecError(f"{where}: rope.dims: expected 4 or more with scaling 'dynamic', found 2")
+        raise SpecError(f"{where}: rope.dims: expected 4 or more with scaling 'dynamic', found 2", ("rope.dims",))
     if scaling == "llama3" and options["low_freq_factor"] >= options["high_freq_factor"]:
         raise SpecError(f"{where}: rope.low_freq_factor: expected less than high_freq_factor "
-                        f"{options['high_freq_factor']:g}, found {options['low_freq_factor']:g}")
+                        f"{options['high_freq_factor']:g}, found {options['low_freq_factor']:g}",
+                        ("rope.low_freq_factor", "rope.high_freq_factor"))
     if scaling == "yarn" and options["base"] <= 1:
-        raise SpecError(f"{where}: rope.base: expected more than 1 with scaling 'yarn', found {options['base']:g}")
+        raise SpecError(f"{where}: rope.base: expected more than 1 with scaling 'yarn', found {options['base']:g}",
+                        ("rope.base",))
     if scaling == "longrope" and original < 2:
-        raise SpecError(f"{where}: rope.original_context: expected 2 or more with scaling 'longrope', found {original}")
+        raise SpecError(f"{where}: rope.original_context: expected 2 or more with scaling 'longrope', found {original}",
+                        ("rope.original_context",))
 
 
 def pairs(dims: int) -> int:
@@ -142,7 +146,7 @@ def _longrope_divisors(options: Mapping[str, Any], count: int, key: str) -> np.n
     divisors = options[key]
     if divisors is None or len(divisors) != count:
         raise SpecError(f"rope.{key}: expected a list of {count} numbers, found "
-                        f"{'nothing' if divisors is None else len(divisors)}")
+                        f"{'nothing' if divisors is None else len(divisors)}", (f"rope.{key}",))
     return np.asarray(divisors, np.float64)
 
 
@@ -168,9 +172,10 @@ def sinusoids(context: int, width: int, layout: str, span: int) -> np.ndarray:
     half = width // 2
     if context * width > _LARGEST_TABLE:
         raise SpecError(f"stack.context: positions {context} by width {width} make a table of more than "
-                        f"{_LARGEST_TABLE} values; no model with sinusoidal positions has one")
+                        f"{_LARGEST_TABLE} values; no model with sinusoidal positions has one", ("stack.context",))
     if half <= span:
-        raise SpecError(f"embedding.sinusoid_span: expected less than half the width, {half}, found {span}")
+        raise SpecError(f"embedding.sinusoid_span: expected less than half the width, {half}, found {span}",
+                        ("embedding.sinusoid_span",))
     angle = np.arange(context)[:, None] * np.exp(np.arange(half) * -(math.log(10000.0) / (half - span)))
     table = np.zeros((context, width), np.float32)
     if layout == "halves":
