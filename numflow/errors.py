@@ -19,6 +19,7 @@
 
 import reprlib
 from errno import ENOMEM
+from typing import Any
 
 BEGIN, EQUALS, END = "\x01", "\x02", "\x03"  # marks of an option in a message
 
@@ -153,8 +154,14 @@ def _number(value: int, level: int) -> str:
     return repr(value) if abs(value) < 10**50 else f"a number of {value.bit_length()} bits"
 
 
+def _array(value: Any, level: int) -> str:
+    """A NumPy array as a list: its own words for one have line ends."""
+    return _SHORT.repr1(value.reshape(-1)[:_SHORT.maxlist + 1].tolist(), level)
+
+
 _SHORT = reprlib.Repr()  # looks at no more of a value than it shows
 _SHORT.repr_int = _number  # type: ignore[method-assign, assignment]  # Python's own refuses long ones
+_SHORT.repr_ndarray = _array  # type: ignore[attr-defined]
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 12
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 

@@ -57,7 +57,7 @@ class Table:
         """A truth value; a missing key means the default."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be true or false, is {value!r}")
+            raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be true or false, is {quoted(value)}")
         return value
 
     def added(self, keep: str | None = None) -> list[AddedToken]:
@@ -87,7 +87,7 @@ def load(meta: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Tok
         raise TokenizerError(f"{where}: the file has no tokenizer (tokenizer.ggml.model)")
     known = names()["gguf_models"]
     if not isinstance(model, str) or model not in known:
-        raise TokenizerError(f"{where}: tokenizer.ggml.model {model!r} is not supported; known: {', '.join(known)}")
+        raise TokenizerError(f"{where}: tokenizer.ggml.model {quoted(model)} is not supported; known: {', '.join(known)}")
     implied = names()["gguf_pre"].get(model)
     options = {**options, "pre": implied} if implied and "pre" not in options else options
     return ALGORITHMS[known[model]](_table(meta, where), options)
@@ -129,7 +129,7 @@ def _numbers(meta: Mapping[str, Any], key: str, where: str) -> np.ndarray:
 def _list(meta: Mapping[str, Any], key: str, where: str) -> Any:
     value = meta.get(f"tokenizer.ggml.{key}", [])
     if not isinstance(value, list | tuple | np.ndarray):
-        raise FormatError(f"{where}: tokenizer.ggml.{key} should be a list, is {value!r}")
+        raise FormatError(f"{where}: tokenizer.ggml.{key} should be a list, is {quoted(value)}")
     return value
 
 
@@ -207,7 +207,7 @@ def _merges(table: Table) -> list[tuple[str, str]]:
     wrong = next((n for n, merge in enumerate(merges) if len(merge) != 2), None)
     if wrong is not None:
         raise FormatError(f"{table.where}: tokenizer.ggml.merges[{wrong}] should be two tokens, "
-                          f"is {table.get('merges')[wrong]!r}")
+                          f"is {quoted(table.get('merges')[wrong])}")
     return list(dict.fromkeys(merges))  # of two that are the same the first counts
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from numflow.errors import TokenizerError, did_you_mean
+from numflow.errors import TokenizerError, did_you_mean, quoted
 from numflow.tokenizer.names import names
 
 MARK = "\u2581"  # in place of a space
@@ -20,7 +20,7 @@ def rule_of(name: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(name, str) or name not in rules:
         near = did_you_mean(name, rules)
         known = "" if near.startswith("; known") else f"; known: {', '.join(sorted(rules))}"
-        raise TokenizerError(f"{where}: tokenizer.ggml.pre {name!r} is not a known way to cut text; "
+        raise TokenizerError(f"{where}: tokenizer.ggml.pre {quoted(name)} is not a known way to cut text; "
                              f"set `pre` in the spec's [tokenizer] section{near}{known}")
     return rules[name]
 

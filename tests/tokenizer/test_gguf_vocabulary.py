@@ -250,6 +250,8 @@ def test_metadata_that_contradicts_itself(bpe_model, key, value, message):
 @pytest.mark.parametrize(("merges", "message"), [
     (["ab"], r"merges\[0\] should be two tokens, is 'ab'"),
     (["x nothing"], "merges do not fit"),
+    (["quick brown"], "merges do not fit the vocabulary: one makes 'quickbrown', which is no token"),
+    (["a " + "b" * 60_000], "makes 'abbb.{90,110}, which is no token"),
     ([1], "merges should be text"),
 ])
 def test_merges_that_do_not_fit(byte_level_library, merges, message):
