@@ -87,7 +87,8 @@ def load(meta: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Tok
         raise TokenizerError(f"{where}: the file has no tokenizer (tokenizer.ggml.model)")
     known = names()["gguf_models"]
     if not isinstance(model, str) or model not in known:
-        raise TokenizerError(f"{where}: tokenizer.ggml.model {quoted(model)} is not supported; known: {', '.join(known)}")
+        raise TokenizerError(f"{where}: tokenizer.ggml.model {quoted(model)} is not supported; "
+                             f"known: {', '.join(known)}")
     implied = names()["gguf_pre"].get(model)
     options = {**options, "pre": implied} if implied and "pre" not in options else options
     return ALGORITHMS[known[model]](_table(meta, where), options)

@@ -40,8 +40,8 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
     """
     method = method_of(config, tensors, folder)
     if method is None:
-        plain = (each for tensor in tensors.values() for each in mlx.apart(mlx.unturned(tensor, config)))
-        return {each.name: each for each in plain}, config, ""
+        found = (each for tensor in tensors.values() for each in mlx.apart(mlx.unturned(tensor, config)))
+        return {each.name: each for each in found}, config, ""
     parts = StoredParts(tensors, file_of, method)
     matrices = {name: _with_factors(parts, read(parts, name)) for name, tensor in tensors.items()
                 if (read := _reader(parts, tensor))}
