@@ -73,6 +73,8 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
     ("mistral", "hidden_act", {}, "ffn.activation: expected one of .*, found {}"),
     ("mistral", "rope_theta", 0, "rope.base: expected a finite number above 0"),
     ("mistral", "rope_theta", float("inf"), "rope.base: expected a finite number above 0"),
+    ("mistral", "rope_theta", 1e-300, r"expected frequencies of up to 1e\+30.*from rope_theta of .*config"),
+    ("llama_linear", "rope_scaling.factor", 1e-300, r"frequencies of up to .*from rope_scaling.factor, "),
     ("mistral", "rms_norm_eps", -1e-5, "norm.eps: expected a finite number above 0 up to 1"),
     ("mistral", "rms_norm_eps", float("nan"), "norm.eps"),
     ("mistral", "sliding_window", -5, "attention.window: expected a whole number of 0 or more"),

@@ -14,6 +14,7 @@ import numpy as np
 from numflow.errors import SpecError
 
 _LARGEST_TABLE = 1 << 25  # of positions; those of models that have one end at 4096 of 2048
+_FASTEST = 1e30  # frequency, so that angles of all positions are float32 numbers
 
 
 def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
@@ -72,6 +73,9 @@ def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np
 
     options: the section's values. short, long: divisors of the frequencies up to and beyond the original context that
     a file has beside that, None for 1.
+
+    Raises:
+        SpecError: angles that are no float32 numbers, or other divisors than the pairs of columns need.
     """
     inv_freq, scale = _frequencies(options, "short", short)
     further, further_scale = _frequencies(options, "long", long)
@@ -101,6 +105,9 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
                 powers *= _longrope_divisors(options, pairs(dims), f"{side}_factor")
             attention_factor = (options[f"{side}_attention_factor"] or options["attention_factor"]
                                 or _longrope_attention_factor(options))
+    if not (powers >= 1 / _FASTEST).all():
+        raise SpecError(f"rope.base and rope.factor: expected frequencies of up to {_FASTEST:g} in each pair",
+                        ("rope.base", "rope.factor"))
     inv_freq = (1.0 / powers).astype(np.float32)
     if options["scaling"] == "proportional":
         inv_freq[int(options["share"] * dims // 2):] = 0
