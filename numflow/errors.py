@@ -19,7 +19,6 @@
 
 import reprlib
 from errno import ENOMEM
-from typing import Any
 
 BEGIN, EQUALS, END = "\x01", "\x02", "\x03"  # marks of an option in a message
 
@@ -154,7 +153,7 @@ def _number(value: int, level: int) -> str:
     return repr(value) if abs(value) < 10**50 else f"a number of {value.bit_length()} bits"
 
 
-def _array(value: Any, level: int) -> str:
+def _array(value, level: int) -> str:
     """A NumPy array as a list: its own words for one have line ends."""
     return _SHORT.repr1(value.reshape(-1)[:_SHORT.maxlist + 1].tolist(), level)
 
