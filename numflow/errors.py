@@ -60,7 +60,14 @@ def in_python(name: str, value: str) -> str:
 
 
 class SpecError(NumflowError):
-    """A specification file is wrong."""
+    """A specification file is wrong, or its values do not go together.
+
+    options: those that the message is about, as "section.key".
+    """
+
+    def __init__(self, message: str = "", options: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.options = options
 
 
 class FormatError(NumflowError):
@@ -146,8 +153,14 @@ def _number(value: int, level: int) -> str:
     return repr(value) if abs(value) < 10**50 else f"a number of {value.bit_length()} bits"
 
 
+def _array(value, level: int) -> str:
+    """A NumPy array as a list: its own words for one have line ends."""
+    return _SHORT.repr1(value.reshape(-1)[:_SHORT.maxlist + 1].tolist(), level)
+
+
 _SHORT = reprlib.Repr()  # looks at no more of a value than it shows
 _SHORT.repr_int = _number  # type: ignore[method-assign, assignment]  # Python's own refuses long ones
+_SHORT.repr_ndarray = _array  # type: ignore[attr-defined]
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 12
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 

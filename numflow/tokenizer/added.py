@@ -6,11 +6,12 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from numflow.errors import FormatError, TokenizerError
+from numflow.errors import FormatError, TokenizerError, quoted
 from numflow.tokenizer.side_files import SideFiles
 from numflow.tokenizer.vocabulary import AddedToken
 
 MAX_ADDED = 10_000
+_UNSPACED = re.compile(r"\S")
 
 
 class AddedTokens:
@@ -39,7 +40,7 @@ class AddedTokens:
             before = before.rstrip() if token.lstrip else before
             done = at = found.start() + len(token.text)
             if token.rstrip:
-                done = at = len(text) - len(text[done:].lstrip())
+                done = at = after.start() if (after := _UNSPACED.search(text, done)) else len(text)
             parts += [before, token.id] if before else [token.id]
         return [*parts, text[done:]] if done < len(text) else parts
 
@@ -77,8 +78,8 @@ def collect(vocab: Mapping[str, int], count: int, own: Iterable[str], side: Side
             following = max(following, added[token.text].id + 1)
     for text, id in options.get("added_tokens", {}).items():
         if type(id) is not int or not 0 <= id < 2 * count + MAX_ADDED:
-            raise TokenizerError(f"[tokenizer] added_tokens: {text!r} should have an id near the {count} of the "
-                                 f"file, has {id!r}")
+            raise TokenizerError(f"[tokenizer] added_tokens: {quoted(text)} should have an id near the {count} of "
+                                 f"the file, has {quoted(id)}")
         added[text] = AddedToken(id, text)
     return sorted(added.values(), key=lambda token: token.id)
 
@@ -98,5 +99,5 @@ def add_to_library(library: Any, added: Iterable[AddedToken], where: str) -> Non
         (library.add_special_tokens if special else library.add_tokens)(made)
         wrong = next((t for t in tokens if library.token_to_id(t.text) != t.id), None)
         if wrong is not None:
-            raise FormatError(f"{where}: added token {wrong.text!r} should have id {wrong.id}, which leaves a gap: "
-                              f"it gets {library.token_to_id(wrong.text)}")
+            raise FormatError(f"{where}: added token {quoted(wrong.text)} should have id {wrong.id}, which leaves "
+                              f"a gap: it gets {library.token_to_id(wrong.text)}")

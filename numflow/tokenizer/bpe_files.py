@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import FormatError
+from numflow.errors import FormatError, quoted
 from numflow.tokenizer import pieces, pretokenize, wrapping
 from numflow.tokenizer.added import add_to_library, collect
 from numflow.tokenizer.names import names
@@ -42,15 +42,18 @@ def build(vocab: dict[str, int], merges: list[tuple[str, str]], rule: Mapping[st
     """A `tokenizers.Tokenizer` of a BPE vocabulary that cuts text by a rule of names.toml.
 
     Raises:
-        FormatError: a merge is of tokens that are not in the vocabulary.
+        FormatError: a merge is of tokens, or makes one, that the vocabulary does not have.
     """
     from tokenizers import Tokenizer as Library
     from tokenizers import models
 
-    marked = rule.get("spaces") == "mark"
-    with library_errors(f"{where}: the merges do not fit the vocabulary"):
+    characters, misfit = "spaces" in rule, f"{where}: the merges do not fit the vocabulary"
+    made = next((token for first, second in merges if (token := first + second) not in vocab), None)
+    if made is not None:
+        raise FormatError(f"{misfit}: one makes {quoted(made)}, which is no token")
+    with library_errors(misfit):
         library = Library(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.get("ignore_merges", False),
-                                     byte_fallback=marked, fuse_unk=marked, unk_token=unk))
+                                     byte_fallback=characters, fuse_unk=characters, unk_token=unk))
     library.normalizer, library.pre_tokenizer = pretokenize.build(rule)
     return library
 

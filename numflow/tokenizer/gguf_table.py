@@ -91,7 +91,7 @@ def _rules(vocabulary: LibraryVocabulary, model: Mapping[str, Any], where: str, 
     ours = vocabulary.library
     found = []
     for rule in names()["rule"]:
-        if rule.get("spaces") == "mark" or rule.get("ignore_merges", False) != bool(model.get("ignore_merges")):
+        if "spaces" in rule or rule.get("ignore_merges", False) != bool(model.get("ignore_merges")):
             continue
         normalizer, cutter = pretokenize.build(rule)
         if all(_cut(ours.normalizer, ours.pre_tokenizer, text) == _cut(normalizer, cutter, text) for text in probes()):

@@ -57,7 +57,7 @@ class Table:
         """A truth value; a missing key means the default."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be true or false, is {value!r}")
+            raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be true or false, is {quoted(value)}")
         return value
 
     def added(self, keep: str | None = None) -> list[AddedToken]:
@@ -87,7 +87,8 @@ def load(meta: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Tok
         raise TokenizerError(f"{where}: the file has no tokenizer (tokenizer.ggml.model)")
     known = names()["gguf_models"]
     if not isinstance(model, str) or model not in known:
-        raise TokenizerError(f"{where}: tokenizer.ggml.model {model!r} is not supported; known: {', '.join(known)}")
+        raise TokenizerError(f"{where}: tokenizer.ggml.model {quoted(model)} is not supported; "
+                             f"known: {', '.join(known)}")
     implied = names()["gguf_pre"].get(model)
     options = {**options, "pre": implied} if implied and "pre" not in options else options
     return ALGORITHMS[known[model]](_table(meta, where), options)
@@ -129,7 +130,7 @@ def _numbers(meta: Mapping[str, Any], key: str, where: str) -> np.ndarray:
 def _list(meta: Mapping[str, Any], key: str, where: str) -> Any:
     value = meta.get(f"tokenizer.ggml.{key}", [])
     if not isinstance(value, list | tuple | np.ndarray):
-        raise FormatError(f"{where}: tokenizer.ggml.{key} should be a list, is {value!r}")
+        raise FormatError(f"{where}: tokenizer.ggml.{key} should be a list, is {quoted(value)}")
     return value
 
 
@@ -189,11 +190,13 @@ def _with_bytes(table: Table) -> np.ndarray:
 def _byte_level_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
     rule = pretokenize.rule_of(options.get("pre", table.get("pre", "default")), table.where)
     vocab = dict(zip(table.texts, range(len(table.texts)), strict=True))
-    marked = rule.get("spaces") == "mark"
-    unk = table.id("unk") if marked else None
+    characters = "spaces" in rule
+    unk = table.id("unk") if characters and rule["spaces"] != "drop" else None
     library = bpe_files.build(vocab, _merges(table), rule, table.where, unk=None if unk is None else table.texts[unk])
+    if table.flag("normalizer.lowercase", False):
+        library.normalizer = pretokenize.build(rule, lowercase=True)[0]
     add_to_library(library, table.added(), table.where)
-    piece = pieces.metaspace(strip_first=False) if marked else pieces.byte_level
+    piece = pieces.metaspace(strip_first=rule["spaces"] == "mark words") if characters else pieces.byte_level
     vocabulary = LibraryVocabulary(library, piece, table.where, table.unused())
     return _finish(table, options, vocabulary, {"bos": 11, "eos": 11}, rule.get("add_bos", False), add_eos=False)
 
@@ -205,7 +208,7 @@ def _merges(table: Table) -> list[tuple[str, str]]:
     wrong = next((n for n, merge in enumerate(merges) if len(merge) != 2), None)
     if wrong is not None:
         raise FormatError(f"{table.where}: tokenizer.ggml.merges[{wrong}] should be two tokens, "
-                          f"is {table.get('merges')[wrong]!r}")
+                          f"is {quoted(table.get('merges')[wrong])}")
     return list(dict.fromkeys(merges))  # of two that are the same the first counts
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import FormatError
+from numflow.errors import FormatError, quoted
 from numflow.tokenizer.tokenizer import ROLES
 from numflow.tokenizer.vocabulary import AddedToken
 
 MAX_BYTES = 256 << 20
 MAX_ID = 1 << 24
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character, or the two of one
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")  # the only special tokens whose ids count down
 
 
@@ -40,7 +41,13 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """The content of a JSON file. Raises: FormatError."""
     try:
-        return json.loads(read_bytes(path))
+        content = json.loads(data := read_bytes(path))
+        if _SURROGATE.search(data):
+            json.dumps(content, ensure_ascii=False).encode("utf-8")
+        return content
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{path}: has a lone surrogate, U+{ord(error.object[error.start]):04X}, which is no "
+                          "character") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON: {error}") from None
 
@@ -57,7 +64,7 @@ def read_vocab(path: Path, highest: int | None = None) -> dict[str, int]:
     highest = highest or 4 * len(vocab) + 10_000  # ids may have gaps, but an absurd one must not size a table
     bad = next(((text, id) for text, id in vocab.items() if type(id) is not int or not 0 <= id < highest), None)
     if bad:
-        raise FormatError(f"{path}: token {bad[0]!r} should have an id, has {bad[1]!r}")
+        raise FormatError(f"{path}: token {quoted(bad[0])} should have an id, has {quoted(bad[1])}")
     return vocab
 
 

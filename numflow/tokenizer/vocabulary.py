@@ -108,7 +108,8 @@ class LibraryVocabulary:
         """The library's tokenizer as one that takes special tokens for ordinary text: a setting of the object."""
         with self._lock:
             if self._without_special is None:
-                self._without_special = deepcopy(self.library)
+                with library_errors(self._where):
+                    self._without_special = deepcopy(self.library)
                 self._without_special.encode_special_tokens = True
             return self._without_special
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
+from numflow.errors import TokenizerError
+
 TEXT, SECOND = "A", "B"
+TYPES = 256  # of tokens: models have up to 4
 
 
 Slot = tuple[int | str, int]
@@ -20,7 +24,8 @@ class Wrapping:
     @property
     def prefix(self) -> list[int]:
         """Ids before a single text."""
-        return [what for what, _ in self.single[: self.single.index((TEXT, 0))] if isinstance(what, int)]
+        before = takewhile(lambda what: what != TEXT, (what for what, _ in self.single))
+        return [what for what in before if isinstance(what, int)]
 
     def apply(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Token ids and type ids of one text or two."""
@@ -68,11 +73,18 @@ def each(bos: int | None, eos: int | None) -> Wrapping:
     return Wrapping(one(TEXT, 0), one(TEXT, 0) + one(SECOND, 1))
 
 
-def of_library(library: Any) -> Wrapping:
-    """Wrapping of a `tokenizers.Tokenizer`, read off an encoded probe, which covers every kind of post-processor."""
-    probe = _probe(library)
-    single, pair = library.encode(probe), library.encode(probe, probe)
-    return Wrapping(_slots(single), _slots(pair)) if probe else Wrapping()
+def of_library(library: Any, where: str) -> Wrapping:
+    """Wrapping of a `tokenizers.Tokenizer`, read off an encoded probe, which covers every kind of post-processor.
+
+    Raises:
+        TokenizerError: a type that no model has.
+    """
+    if not (probe := _probe(library)):
+        return Wrapping()
+    single, pair = _slots(library.encode(probe)), _slots(library.encode(probe, probe))
+    if (most := max(type_id for _, type_id in (*single, *pair))) >= TYPES:
+        raise TokenizerError(f"{where}: post_processor: expected types below {TYPES}, found {most}")
+    return Wrapping(single, pair)
 
 
 def _probe(library: Any) -> str:

@@ -1,5 +1,6 @@
 """What one request may ask for: numbers in a budget, errors that name them, nothing of a client that is kept."""
 
+import numpy as np
 import pytest
 
 from numflow.decoding.constraints import NEVER, Constraints
@@ -153,6 +154,7 @@ def test_what_is_quoted_is_cut():
         deep = [deep]
     for value in ("x" * 10**6, ["x" * 10**6] * 10**5, {"a": "x" * 10**6}, 10**5000, deep, {1: deep}):
         assert len(quoted(value)) <= 103
+    assert quoted(np.full(8, 1e30)) == str([1e30] * 8) and len(quoted(np.arange(10**6))) <= 103
 
 
 def test_few_grammars_are_kept():

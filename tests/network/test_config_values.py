@@ -1,9 +1,11 @@
 """Wrong, impossible and hostile values in config.json: one line that names the key, or a network that computes."""
 
+import ast
 import copy
 import json
 import tracemalloc
 import warnings
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -13,6 +15,7 @@ from numflow import network
 from numflow.errors import NumflowError, SpecError
 from numflow.network import WeightSource
 from numflow.reference.program import Program
+from numflow.spec.schema import SECTIONS
 from tests.specs.case import load_case, memory_checkpoint, names, run
 
 VALUES = [5, {}, [], float("nan"), float("inf"), -1, 0, "x", 1e20, None, True, [1, [0]], "y" * 5000, 0.5, 10**9, 10**20,
@@ -70,6 +73,8 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
     ("mistral", "hidden_act", {}, "ffn.activation: expected one of .*, found {}"),
     ("mistral", "rope_theta", 0, "rope.base: expected a finite number above 0"),
     ("mistral", "rope_theta", float("inf"), "rope.base: expected a finite number above 0"),
+    ("mistral", "rope_theta", 1e-300, r"expected frequencies of up to 1e\+30.*from rope_theta of .*config"),
+    ("llama_linear", "rope_scaling.factor", 1e-300, r"frequencies of up to .*from rope_scaling.factor, "),
     ("mistral", "rms_norm_eps", -1e-5, "norm.eps: expected a finite number above 0 up to 1"),
     ("mistral", "rms_norm_eps", float("nan"), "norm.eps"),
     ("mistral", "sliding_window", -5, "attention.window: expected a whole number of 0 or more"),
@@ -125,6 +130,17 @@ def test_a_value_that_no_model_has_is_refused_by_name(name, key, value, message)
     with pytest.raises(SpecError, match=message) as error:
         built(case, changed(case.configs[0], tuple(key.split(".")), value))
     assert "\n" not in str(error.value)
+
+
+def test_errors_name_options_that_there_are():
+    """Their keys are looked up only once an error is there."""
+    named = [ast.literal_eval(option) for path in Path(network.__file__).with_name("build").glob("*.py")
+             for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "SpecError" and len(call.args) == 2
+             for option in call.args[1].elts if isinstance(option, ast.Constant)]
+    assert len(named) > 20
+    for section, key in (option.split(".") for option in named):
+        assert key in SECTIONS[section], (section, key)
 
 
 @pytest.mark.parametrize(("key", "value"), [

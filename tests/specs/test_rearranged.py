@@ -1,11 +1,19 @@
 """Families that transformers has no class for, but whose arithmetic is another family's with its tensors rearranged."""
 
+import json
+import re
+from collections import defaultdict
+
 import numpy as np
 import pytest
 
 from numflow import network
+from numflow.errors import SpecError
+from numflow.formats import open_checkpoint
+from numflow.formats.checkpoint import Checkpoint
 from numflow.network import WeightSource
 from numflow.reference.program import Program
+from tests.formats.quantised_files import save
 from tests.specs.case import Case, load_case, memory_checkpoint, relative_error, run
 from tests.specs.weights import values
 
@@ -66,3 +74,43 @@ def test_the_same_numbers_come_out(name, rearrange):
     program = Program(built, WeightSource(built, checkpoint))
     for i, (given, kept) in enumerate(zip(case.inputs, case.rows, strict=True)):
         assert relative_error(run(program, given["ids"])[kept["rows"]], case.expected[f"logits_{i}"]) < 1e-4
+
+
+def _mlx(case: Case, folder) -> Checkpoint:
+    """As mlx-lm stores it: convolutions turned, experts in stacks, its own names of parts."""
+    names = {"lfm2_moe": {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."},
+             "nemotron_h_moe": {"up_proj": "fc1", "down_proj": "fc2"}}.get(case.name, {})
+    stored, stacks = {}, defaultdict(list)
+    for name, shape in sorted(case.tensors.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
+        value = values(name, shape).astype(np.float32)
+        if ".experts." in name or case.name == "lfm2_moe":
+            for old, new in names.items():
+                name = name.replace(old, new)
+        if len(shape) == 3 and "conv" in name:
+            value = value.swapaxes(1, 2)
+        if ".experts." in name:
+            stacks[re.sub(r"experts\.\d+", "switch_mlp", name)].append(value)
+        else:
+            stored[name] = value
+    stored |= {name: np.stack(parts) for name, parts in stacks.items()}
+    save(folder / "model.safetensors", {name: ("F32", value) for name, value in stored.items()})
+    (folder / "config.json").write_text(json.dumps(case.configs[0]))
+    return open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "nemotron_h_moe", "jamba", "olmo_hybrid", "recurrent_gemma"])
+def test_models_of_mlx(tmp_path, name):
+    case = load_case(name)
+    checkpoint = _mlx(case, tmp_path)
+    built = network.build(network.choose_spec(checkpoint), checkpoint)
+    program = Program(built, WeightSource(built, checkpoint))
+    y = run(program, case.inputs[0]["ids"])[case.rows[0]["rows"]]
+    assert relative_error(y, case.expected["logits_0"]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1"])
+def test_models_of_mlx_with_other_numbers_are_refused(tmp_path, name):
+    """1 is added to their norms, or factors are in their matrices, which numbers alone do not tell."""
+    checkpoint = _mlx(load_case(name), tmp_path)
+    with pytest.raises(SpecError, match=r"conv1d.weight' is \[\d+, 4, 1\], but spec .* expects"):
+        network.build(network.choose_spec(checkpoint), checkpoint)

@@ -68,6 +68,29 @@ def test_byte_level_bpe(byte_level_library):
     assert tokenizer.special_ids == {0, 1}
 
 
+def test_bpe_of_characters_between_white_space():
+    """Characters that are no tokens are left out, and so is white space, as llama.cpp has it."""
+    texts = ["<s>", "</s>", "你", "好", "你好", "a", "b", "ab"]
+    meta = {f"tokenizer.ggml.{key}": value for key, value in {
+        "model": "whitespace", "pre": "whitespace", "tokens": texts, "token_type": [3, 3, 1, 1, 1, 1, 1, 1],
+        "merges": ["你 好", "a b"], "bos_token_id": 0, "eos_token_id": 1, "add_bos_token": True}.items()}
+    tokenizer = load_tokenizer(gguf(meta))
+    assert tokenizer.encode("你好 a\u3000b\nabz AB") == [0, 4, 5, 6, 7]
+    assert tokenizer.decode([4, 5, 6, 7]) == "你好abab"
+    assert load_tokenizer(gguf(meta | {"tokenizer.ggml.normalizer.lowercase": True})).encode("AB ") == [0, 7]
+
+
+def test_words_that_begin_with_a_mark():
+    texts = ["<s>", "</s>", "▁", "a", "b", "▁a", "▁b", "\n", "\n\n", *(f"<0x{n:02X}>" for n in range(256))]
+    meta = {f"tokenizer.ggml.{key}": value for key, value in {
+        "model": "gpt2", "pre": "mmbert", "tokens": texts, "token_type": [3, 3, *[1] * 7, *[6] * 256],
+        "merges": ["▁ a", "▁ b", "\n \n"], "bos_token_id": 0, "eos_token_id": 1}.items()}
+    tokenizer = load_tokenizer(gguf(meta))
+    assert tokenizer.encode("a  b\n\na</s>b") == [5, 2, 6, 8, 5, 1, 6]
+    assert tokenizer.encode("é") == [2, 9 + 0xC3, 9 + 0xA9]
+    assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
+
+
 def test_wordpiece(wordpiece_library):
     tokenizer = load_tokenizer(gguf(gguf_of_wordpiece(wordpiece_library)))
     for text in NASTY.values():
@@ -227,6 +250,8 @@ def test_metadata_that_contradicts_itself(bpe_model, key, value, message):
 @pytest.mark.parametrize(("merges", "message"), [
     (["ab"], r"merges\[0\] should be two tokens, is 'ab'"),
     (["x nothing"], "merges do not fit"),
+    (["quick brown"], "merges do not fit the vocabulary: one makes 'quickbrown', which is no token"),
+    (["a " + "b" * 60_000], "makes 'abbb.{90,110}, which is no token"),
     ([1], "merges should be text"),
 ])
 def test_merges_that_do_not_fit(byte_level_library, merges, message):

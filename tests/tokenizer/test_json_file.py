@@ -7,7 +7,7 @@ import pytest
 from numflow.errors import FormatError, TokenizerError
 from numflow.tokenizer import load_tokenizer
 from numflow.tokenizer.pieces import piece_rule
-from tests.tokenizer.conftest import LIBRARIES, NASTY, checkpoint, load_library, stream
+from tests.tokenizer.conftest import LIBRARIES, NASTY, checkpoint, load_library, stream, write_json
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -124,3 +124,25 @@ def test_a_decoder_that_cannot_go_token_by_token_is_refused():
 def test_decoders_worked_by_hand(decoder, tokens, expected):
     rule = piece_rule(decoder)
     assert b"".join(rule(token, n == 0) for n, token in enumerate(tokens)).decode() == expected
+
+
+def test_an_id_that_is_far_too_high(byte_level_library, tmp_path):
+    """The library would make a place for each id below it."""
+    content = json.loads(byte_level_library.to_str())
+    content["model"]["vocab"]["X"] = 1 << 31
+    path = write_json(tmp_path / "tokenizer.json", content)
+    with pytest.raises(FormatError, match=r"tokenizer\.json: token 'X' has id 2147483648; expected less than 16777216"):
+        load_tokenizer(checkpoint({"tokenizer.json": path}))
+
+
+def test_types_of_tokens(byte_level_library, tmp_path):
+    def load(single):
+        content = json.loads(byte_level_library.to_str())
+        content["post_processor"]["single"] = single
+        return load_tokenizer(checkpoint({"tokenizer.json": write_json(tmp_path / "tokenizer.json", content)}))
+
+    around = {"SpecialToken": {"id": "<s>", "type_id": 2}}
+    tokenizer = load([around, {"Sequence": {"id": "A", "type_id": 1}}])
+    assert tokenizer.encode("<s>a") == tokenizer.encode("a") and tokenizer.encode_pair("a")[1] == [2, 1]
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: post_processor: .* types below 256, found 2147483648"):
+        load([{"Sequence": {"id": "A", "type_id": 1 << 31}}])

@@ -62,6 +62,8 @@ def test_another_rule_for_cutting_text(byte_level_library, tmp_path):
     ("vocab.json", '{"a": 99999999999}', "token 'a' should have an id"),
     ("vocab.json", '{"a": 0}', "the merges do not fit"),
     ("vocab.json", "{", "not JSON"),
+    ("vocab.json", '{"a": "' + "b" * 9000 + '"}', "token 'a' should have an id, has '.{,120}$"),
+    ("vocab.json", '{"\\ud83d\\ude00": 0, "x\\udfff": 1}', r"has a lone surrogate, U\+DFFF, which is no character"),
     ("vocab.json", "[" * 100_000, "not JSON"),
     ("merges.txt", "#version\na b c\n", "line 2 should be two tokens"),
     ("merges.txt", "x nothing", "the merges do not fit"),

@@ -5,11 +5,14 @@
 
 Bits and columns of a group are what the configuration says of the layer, else of all. Experts lie in stacks,
 NAME.switch_mlp.PART.weight, which stand for NAME.experts.0.PART.weight and so on.
+
+Causal convolutions [C, 1, K] lie as [C, K, 1]. Of other families than those below mlx-lm changes numbers too where it
+turns them (norms, factors), so there they stay what they are, and no specification has a place for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -59,6 +62,20 @@ def mlx(parts: StoredParts, name: str) -> CodedMatrix:
         return CodedRows(unpacked_stream(some, bits, k), *zeros_of(own, other))
 
     return CodedMatrix(name, shape, rows, bits, "F32", size, zero_type="F32", turned=len(shape) == 2, sources=(words,))
+
+
+_TURNED = ("granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h", "olmo_hybrid",
+           "recurrent_gemma")
+
+
+def unturned(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """A convolution [C, K, 1] of mlx-lm as [C, 1, K], which is the same bytes; any other tensor as it is."""
+    if config.get("model_type") not in _TURNED or len(tensor.shape) != 3 or not tensor.name.endswith("weight"):
+        return tensor
+    count, taps, one = tensor.shape
+    if one != 1 or "conv" not in tensor.name.rpartition(".")[0].rpartition(".")[2]:
+        return tensor
+    return replace(tensor, shape=(count, 1, taps), read=lambda: tensor.raw().reshape(count, -1))
 
 
 _Matrix = TypeVar("_Matrix", CodedMatrix, Tensor)

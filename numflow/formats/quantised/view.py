@@ -40,7 +40,8 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
     """
     method = method_of(config, tensors, folder)
     if method is None:
-        return {each.name: each for tensor in tensors.values() for each in mlx.apart(tensor)}, config, ""
+        found = (each for tensor in tensors.values() for each in mlx.apart(mlx.unturned(tensor, config)))
+        return {each.name: each for each in found}, config, ""
     parts = StoredParts(tensors, file_of, method)
     matrices = {name: _with_factors(parts, read(parts, name)) for name, tensor in tensors.items()
                 if (read := _reader(parts, tensor))}
@@ -54,7 +55,7 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
                     raise parts.fail(name, f"stands for {plain.name!r}, which is in the file too")
                 made[plain.name] = plain
         elif name not in parts.used and not _is_of_activations(name):
-            made |= {each.name: each for each in mlx.apart(_plain(parts, tensor))}
+            made |= {each.name: each for each in mlx.apart(mlx.unturned(_plain(parts, tensor), config))}
     return made, without_method(config), str(method)
 
 

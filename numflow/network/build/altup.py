@@ -74,7 +74,8 @@ def end_streams(b: Builder, streams: View, x: View) -> None:
 def _count(b: Builder) -> int:
     count, active = b.option("altup", "streams"), b.option("altup", "active")
     if active >= count:
-        raise SpecError(f"{b.where}: altup.streams: expected more than altup.active {active}, found {count}")
+        raise SpecError(f"{b.where}: altup.streams: expected more than altup.active {active}, found {count}",
+                        ("altup.streams", "altup.active"))
     return count
 
 

@@ -29,7 +29,7 @@ def self_attention(b: Builder, x: View, width: int = 0) -> View:
     shape = Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
     if shape.heads % shape.kv_heads:
         raise SpecError(f"{b.where}: attention.heads: expected a multiple of attention.kv_heads {shape.kv_heads}, "
-                        f"found {shape.heads}")
+                        f"found {shape.heads}", ("attention.heads", "attention.kv_heads"))
     x = _times(b, "in_scale", x, b.view("attention_in", x.width)) if b.option("attention", "in_scale") != 1.0 else x
     y = (_latent_heads if b.option("latent", "rank") else _heads)(b, x, shape)
     if b.option("attention", "gate"):
@@ -102,7 +102,7 @@ def _owner(b: Builder) -> int | None:
         if b.resolved.option("attention", "window", other, b.stack) == window:
             return other
     raise SpecError(f"{b.where}: attention.shared_from: layer {layer} should read the keys and values of a layer "
-                    f"before {first} with its window {window}, and there is none")
+                    f"before {first} with its window {window}, and there is none", ("attention.shared_from",))
 
 
 def _placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None:
@@ -312,16 +312,17 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     rope_dim = b.option("latent", "rope_dim")
     if (context := b.option("stack", "context")) > _MOST_INDEXED:
         raise SpecError(f"{b.where}: stack.context: an index of keys has up to {_MOST_INDEXED} positions, "
-                        f"found {context}")
+                        f"found {context}", ("stack.context",))
     chosen = b.view("chosen", -(-context // 32), dtype="i32")
     if not b.option("indexer", "own"):
         if not any(step.op == "index_select" for step in b.entries[b.entry]):
-            raise SpecError(f"{b.where}: indexer.own: the first layer needs an index of its own")
+            raise SpecError(f"{b.where}: indexer.own: the first layer needs an index of its own", ("indexer.own",))
         return (chosen,)
     if b.option("rope", "scaling") == "dynamic":
-        raise SpecError(f"{b.where}: rope.scaling: 'dynamic' does not go with an index of keys")
+        raise SpecError(f"{b.where}: rope.scaling: 'dynamic' does not go with an index of keys", ("rope.scaling",))
     if rope_dim > size:
-        raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}")
+        raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",
+                        ("indexer.head_dim", "latent.rope_dim"))
     q = b.linear("index_q", low_query, b.view("index_q", heads * size))
     k = b.linear("index_k", x, b.view("index_k", size))
     norm = {role: b.vector("index_k_norm", role, size) for role in ("weight", "bias")}

@@ -1,7 +1,6 @@
 """The hand that writes a network: makes buffers and weights, and appends steps."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.build.names import STACK_PREFIX, TensorNames
 from numflow.ops import Buffer, Cache, Network, Part, State, Step, View, Weight
 from numflow.spec.resolve import Resolved
-from numflow.spec.schema import SECTIONS
 
 
 class Builder:
@@ -54,14 +52,12 @@ class Builder:
         return f"{self.checkpoint.path} and spec {self.resolved.spec.name!r}"
 
     def with_keys(self, error: SpecError) -> SpecError:
-        """The same error, with the keys of the configuration that the options named in it come from."""
-        text = str(error)
-        named = [(section, key) for section, key in re.findall(r"\b([a-z_]+)\.([a-z_]+)\b", text)
-                 if key in SECTIONS.get(section, ())]
-        found = set().union(*(self.resolved.keys_of(*option, self.layer, self.stack) for option in named))
-        if not found or not text.startswith(self.where):
+        """The same error, with the keys of the configuration that its options come from."""
+        options = [option.split(".") for option in error.options]
+        found = set().union(*(self.resolved.keys_of(section, key, self.layer, self.stack) for section, key in options))
+        if not found:
             return error
-        return SpecError(f"{text} (from {', '.join(sorted(found))} of {self.resolved.file})")
+        return SpecError(f"{error} (from {', '.join(sorted(found))} of {self.resolved.file})")
 
     def option(self, section: str, key: str) -> Any:
         return self.resolved.option(section, key, self.layer, self.stack)

@@ -170,15 +170,18 @@ def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
 def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: int, group_best: int, **_) -> None:
     """That so many experts, groups and choices go together."""
     if experts < 1 or experts % groups:
-        raise SpecError(f"{where}: moe.experts: expected a multiple of moe.groups {groups}, found {experts}")
+        raise SpecError(f"{where}: moe.experts: expected a multiple of moe.groups {groups}, found {experts}",
+                        ("moe.experts", "moe.groups"))
     if top_groups > groups > 1:
-        raise SpecError(f"{where}: moe.top_groups: expected up to moe.groups {groups}, found {top_groups}")
+        raise SpecError(f"{where}: moe.top_groups: expected up to moe.groups {groups}, found {top_groups}",
+                        ("moe.top_groups", "moe.groups"))
     if groups > 1 and group_best > experts // groups:
         raise SpecError(f"{where}: moe.group_best: expected up to the {experts // groups} experts of a group, found "
-                        f"{group_best}")
+                        f"{group_best}", ("moe.group_best",))
     most = experts // groups * min(groups, top_groups)
     if not 1 <= top_k <= most:
-        raise SpecError(f"{where}: moe.top_k: expected 1 to {most}, the experts that may be chosen, found {top_k}")
+        raise SpecError(f"{where}: moe.top_k: expected 1 to {most}, the experts that may be chosen, found {top_k}",
+                        ("moe.top_k",))
 
 
 def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, select=None,

@@ -38,7 +38,8 @@ def decaying_attention(b: Builder, x: View) -> View:
     heads, key_heads, key_dim, value_dim = sizes(b)
     if key_heads != heads or key_dim != value_dim:
         raise SpecError(f"{b.where}: recurrent.key_heads and key_dim: expected {heads} and {value_dim}, as many and as "
-                        f"wide as values, found {key_heads} and {key_dim}")
+                        f"wide as values, found {key_heads} and {key_dim}",
+                        ("recurrent.key_heads", "recurrent.key_dim"))
     whole = b.view("qkv", 3 * heads * key_dim)
     b.expect_rows("attn_qkv", whole.width)
     parts = [View(whole.buffer, at * heads * key_dim, heads * key_dim) for at in range(3)]
@@ -65,7 +66,7 @@ def sizes(b: Builder) -> tuple[int, int, int, int]:
     heads, key_heads, *dims = (b.option("recurrent", key) for key in ("heads", "key_heads", "key_dim", "value_dim"))
     if heads % key_heads:
         raise SpecError(f"{b.where}: recurrent.heads: expected a multiple of recurrent.key_heads {key_heads}, "
-                        f"found {heads}")
+                        f"found {heads}", ("recurrent.heads", "recurrent.key_heads"))
     return heads, key_heads, *dims
 
 
@@ -77,7 +78,8 @@ def matrix(b: Builder, label: str, heads: int, key_dim: int, value_dim: int) -> 
     """
     dtype = b.option("recurrent", "state_type")
     if value_dim == 1 and dtype != "f32":
-        raise SpecError(f"{b.where}: recurrent.state_type: expected f32 where heads have one column, found {dtype}")
+        raise SpecError(f"{b.where}: recurrent.state_type: expected f32 where heads have one column, found {dtype}",
+                        ("recurrent.state_type",))
     return b.state(label, heads, key_dim, value_dim, dtype=dtype)
 
 

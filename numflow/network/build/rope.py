@@ -14,6 +14,7 @@ import numpy as np
 from numflow.errors import SpecError
 
 _LARGEST_TABLE = 1 << 25  # of positions; those of models that have one end at 4096 of 2048
+_FASTEST = 1e30  # frequency, so that angles of all positions are float32 numbers
 
 
 def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
@@ -27,18 +28,22 @@ def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
     dims, scaling, original = options["dims"], options["scaling"], options["original_context"]
     if 2 * pairs(dims) > columns:
         raise SpecError(f"{where}: rope.dims: expected up to {columns // 2 * 2}, the columns of a head in pairs, found "
-                        f"{dims}")
+                        f"{dims}", ("rope.dims",))
     if dims % 2 and scaling in ("dynamic", "yarn", "proportional"):
-        raise SpecError(f"{where}: rope.dims: expected an even number with scaling {scaling!r}, found {dims}")
+        raise SpecError(f"{where}: rope.dims: expected an even number with scaling {scaling!r}, found {dims}",
+                        ("rope.dims",))
     if scaling == "dynamic" and dims == 2:
-        raise SpecError(f"{where}: rope.dims: expected 4 or more with scaling 'dynamic', found 2")
+        raise SpecError(f"{where}: rope.dims: expected 4 or more with scaling 'dynamic', found 2", ("rope.dims",))
     if scaling == "llama3" and options["low_freq_factor"] >= options["high_freq_factor"]:
         raise SpecError(f"{where}: rope.low_freq_factor: expected less than high_freq_factor "
-                        f"{options['high_freq_factor']:g}, found {options['low_freq_factor']:g}")
+                        f"{options['high_freq_factor']:g}, found {options['low_freq_factor']:g}",
+                        ("rope.low_freq_factor", "rope.high_freq_factor"))
     if scaling == "yarn" and options["base"] <= 1:
-        raise SpecError(f"{where}: rope.base: expected more than 1 with scaling 'yarn', found {options['base']:g}")
+        raise SpecError(f"{where}: rope.base: expected more than 1 with scaling 'yarn', found {options['base']:g}",
+                        ("rope.base",))
     if scaling == "longrope" and original < 2:
-        raise SpecError(f"{where}: rope.original_context: expected 2 or more with scaling 'longrope', found {original}")
+        raise SpecError(f"{where}: rope.original_context: expected 2 or more with scaling 'longrope', found {original}",
+                        ("rope.original_context",))
 
 
 def pairs(dims: int) -> int:
@@ -68,6 +73,9 @@ def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np
 
     options: the section's values. short, long: divisors of the frequencies up to and beyond the original context that
     a file has beside that, None for 1.
+
+    Raises:
+        SpecError: angles that are no float32 numbers, or other divisors than the pairs of columns need.
     """
     inv_freq, scale = _frequencies(options, "short", short)
     further, further_scale = _frequencies(options, "long", long)
@@ -97,6 +105,9 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
                 powers *= _longrope_divisors(options, pairs(dims), f"{side}_factor")
             attention_factor = (options[f"{side}_attention_factor"] or options["attention_factor"]
                                 or _longrope_attention_factor(options))
+    if not (powers >= 1 / _FASTEST).all():
+        raise SpecError(f"rope.base and rope.factor: expected frequencies of up to {_FASTEST:g} in each pair",
+                        ("rope.base", "rope.factor"))
     inv_freq = (1.0 / powers).astype(np.float32)
     if options["scaling"] == "proportional":
         inv_freq[int(options["share"] * dims // 2):] = 0
@@ -142,7 +153,7 @@ def _longrope_divisors(options: Mapping[str, Any], count: int, key: str) -> np.n
     divisors = options[key]
     if divisors is None or len(divisors) != count:
         raise SpecError(f"rope.{key}: expected a list of {count} numbers, found "
-                        f"{'nothing' if divisors is None else len(divisors)}")
+                        f"{'nothing' if divisors is None else len(divisors)}", (f"rope.{key}",))
     return np.asarray(divisors, np.float64)
 
 
@@ -168,9 +179,10 @@ def sinusoids(context: int, width: int, layout: str, span: int) -> np.ndarray:
     half = width // 2
     if context * width > _LARGEST_TABLE:
         raise SpecError(f"stack.context: positions {context} by width {width} make a table of more than "
-                        f"{_LARGEST_TABLE} values; no model with sinusoidal positions has one")
+                        f"{_LARGEST_TABLE} values; no model with sinusoidal positions has one", ("stack.context",))
     if half <= span:
-        raise SpecError(f"embedding.sinusoid_span: expected less than half the width, {half}, found {span}")
+        raise SpecError(f"embedding.sinusoid_span: expected less than half the width, {half}, found {span}",
+                        ("embedding.sinusoid_span",))
     angle = np.arange(context)[:, None] * np.exp(np.arange(half) * -(math.log(10000.0) / (half - span)))
     table = np.zeros((context, width), np.float32)
     if layout == "halves":

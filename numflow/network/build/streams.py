@@ -25,7 +25,8 @@ def tap_last(b: Builder, x: View) -> None:
     if b.taps is None:
         return
     if b.option("altup", "streams"):
-        raise SpecError(f"{b.where}: nothing can draft by a network of several residual streams (altup.streams)")
+        raise SpecError(f"{b.where}: nothing can draft by a network of several residual streams (altup.streams)",
+                        ("altup.streams",))
     layers = b.option("stack", "layers")
     if wrong := [layer for layer in b.taps if not 0 <= layer <= layers]:
         raise SpecError(f"{b.where}: a draft reads the stream of layer {wrong[0]}: expected 0 .. {layers}")
