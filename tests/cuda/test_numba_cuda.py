@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from numflow.cuda.compiler import compile as compiling
-from numflow.cuda.lang import arithmetic, intrinsics, scalar
+from numflow.cuda.lang import arithmetic, intrinsics, scalar, warpgroup
 from numflow.cuda.lang.intrinsic import ALL
 from tests.conftest import REPO
 
@@ -65,7 +65,7 @@ def test_the_forms_differ_in_names_only():
 
 def test_every_intrinsic_has_a_row():
     assert sorted(INTRINSICS) == sorted(ALL)
-    assert all(hasattr(intrinsics, name) or hasattr(arithmetic, name) for name in ALL)
+    assert all(any(hasattr(module, name) for module in (intrinsics, arithmetic, warpgroup)) for name in ALL)
 
 
 @pytest.mark.parametrize("name", INTRINSICS)

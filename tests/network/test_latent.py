@@ -132,6 +132,7 @@ def _beside(begin, end):
 
 
 @pytest.mark.parametrize("executor", ["reference", "cpu"])
+@pytest.mark.thin(2)
 def test_blocks_are_copied_and_swapped(executor, wide):
     built, checkpoint = wide()
     program = import_module(f"numflow.{executor}.program").Program(

@@ -57,6 +57,7 @@ def test_linears_of_one_order_share_a_step_and_a_matrix(models):
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.thin(2)
 def test_results_are_those_of_the_plain_model(models, backend):
     logits = []
     for folder in models:

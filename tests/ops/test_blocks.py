@@ -53,6 +53,7 @@ def test_a_text_goes_on_in_other_blocks(kind):
     np.testing.assert_array_equal(program.save_blocks([11])[0], saved[0])
 
 
+@pytest.mark.merge
 def test_a_block_takes_as_many_bytes_as_memory_grows():
     for kind in KINDS[1:]:
         program = make(kind)
