@@ -10,10 +10,10 @@ from numflow.cuda.elementwise import act
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.linear.float_gemv import float_gemv
-from numflow.cuda.linear.gemm import gemm, gemm_sum, partial_sums, rows_of, tile_of
+from numflow.cuda.linear.gemm import few, gemm, gemm_sum, is_few, partial_sums, rows_of, tile_of
 from numflow.cuda.linear.gemm import split_of as parts_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
-from numflow.cuda.linear.parameters import AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
+from numflow.cuda.linear.parameters import ALONE, AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
 from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
@@ -52,7 +52,7 @@ def many(step: Step, ctx, add: Step | None = None) -> list[Call]:
     """The calls of `linear` for more than a few tokens."""
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(step.outputs[0])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    return limited([*_many(step, ctx, weight, bias, field), *(act.add(add, ctx) if add else ())], "many", field)
+    return limited(_many(step, ctx, weight, bias, field, add), "many", field)
 
 
 def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
@@ -77,29 +77,38 @@ def is_exact(weight: Kept, activations: str) -> bool:
     return weight.kind == "f32" or activations == "f32"
 
 
-def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list[Call]:
-    """The calls on tensor cores."""
+def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: Step | None) -> list[Call]:
+    """The calls on tensor cores; added: as `add` of linear. Sums in parts and few tokens get it where they are stored."""
     (x,), (y,), units, apart = step.inputs, step.outputs, weight.pitch // UNIT, weight.outliers > 0
     operand = ctx.operand(x, *demands(weight, ctx.activations)[-1])
     partial = ctx.scratch("parts of sums", 4 * partial_sums())
+    residual = Residual(*ctx.view(added.inputs[0]), factor=param(added, "scale"), present=1) if added else ALONE
+    to = ctx.view(added.outputs[0] if added else y)
     shape = Shape(ctx.batch.counts, field=field, n=y.width, units=units)
-    args = (ctx.view(y), partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0,
-            weight.parts.get("outliers"), weight.outliers)
+    args = (partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0)
 
     def parts(sizes: Sizes) -> int:
         return parts_of(weight.kind, apart, y.width, sizes.rows[field], units)
 
+    def at_end(sizes: Sizes) -> bool:  # whether the product's own kernel may add
+        return is_few(weight.kind, tile_of(sizes.rows[field]), apart)
+
     def multiply(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = tile_of(rows)
-        chosen = gemm(weight.kind, tile, apart=apart)
-        return Launch(chosen, (ceil(y.width, rows_of(weight.kind, tile, apart)), ceil(rows, tile), parts(sizes)), args)
+        grid = ceil(y.width, rows_of(weight.kind, tile, apart)), ceil(rows, tile), parts(sizes)
+        if at_end(sizes):
+            return Launch(few(weight.kind, y.width), grid, (to, *args, residual))
+        return Launch(gemm(weight.kind, tile, apart=apart), grid,
+                      (ctx.view(y), *args, weight.parts.get("outliers"), weight.outliers))
 
-    def add(sizes: Sizes) -> Launch:
+    def join(sizes: Sizes) -> Launch:
         return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (
-            *ctx.view(y), partial, parts(sizes), bias, int(bias is not None), ctx.batch.counts, field, y.width))
+            to, partial, parts(sizes), bias_of(bias), residual, shape))
 
-    return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: parts(sizes) > 1)]
+    calls = [*operand.calls, Call(step, multiply), Call(step, join).only(lambda sizes: parts(sizes) > 1)]
+    alone = act.add(added, ctx) if added else ()
+    return [*calls, *(call.only(lambda sizes: parts(sizes) == 1 and not at_end(sizes)) for call in alone)]
 
 
 def uses_int8(weight: Kept, activations: str) -> bool:
@@ -122,7 +131,7 @@ def gemv_args(y: Rows, operand: Operand, weight: Matrix, bias: Ref | None, ids: 
 
     late: Context.late of x. floats: address and stride of x in float32, for outliers.
     """
-    shape, added = Shape(counts, field=field, n=n, units=units_of(weight)), residual or Residual(None, 0, 1.0, 0)
+    shape, added = Shape(counts, field=field, n=n, units=units_of(weight)), residual or ALONE
     if weight.is_float:
         return y, operand.x, operand.pitch, weight.parts["codes"], bias_of(bias), ids, shape, routes, added, late
     return (y, operand.x, operand.aux, planes_of(weight), bias_of(bias), ids, shape, routes, added, late,

@@ -55,6 +55,7 @@ class Late(NamedTuple):
     eps: f32
 
 
+ALONE = Residual(None, 0, 1.0, 0)  # nothing is added
 AT_ONCE = Late(None, 0, 0.0)  # no norm is late
 
 

@@ -11,9 +11,9 @@ from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.linear.gemm import gemm, rows_of
+from numflow.cuda.linear.gemm import few, gemm, is_few, rows_of
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
-from numflow.cuda.linear.parameters import Shape, bias_of, planes_of
+from numflow.cuda.linear.parameters import ALONE, Shape, bias_of, planes_of
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
 from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, Routing, route_kernel
 from numflow.cuda.weights.layout import Matrix
@@ -75,12 +75,15 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
     found = groups(ctx, ids, first, weight.groups, runs)
     shape = Shape(ctx.batch.counts, field=N_ROUTES, n=y.width, units=weight.pitch // UNIT)
     args = (ctx.view(y), None, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, found.tiles,
-            found.order, int(_routes_of(step, ctx) > 1), weight.parts.get("outliers"), weight.outliers)
+            found.order, int(_routes_of(step, ctx) > 1))
 
     def multiply(sizes: Sizes) -> Launch:
         tile, apart = found.tile(sizes), weight.outliers > 0
-        chosen = gemm(weight.kind, tile, True, apart)
-        return Launch(chosen, (ceil(y.width, rows_of(weight.kind, tile, apart)), found.most_tiles(sizes), 1), args)
+        grid = ceil(y.width, rows_of(weight.kind, tile, apart)), found.most_tiles(sizes), 1
+        if is_few(weight.kind, tile, apart):
+            return Launch(few(weight.kind, y.width, True), grid, (*args, ALONE))
+        return Launch(gemm(weight.kind, tile, True, apart), grid,
+                      (*args, weight.parts.get("outliers"), weight.outliers))
 
     calls = [*operand.calls, *found.calls, Call(step, multiply)]
     if "first" in step.params:  # others have experts too
