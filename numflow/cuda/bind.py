@@ -76,8 +76,9 @@ def _calls(steps: tuple[Step, ...], index: int, ctx: Context, together: Together
         raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
     if index in together.forms or elsewhere:
         return _produce(step, ctx, together.forms.get(index, ()), binder)
-    if index in together.joined:
-        return _joining(step, ctx)
+    if index in together.joined | together.halves:
+        return _joining(step, ctx, "int8" if index in together.joined else None,
+                        "f16" if index in together.halves else None)
     return linear.linear(step, ctx, late=late) if step.op == "linear" else binder(step, ctx)
 
 
@@ -89,11 +90,13 @@ def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable)
         field)]
 
 
-def _joining(step: Step, ctx: Context) -> list[Call]:
-    """The calls of an attention that stores the operand of few tokens where it joins parts."""
-    leaves, field = Prepared(step.outputs[0], "int8", "few"), ctx.rows(step.outputs[0])
-    return [*linear.limited(attention.attention(step, ctx, leaves), "few", field),
-            *linear.limited(attention.attention(step, ctx), "many", field)]
+def _joining(step: Step, ctx: Context, few: str | None, many: str | None) -> list[Call]:
+    """The calls of an attention that stores an operand too, of these kinds for few tokens and for many."""
+    (y,), found = step.outputs, []
+    for runs, kind in (("few", few), ("many", many)):
+        calls = attention.attention(step, ctx, Prepared(y, kind, runs) if kind else None)
+        found += linear.limited(calls, runs, ctx.rows(y))
+    return found
 
 
 def _linear_add(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:

@@ -51,6 +51,7 @@ class Together:
     forms:  by step, what it makes for the linears behind it.
     late:   by linear, eps of the norm that it takes late for few tokens.
     joined: attentions that store the int8 operand of the linear behind them where they join parts, for few tokens.
+    halves: attentions that store its float16 operand, for many.
     """
 
     groups: tuple[Group, ...] = ()
@@ -58,6 +59,7 @@ class Together:
     forms: Mapping[int, tuple[Form, ...]] = field(default_factory=dict)
     late: Mapping[int, float] = field(default_factory=dict)
     joined: frozenset[int] = frozenset()
+    halves: frozenset[int] = frozenset()
 
 
 def together(network: Network, entry: str, activations: str, plain_caches: Collection[str],
@@ -115,8 +117,10 @@ class _Finder:
                 units[index], done[index + 1] = kind, index
         made = {index: tuple(form for form in found if index not in done or form.runs != "few")
                 for index, found in forms.items() if index in done or any(form.kind for form in found)}
-        joined = frozenset(index for index, step in enumerate(steps) if step.op == "attention" and self.joins(index))
-        return Together(grouped(steps, done), units, made, late, joined)
+        joined, halves = (frozenset(index for index, step in enumerate(steps)
+                                    if step.op == "attention" and self.joins(index, demand))
+                          for demand in (("int8", "few"), ("f16", "many")))
+        return Together(grouped(steps, done), units, made, late, joined, halves)
 
     def demands(self, index: int) -> tuple[tuple[str, str], ...]:
         """See linear.demands; of the linear at an index."""
@@ -147,10 +151,10 @@ class _Finder:
             found.append(Form(runs, made, kept or len(kinds) > 1 or made is None))
         return tuple(found)
 
-    def joins(self, index: int) -> bool:
-        """Whether what joins the parts of an attention can store the operand of few tokens: heads fill units."""
+    def joins(self, index: int, demand: tuple[str, str]) -> bool:
+        """Whether an attention, or what joins its parts, can store an operand that is wanted: heads fill units."""
         (y,), cache = self.steps[index].outputs, self.network.caches[param(self.steps[index], "cache")]
-        return ("int8", "few") in self.wanted(index) and y.start % 4 == 0 and cache.value_dim % UNIT == 0
+        return demand in self.wanted(index) and y.start % 4 == 0 and cache.value_dim % UNIT == 0
 
     def kind_of_unit(self, index: int) -> str | None:
         """Kind of operand that few tokens want of a step: "int8", "rows" or "both"; None: another kind."""

@@ -21,7 +21,7 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.weights.operand import put_int8
+from numflow.cuda.weights.operand import finite, putter
 
 LOWEST = -3.0e38  # a score that no key has
 WARPS = 4
@@ -29,15 +29,16 @@ MOST_PARTS = 64   # two for each lane
 
 
 @functools.cache
-def join(int8: bool) -> Kernel:
-    """Grid (heads, rows). int8: store y as the operand of a matrix too; then 32 columns of a head are a unit of it.
+def join(kind: str = "") -> Kernel:
+    """Grid (heads, rows). kind: "int8" or "f16", y is stored as this operand of a matrix too; then 32 columns of a head
+    are a unit of it. As float16 it is not scaled: means of values of 16 bits are no larger than those.
 
     partial f32 [T][heads][parts]{largest score, sum of weights, v_dim weighted values}. Each warp takes every fourth
     part, a lane 4 neighbouring columns of 128.
     """
-    memory, put = SharedArray(f32, 128 * WARPS), _put(int8)
+    memory, put = SharedArray(f32, 128 * WARPS), _put(kind)
 
-    @kernel("attention_join" + "_int8" * int8, 32 * WARPS)
+    @kernel("attention_join" + f"_{kind}" * bool(kind), 32 * WARPS)
     def _join(y: Rows, partial: f32.ptr, parts: u32, counts: i32.ptr, heads: u32, v_dim: u32, to: u32.ptr,
               aux: f32.ptr):
         head, t, lane, warp = block_x(), u32(block_y()), u32(lane_index()), u32(thread_index() >> u32(5))
@@ -86,8 +87,9 @@ def join(int8: bool) -> Kernel:
     return _join
 
 
-def _put(int8: bool) -> DeviceFunction:
+def _put(kind: str) -> DeviceFunction:
     """put(sums, factor, y, head, begin, width, to, aux, units, t, warp): results of 128 columns of a head."""
+    put = putter(kind) if kind else None
 
     @device
     def put_floats(sums, factor, y, head, begin, width, to, aux, units, t, warp):
@@ -108,6 +110,10 @@ def _put(int8: bool) -> DeviceFunction:
             there, column = begin + at < width, u32(head + begin + at)
             if there:
                 store4(y, column, a, b, c, d)
-            put_int8(to, aux, units, t, column if there else u32(32 * units), a, b, c, d)
+            if kind == "f16":
+                a, b, c, d = finite(a), finite(b), finite(c), finite(d)
+                if column == 0:
+                    aux[t] = f32(1)
+            put(to, aux, t, column if there else u32(32 * units), u32(32 * units), f32(1), a, b, c, d)
 
-    return put_both if int8 else put_floats
+    return put_both if kind else put_floats

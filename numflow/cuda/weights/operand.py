@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from numflow.cuda.device.call import Call, ceil, per_row
 from numflow.cuda.device.device import Ref
-from numflow.cuda.lang.arithmetic import fabs, fmax, pack_bfloats, pack_halves, round_to_int
+from numflow.cuda.lang.arithmetic import fabs, fmax, fmin, pack_bfloats, pack_halves, round_to_int
 from numflow.cuda.lang.intrinsic import LocalArray
 from numflow.cuda.lang.intrinsics import (
     after_previous,
@@ -172,6 +172,12 @@ def _held(kind: str, rounds: int) -> Kernel:
                 values[n], values[n + 1], values[n + 2], values[n + 3])
 
     return _operand
+
+
+@device
+def finite(value):
+    """The value as far as float16 goes, by which it may be off where it was rounded up."""
+    return fmin(fmax(value, f32(-65504)), f32(65504))
 
 
 LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled

@@ -212,9 +212,9 @@ def _functions() -> Iterator[Job]:
         kernels = tuple(kernel.name for kernel in quantise.kernels(scheme))
         yield _function(test_quantise, f"quantise-{name}", kernels, "test_the_bytes_of_the_processor", name)
     for parts, width in test_join.SIZES:
-        for int8 in (False, True):
-            name = f"attention_join{'_int8' * int8}"
-            yield _function(test_join, f"{name}-{parts}", (name,), "test_parts_are_joined", parts, width, int8)
+        for kind in ("", "int8", "f16"):
+            name = f"attention_join{f'_{kind}' * bool(kind)}"
+            yield _function(test_join, f"{name}-{parts}", (name,), "test_parts_are_joined", parts, width, kind)
 
     for width in (33, 700):
         yield _function(test_sample, f"sample-{width}", ("sample",), "test_the_same_tokens_as_on_the_host", width)
