@@ -50,6 +50,7 @@ class Together:
     units:  by place of a group whose blocks own 32 results, the operand that few tokens want: "int8", "rows", "both".
     forms:  by step, what it makes for the linears behind it.
     late:   by linear, eps of the norm that it takes late for few tokens.
+    gates:  by linear, the product in front of it that may do the act_mul between them for more tokens (few_gemm.py).
     joined: attentions that store the int8 operand of the linear behind them where they join parts, for few tokens.
     halves: attentions that store its float16 operand, for many.
     """
@@ -58,6 +59,7 @@ class Together:
     units: Mapping[int, str] = field(default_factory=dict)
     forms: Mapping[int, tuple[Form, ...]] = field(default_factory=dict)
     late: Mapping[int, float] = field(default_factory=dict)
+    gates: Mapping[int, int] = field(default_factory=dict)
     joined: frozenset[int] = frozenset()
     halves: frozenset[int] = frozenset()
 
@@ -100,7 +102,7 @@ class _Finder:
         self.outputs = tuple(network.outputs.values())
 
     def found(self, plain_caches: Collection[str]) -> Together:
-        steps, done, units, late = self.steps, {}, {}, {}
+        steps, done, units, late, gates = self.steps, {}, {}, {}, {}
         forms = {index: self.forms(index) for index, step in enumerate(steps)
                  if step.op in PRODUCERS and self.fits(step)}
         for index, step in enumerate(steps):
@@ -115,12 +117,13 @@ class _Finder:
         for index in range(len(steps) - 1) if self.units else ():
             if steps[index].op == "linear" and steps[index + 1].op == "act_mul" and (kind := self.act_of_units(index)):
                 units[index], done[index + 1] = kind, index
+                gates |= dict.fromkeys(readers(steps, index + 1), index)
         made = {index: tuple(form for form in found if index not in done or form.runs != "few")
                 for index, found in forms.items() if index in done or any(form.kind for form in found)}
         joined, halves = (frozenset(index for index, step in enumerate(steps)
                                     if step.op == "attention" and self.joins(index, demand))
                           for demand in (("int8", "few"), ("f16", "many")))
-        return Together(grouped(steps, done), units, made, late, joined, halves)
+        return Together(grouped(steps, done), units, made, late, gates, joined, halves)
 
     def demands(self, index: int) -> tuple[tuple[str, str], ...]:
         """See linear.demands; of the linear at an index."""

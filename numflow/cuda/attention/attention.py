@@ -30,8 +30,8 @@ from numflow.cuda.weights.operand import bind_operand
 from numflow.ops import Step, param
 
 PART_KEYS = 128   # keys of a part, at least
-ENOUGH = 128      # blocks, about one for each multiprocessor of a large GPU, from which short sequences have one part ...
-ALONE_KEYS = 1024  # ... up to so many keys: joining parts takes about as long as their shares of the keys save
+ENOUGH = 128      # blocks, about one for each multiprocessor of a large GPU, from which sequences have one part ...
+ALONE_KEYS = 1024  # ... up to so many keys: what reads them all by itself is done before parts would be joined
 EXACT_ROWS = 64   # rows up to which the exact kernel shares keys
 BLOCKS = 528      # that keep a large GPU busy with few rows: four for each multiprocessor; two with many rows
 FEW_ROWS = 16     # of a key head, up to which a sequence has few

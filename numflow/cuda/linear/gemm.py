@@ -93,9 +93,9 @@ def tile_of(rows: int) -> int:
     return next((tokens for tokens in TOKENS if tokens >= rows), TOKENS[-1])
 
 
-def few(kind: str, n: int, grouped: bool = False) -> Kernel:
+def few(kind: str, n: int, grouped: bool = False, gate: str = "") -> Kernel:
     """The kernel of few_gemm.py, where `is_few`, for matrices of n rows."""
-    return few_gemm.few_gemm(kind, grouped, few_gemm.warps_of(n, grouped), SCALE, _code_stage(kind))
+    return few_gemm.few_gemm(kind, grouped, few_gemm.warps_of(n, grouped or bool(gate)), SCALE, _code_stage(kind), gate)
 
 
 @functools.cache

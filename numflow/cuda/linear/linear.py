@@ -4,6 +4,8 @@ Up to 4 tokens every row of the matrix is read once by a matrix-vector kernel (g
 through tensor cores (gemm.py), unless arithmetic is to be float32, which is 8 tokens at a time.
 """
 
+from collections.abc import Callable
+
 from numflow.cuda.device.call import Call, Sizes, ceil
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.elementwise import act
@@ -13,7 +15,18 @@ from numflow.cuda.linear.float_gemv import float_gemv
 from numflow.cuda.linear.gemm import few, gemm, gemm_sum, is_few, partial_sums, rows_of, tile_of
 from numflow.cuda.linear.gemm import split_of as parts_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
-from numflow.cuda.linear.parameters import ALONE, AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
+from numflow.cuda.linear.parameters import (
+    ALONE,
+    AT_ONCE,
+    NOTHING,
+    Late,
+    Residual,
+    Shape,
+    apart_of,
+    bias_of,
+    planes_of,
+    units_of,
+)
 from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
@@ -21,11 +34,12 @@ from numflow.ops import Step, param
 FEW = 4  # tokens that matrix-vector kernels are for: with more, instructions bind them, not memory
 
 
-def linear(step: Step, ctx, add: Step | None = None, late: float | None = None) -> list[Call]:
+def linear(step: Step, ctx, add: Step | None = None, late: float | None = None,
+           unscaled: Callable[[Sizes], bool] | None = None) -> list[Call]:
     """x f32 [T, K], weight [N, K], bias f32 [N] -> y f32 [T, N].
 
     add:  y = a + scale * product, to be done as well; its first input is a, and nobody else wants the product.
-    late: eps of the norm that few tokens take of x here (unit.py).
+    late: eps of the norm that few tokens take of x here (unit.py). unscaled: as of `many`.
     """
     (x,), (y,) = step.inputs, step.outputs
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(y)
@@ -45,14 +59,26 @@ def linear(step: Step, ctx, add: Step | None = None, late: float | None = None) 
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
 
     calls = [*operand.calls, Call(step, few)]
-    return calls if exact else [*limited(calls, "few", field), *many(step, ctx, add)]
+    return calls if exact else [*limited(calls, "few", field), *many(step, ctx, add, unscaled=unscaled)]
 
 
-def many(step: Step, ctx, add: Step | None = None) -> list[Call]:
-    """The calls of `linear` for more than a few tokens."""
+def many(step: Step, ctx, add: Step | None = None, act_mul: Step | None = None,
+         unscaled: Callable[[Sizes], bool] | None = None) -> list[Call]:
+    """The calls of `linear` for more than a few tokens.
+
+    act_mul:  of the results, done as well where `gates` holds, which leaves its operand in float16.
+    unscaled: for which sizes the operand comes from such a product.
+    """
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(step.outputs[0])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    return limited(_many(step, ctx, weight, bias, field, add), "many", field)
+    return limited(_many(step, ctx, weight, bias, field, add, act_mul, unscaled), "many", field)
+
+
+def gates(product: Step, ctx) -> Callable[[Sizes], bool]:
+    """For which sizes the kernel of a product of gate and up does the act_mul behind it."""
+    weight, field = ctx.matrix(product.weights["weight"]), ctx.rows(product.outputs[0])
+    return lambda sizes: sizes.rows[field] > FEW and is_few(weight.kind, tile_of(sizes.rows[field]),
+                                                            weight.outliers > 0)
 
 
 def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
@@ -77,8 +103,9 @@ def is_exact(weight: Kept, activations: str) -> bool:
     return weight.kind == "f32" or activations == "f32"
 
 
-def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: Step | None) -> list[Call]:
-    """The calls on tensor cores; added: as `add` of linear. Sums in parts and few tokens get it where they are stored."""
+def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: Step | None, act_mul: Step | None,
+          unscaled: Callable[[Sizes], bool] | None) -> list[Call]:
+    """The calls on tensor cores; added: as `add` of linear, done where sums of parts or of few tokens are stored."""
     (x,), (y,), units, apart = step.inputs, step.outputs, weight.pitch // UNIT, weight.outliers > 0
     operand = ctx.operand(x, *demands(weight, ctx.activations)[-1])
     partial = ctx.scratch("parts of sums", 4 * partial_sums())
@@ -86,9 +113,13 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: 
     to = ctx.view(added.outputs[0] if added else y)
     shape = Shape(ctx.batch.counts, field=field, n=y.width, units=units)
     args = (partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0)
+    ends, does_act = NOTHING._replace(**residual._asdict()), gates(step, ctx) if act_mul else never
+    if act_mul:
+        words, scales = ctx.place(act_mul.outputs[0], "f16")
+        gated = NOTHING._replace(p=param(act_mul, "limit"), q=param(act_mul, "alpha"), words=words, scales=scales)
 
     def parts(sizes: Sizes) -> int:
-        return parts_of(weight.kind, apart, y.width, sizes.rows[field], units)
+        return 1 if does_act(sizes) else parts_of(weight.kind, apart, y.width, sizes.rows[field], units)
 
     def at_end(sizes: Sizes) -> bool:  # whether the product's own kernel may add
         return is_few(weight.kind, tile_of(sizes.rows[field]), apart)
@@ -97,8 +128,12 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: 
         rows = sizes.rows[field]
         tile = tile_of(rows)
         grid = ceil(y.width, rows_of(weight.kind, tile, apart)), ceil(rows, tile), parts(sizes)
+        if does_act(sizes):
+            return Launch(few(weight.kind, y.width, gate=param(act_mul, "kind")), grid,
+                          (ctx.view(act_mul.outputs[0]), *args, gated))
         if at_end(sizes):
-            return Launch(few(weight.kind, y.width), grid, (to, *args, residual))
+            infinite = dict(zip(("rows", "rows_stride"), ctx.view(x)), unscaled=1) if (unscaled or never)(sizes) else {}
+            return Launch(few(weight.kind, y.width), grid, (to, *args, ends._replace(**infinite)))
         return Launch(gemm(weight.kind, tile, apart=apart), grid,
                       (ctx.view(y), *args, weight.parts.get("outliers"), weight.outliers))
 
@@ -109,6 +144,11 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: 
     calls = [*operand.calls, Call(step, multiply), Call(step, join).only(lambda sizes: parts(sizes) > 1)]
     alone = act.add(added, ctx) if added else ()
     return [*calls, *(call.only(lambda sizes: parts(sizes) == 1 and not at_end(sizes)) for call in alone)]
+
+
+def never(sizes: Sizes) -> bool:
+    """False."""
+    return False
 
 
 def uses_int8(weight: Kept, activations: str) -> bool:

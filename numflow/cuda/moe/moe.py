@@ -13,7 +13,7 @@ from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.gemm import few, gemm, is_few, rows_of
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
-from numflow.cuda.linear.parameters import ALONE, Shape, bias_of, planes_of
+from numflow.cuda.linear.parameters import NOTHING, Shape, bias_of, planes_of
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
 from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, Routing, route_kernel
 from numflow.cuda.weights.layout import Matrix
@@ -81,7 +81,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
         tile, apart = found.tile(sizes), weight.outliers > 0
         grid = ceil(y.width, rows_of(weight.kind, tile, apart)), found.most_tiles(sizes), 1
         if is_few(weight.kind, tile, apart):
-            return Launch(few(weight.kind, y.width, True), grid, (*args, ALONE))
+            return Launch(few(weight.kind, y.width, True), grid, (*args, NOTHING))
         return Launch(gemm(weight.kind, tile, True, apart), grid,
                       (*args, weight.parts.get("outliers"), weight.outliers))
 

@@ -25,7 +25,7 @@ from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
 from tests.cuda.attention_shapes import FORMS, attention_case, every_bias, latent_case
-from tests.cuda.kernels import APART, EVERY, GROUPED, decoder
+from tests.cuda.kernels import APART, EVERY, GROUPED, decoder, many_rows
 from tests.cuda.matrices import QUANTISED, embed_case, experts_case, heads_case, linear_case, stored
 from tests.cuda.small import CASES
 
@@ -124,8 +124,15 @@ def _matrices(kind: str) -> Iterator[Job]:
         if k == 512:
             few = replace(case, schedule=schedule[:3])
             yield _case(f"linear-{kind}-{k}-f32", few, 3e-5, activations="f32")
+    yield Job(f"linear-{kind}-rows", partial(_many_rows, kind, bound))
     yield _case(f"embed-{kind}", embed_case(kind, 512), 1e-5)
     yield _case(f"heads-{kind}", replace(heads_case(kind, 21, 256, 3, 2), schedule=(((0, 2),), ((0, 9),))), 3e-5)
+
+
+def _many_rows(kind: str, bound: float, device) -> None:
+    """A product of few tokens as of a matrix with many rows."""
+    with many_rows():
+        _compare(linear_case(kind, 40, 512, 9, bias=True), bound, {}, device)
 
 
 def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:

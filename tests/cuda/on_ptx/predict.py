@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.cuda.compiler.compile import assembled
-from numflow.cuda.device.device import Launch, Order
+from numflow.cuda.device.device import Launch, Memory, Order
 from numflow.cuda.program import Program
 from numflow.lab.shapes import find_shape
 from numflow.ops import Batch
@@ -34,6 +34,12 @@ class Sampling(PtxDevice):
         self.early = early
         self.found: list[tuple[Launch, Checks]] = []
         self.counts = False
+
+    def alloc(self, nbytes: int) -> Memory:
+        """Zeros until written: where results are not finite, some kernels take a longer way (few_gemm.py)."""
+        memory = super().alloc(nbytes)
+        memory.handle[:] = 0
+        return memory
 
     def launch(self, work: Launch | Order) -> None:
         """Count a launch, once the model is loaded."""
