@@ -89,8 +89,8 @@ def _calls(steps: tuple[Step, ...], index: int, ctx: Context, together: Together
 
 def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable,
              product: Step | None) -> list[Call]:
-    """The calls of a norm or an activation that makes operands of the matrices behind it. product: of gate and up, whose
-    kernel may do this act_mul and store its rows and their float16."""
+    """The calls of a norm or an activation that makes operands of the matrices behind it. product: of gate and up,
+    whose kernel may do this act_mul and store its rows and their float16."""
     (y,), found = step.outputs, []
     for form in forms:
         calls = PRODUCERS[step.op](step, ctx, form.kind, form.runs, form.rows) if form.kind else plain(step, ctx)
@@ -123,14 +123,16 @@ def _linear_add_norm(steps: Sequence[Step], ctx: Context, kind: str | None, late
                      unscaled: Where | None) -> list[Call]:
     product, add, norm = steps
     calls = unit.into_norm(product, ctx, add, norm, kind, late)
-    return [*linear.limited(calls, "few", ctx.rows(norm.outputs[0])), *linear.many(product, ctx, add, unscaled=unscaled)]
+    calls = linear.limited(calls, "few", ctx.rows(norm.outputs[0]))
+    return [*calls, *linear.many(product, ctx, add, unscaled=unscaled)]
 
 
 def _linear_act(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None,
                 unscaled: Where | None) -> list[Call]:
     product, act_mul = steps
     calls = unit.into_act(product, ctx, act_mul, kind, late)
-    return [*linear.limited(calls, "few", ctx.rows(product.outputs[0])), *linear.many(product, ctx, act_mul=act_mul, unscaled=unscaled)]
+    calls = linear.limited(calls, "few", ctx.rows(product.outputs[0]))
+    return [*calls, *linear.many(product, ctx, act_mul=act_mul, unscaled=unscaled)]
 
 
 def _rope_write(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None,

@@ -6,9 +6,9 @@ that row, into the very registers that the instruction wants, and the lanes of a
 activations. No warp waits for another until the end.
 
 A block has 32 rows of the matrix and 16 tokens. Its warps take four units of all of them in turn. Their sums meet in
-shared memory, where a warp adds up those of one or two tokens, a lane those of a row, and does what is left to do: scale,
-bias, residual. A matrix with hardly more tiles of rows than there are multiprocessors gets blocks of 16 warps, so that no
-sums pass through device memory. Scaling is that of gemm.py.
+shared memory, where a warp adds up those of one or two tokens, a lane those of a row, and does what is left to do:
+scale, bias, residual. A matrix with hardly more tiles of rows than a GPU has multiprocessors gets blocks of 16 warps, so
+that no sums pass through device memory. Scaling is that of gemm.py.
 
 Gate and up: a block has 16 rows of each, and stores their activation as float32 and as the operand of the matrix behind
 it. A block does not know the largest number of a row, by which float16 would be scaled, and stores numbers as they are.
@@ -169,7 +169,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
                 total, source = memory[place], t
                 for other in range(1, warps):
                     total += memory[512 * other + place]
-                if not gate and not grouped and ends.unscaled != 0 and bits_of(total) & _INFINITE == _INFINITE:
+                if not grouped and ends.unscaled != 0 and bits_of(total) & _INFINITE == _INFINITE:
                     total = again(upper, *planes, row, u32(block_z() * share), last, shape.units,
                                   ends.rows + t * ends.rows_stride)
                 if grouped:

@@ -110,45 +110,39 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: 
     operand = ctx.operand(x, *demands(weight, ctx.activations)[-1])
     partial = ctx.scratch("parts of sums", 4 * partial_sums())
     residual = Residual(*ctx.view(added.inputs[0]), factor=param(added, "scale"), present=1) if added else ALONE
-    to = ctx.view(added.outputs[0] if added else y)
+    to = ctx.view((added or act_mul or step).outputs[0])
     shape = Shape(ctx.batch.counts, field=field, n=y.width, units=units)
     args = (partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0)
-    ends, does_act = NOTHING._replace(**residual._asdict()), gates(step, ctx) if act_mul else never
+    ends = NOTHING._replace(**residual._asdict())
     if act_mul:
         words, scales = ctx.place(act_mul.outputs[0], "f16")
-        gated = NOTHING._replace(p=param(act_mul, "limit"), q=param(act_mul, "alpha"), words=words, scales=scales)
+        ends = NOTHING._replace(p=param(act_mul, "limit"), q=param(act_mul, "alpha"), words=words, scales=scales)
 
     def parts(sizes: Sizes) -> int:
-        return 1 if does_act(sizes) else parts_of(weight.kind, apart, y.width, sizes.rows[field], units)
+        return 1 if act_mul and at_end(sizes) else parts_of(weight.kind, apart, y.width, sizes.rows[field], units)
 
-    def at_end(sizes: Sizes) -> bool:  # whether the product's own kernel may add
+    def at_end(sizes: Sizes) -> bool:  # whether the product's own kernel may add or do act_mul
         return is_few(weight.kind, tile_of(sizes.rows[field]), apart)
 
     def multiply(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = tile_of(rows)
         grid = ceil(y.width, rows_of(weight.kind, tile, apart)), ceil(rows, tile), parts(sizes)
-        if does_act(sizes):
-            return Launch(few(weight.kind, y.width, gate=param(act_mul, "kind")), grid,
-                          (ctx.view(act_mul.outputs[0]), *args, gated))
         if at_end(sizes):
-            infinite = dict(zip(("rows", "rows_stride"), ctx.view(x)), unscaled=1) if (unscaled or never)(sizes) else {}
-            return Launch(few(weight.kind, y.width), grid, (to, *args, ends._replace(**infinite)))
+            gate = param(act_mul, "kind") if act_mul else ""
+            end = ends if not unscaled or not unscaled(sizes) else ends._replace(
+                rows=ctx.view(x).data, rows_stride=ctx.view(x).stride, unscaled=1)
+            return Launch(few(weight.kind, y.width, gate=gate), grid, (to, *args, end))
         return Launch(gemm(weight.kind, tile, apart=apart), grid,
                       (ctx.view(y), *args, weight.parts.get("outliers"), weight.outliers))
 
     def join(sizes: Sizes) -> Launch:
         return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (
-            to, partial, parts(sizes), bias_of(bias), residual, shape))
+            ctx.view((added or step).outputs[0]), partial, parts(sizes), bias_of(bias), residual, shape))
 
     calls = [*operand.calls, Call(step, multiply), Call(step, join).only(lambda sizes: parts(sizes) > 1)]
     alone = act.add(added, ctx) if added else ()
     return [*calls, *(call.only(lambda sizes: parts(sizes) == 1 and not at_end(sizes)) for call in alone)]
-
-
-def never(sizes: Sizes) -> bool:
-    """False."""
-    return False
 
 
 def uses_int8(weight: Kept, activations: str) -> bool:
