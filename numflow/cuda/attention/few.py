@@ -202,7 +202,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                             if row < rows and column + d < shape.v_dim:
                                 to[column + d] = x[d] * factor
                         # The operand of what follows; means of float16 need no scale.
-                        if halves.wanted != 0 and row < rows and column < shape.v_dim:
+                        if v_type == "f16" and halves.wanted != 0 and row < rows and column < shape.v_dim:
                             place = u32((token * shape.heads + head) * shape.v_dim + column)
                             if place == token * shape.heads * shape.v_dim:
                                 halves.scales[token] = f32(1)
