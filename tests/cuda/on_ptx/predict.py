@@ -29,9 +29,9 @@ LANES = 4096     # of a launch that are run
 class Sampling(PtxDevice):
     """Runs some blocks from the middle of each launch and counts; what they compute is not looked at."""
 
-    def __init__(self, nbytes: int, early: bool = True):
+    def __init__(self, nbytes: int, early: bool = True, lanes: int = LANES):
         super().__init__(nbytes=nbytes)
-        self.early = early
+        self.early, self.lanes = early, lanes
         self.found: list[tuple[Launch, Checks]] = []
         self.counts = False
 
@@ -46,7 +46,7 @@ class Sampling(PtxDevice):
         if isinstance(work, Order) or not self.counts:
             return
         checks, kernel, total = Checks(False, False, counted=True), work.kernel, int(np.prod(work.grid))
-        count = min(total, max(LANES // kernel.threads, 1))
+        count = min(total, max(self.lanes // kernel.threads, 1))
         grid = Grid(work.grid, kernel.threads, (total - count) // 2, count)
         values = [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)]
         text = parsed(kernel.name, digest_of(kernel), kernel) if self.early else parse(assembly(kernel))
@@ -55,20 +55,21 @@ class Sampling(PtxDevice):
         self.found.append((work, checks))
 
 
-def layer(shape: str, weights: str, tokens: int, context: int, early: bool = True) -> list[tuple[Launch, Checks]]:
+def layer(shape: str, weights: str, tokens: int, context: int, early: bool = True,
+          lanes: int = LANES) -> list[tuple[Launch, Checks]]:
     """Launches of one layer for a step of `tokens` sequences, counted: those that a second layer adds to a first."""
-    one, two = (launches(shape, weights, tokens, context, layers, early) for layers in (1, 2))
+    one, two = (launches(shape, weights, tokens, context, layers, early, lanes) for layers in (1, 2))
     names = [[work.kernel.name for work, _ in found] for found in (one, two)]
     same = next(at for at, (a, b) in enumerate(zip(*names)) if a != b)
     return two[same:same + len(two) - len(one)]
 
 
 def launches(shape_name: str, weights: str, tokens: int, context: int, layers: int,
-             early: bool = True) -> list[tuple[Launch, Checks]]:
+             early: bool = True, lanes: int = LANES) -> list[tuple[Launch, Checks]]:
     """Launches of a model of so many layers for a step, counted; early: as they are from sm_90 on."""
     shape = find_shape(shape_name, layers=layers, vocabulary=256)
     network, source = decoder(shape, weights)
-    device = Sampling(3 << 30, early)
+    device = Sampling(3 << 30, early, lanes)
     program = Program(network, source, gpu=device)
     blocks = -(-(context + 1) // program.block_size)
     program.reserve(tokens * blocks)
@@ -93,6 +94,8 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", default=["F16", "q8", "q4", "q3h"])
     parser.add_argument("--tokens", type=int, default=1, help="sequences of a step")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--lanes", type=int, default=LANES, help="of a launch that are run: bytes that all blocks read, "
+                        "such as activations, are counted anew for each of these samples")
     parser.add_argument("--card", default="H200", choices=CARDS)
     parser.add_argument("--no-dependent", action="store_true", help="one kernel begins when the one before has ended")
     options = parser.parse_args()
@@ -100,7 +103,8 @@ def main() -> None:
     if options.no_dependent:
         card = replace(card, dependent=None)
     for weights in options.weights:
-        found = layer(options.shape, weights, options.tokens, options.context, card.dependent is not None)
+        found = layer(options.shape, weights, options.tokens, options.context, card.dependent is not None,
+                      options.lanes)
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, context {options.context}, "
               f"{card.name} (a prediction)\n\n"
               "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share |\n"
