@@ -7,8 +7,8 @@ activations. No warp waits for another until the end.
 
 A block has 32 rows of the matrix and 16 tokens. Its warps take four units of all of them in turn. Their sums meet in
 shared memory, where a warp adds up those of one or two tokens, a lane those of a row, and does what is left to do:
-scale, bias, residual. A matrix with no more tiles of rows than a GPU has multiprocessors gets blocks of 16 warps, and no
-sums pass through device memory. Scaling is that of gemm.py.
+scale, bias, residual. A matrix with no more tiles of rows than a GPU has multiprocessors gets blocks of 16 warps, and
+no sums pass through device memory. Scaling is that of gemm.py.
 
 Gate and up: a block has 16 rows of each, and stores their activation as float32 and as the operand of the matrix behind
 it. A block does not know the largest number of a row, by which float16 would be scaled, and stores numbers as they are.

@@ -94,8 +94,8 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", default=["F16", "q8", "q4", "q3h"])
     parser.add_argument("--tokens", type=int, default=1, help="sequences of a step")
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--lanes", type=int, default=LANES, help="of a launch that are run: bytes that all blocks read, "
-                        "such as activations, are counted anew for each of these samples")
+    parser.add_argument("--lanes", type=int, default=LANES, help="of a launch that are run; what all blocks read "
+                        "is counted anew for each such sample")
     parser.add_argument("--card", default="H200", choices=CARDS)
     parser.add_argument("--no-dependent", action="store_true", help="one kernel begins when the one before has ended")
     options = parser.parse_args()
