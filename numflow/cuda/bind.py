@@ -1,11 +1,13 @@
 """The binder of every op, and the steps of an entry bound: which launches each of them is."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from numflow.cuda.adapters import adapt
 from numflow.cuda.attention import attention, gated_recurrence, indexer, linear_attention, scan, wkv
 from numflow.cuda.context import Context
-from numflow.cuda.device.call import Call, Prepared
+from numflow.cuda.device.call import Call, Prepared, Sizes
 from numflow.cuda.elementwise import act, norm, rope, row, select
 from numflow.cuda.exchange.exchange import HostCall, bind_exchange
 from numflow.cuda.linear import embed, head_linear, linear, unit
@@ -13,10 +15,12 @@ from numflow.cuda.moe import moe
 from numflow.cuda.patterns import Form, Together, query_and_key
 from numflow.cuda.state import cache_write, convolution
 from numflow.cuda.state.cache_host import take_rooms, with_copies
+from numflow.cuda.weights.operand import bind_operand
 from numflow.errors import NetworkError
 from numflow.network.passes.grouping import Group, done_by
 from numflow.ops import EXCHANGES, Step
 
+Where = Callable[[Sizes], bool]
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
@@ -68,57 +72,85 @@ def _calls(steps: tuple[Step, ...], index: int, ctx: Context, together: Together
            elsewhere: bool) -> list[Call | HostCall]:
     """The calls of a step, or of the group that it does. elsewhere: another step does it, but for its forms."""
     step, late = steps[index], together.late.get(index)
+    unscaled = linear.gates(steps[together.gates[index]], ctx) if index in together.gates else None
+    gating = set(together.gates.values())
     if group is not None:
         members = [steps[i] for i in group.steps]
-        return GROUPS[group.pattern](members, ctx, together.units.get(index), late)
+        asked = Asked(together.units.get(index), late, unscaled, index in gating)
+        return GROUPS[group.pattern](members, ctx, asked)
     binder = bind_exchange if step.op in EXCHANGES else (BINDERS | ADAPTING).get(step.op)
     if binder is None:
         raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
     if index in together.forms or elsewhere:
-        return _produce(step, ctx, together.forms.get(index, ()), binder)
-    if index in together.joined:
-        return _joining(step, ctx)
-    return linear.linear(step, ctx, late=late) if step.op == "linear" else binder(step, ctx)
+        product = steps[index - 1] if index - 1 in gating else None
+        return _produce(step, ctx, together.forms.get(index, ()), binder, product)
+    if index in together.joined | together.halves:
+        return _joining(step, ctx, "int8" if index in together.joined else None,
+                        "f16" if index in together.halves else None)
+    return linear.linear(step, ctx, late=late, unscaled=unscaled) if step.op == "linear" else binder(step, ctx)
 
 
-def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable) -> list[Call]:
-    """The calls of a norm or an activation that makes operands of the matrices behind it."""
-    field = ctx.rows(step.outputs[0])
-    return [call for form in forms for call in linear.limited(
-        PRODUCERS[step.op](step, ctx, form.kind, form.runs, form.rows) if form.kind else plain(step, ctx), form.runs,
-        field)]
+def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable,
+             product: Step | None) -> list[Call]:
+    """The calls of a norm or an activation that makes operands of the matrices behind it. product: of gate and up,
+    whose kernel may do this act_mul and store its rows and their float16."""
+    (y,), found = step.outputs, []
+    for form in forms:
+        calls = PRODUCERS[step.op](step, ctx, form.kind, form.runs, form.rows) if form.kind else plain(step, ctx)
+        if product and form.runs == "many":
+            done = linear.gates(product, ctx)
+            calls = [call.only(lambda sizes, done=done: not done(sizes)) for call in calls]
+            if form.kind and form.kind != "f16":
+                leaves = Prepared(y, form.kind, form.runs)
+                made = replace(bind_operand(ctx, y, form.kind, *ctx.place(y, form.kind)), leaves=leaves)
+                calls.append(made.only(done))
+        found += linear.limited(calls, form.runs, ctx.rows(y))
+    return found
 
 
-def _joining(step: Step, ctx: Context) -> list[Call]:
-    """The calls of an attention that stores the operand of few tokens where it joins parts."""
-    leaves, field = Prepared(step.outputs[0], "int8", "few"), ctx.rows(step.outputs[0])
-    return [*linear.limited(attention.attention(step, ctx, leaves), "few", field),
-            *linear.limited(attention.attention(step, ctx), "many", field)]
+def _joining(step: Step, ctx: Context, few: str | None, many: str | None) -> list[Call]:
+    """The calls of an attention that stores an operand too, of these kinds for few tokens and for many."""
+    (y,), found = step.outputs, []
+    for runs, kind in (("few", few), ("many", many)):
+        calls = attention.attention(step, ctx, Prepared(y, kind, runs) if kind else None)
+        found += linear.limited(calls, runs, ctx.rows(y))
+    return found
 
 
-def _linear_add(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:
-    return linear.linear(steps[0], ctx, steps[1], late)
+class Asked(NamedTuple):
+    """Of a group's binder: kind of operand for few tokens, eps of a norm taken late, `unscaled` of linear.many, and
+    whether more tokens' product of gate and up may do the activation behind it."""
+
+    kind: str | None
+    late: float | None
+    unscaled: Where | None
+    gates: bool
 
 
-def _linear_add_norm(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:
+def _linear_add(steps: Sequence[Step], ctx: Context, asked: Asked) -> list[Call]:
+    return linear.linear(steps[0], ctx, steps[1], asked.late, asked.unscaled)
+
+
+def _linear_add_norm(steps: Sequence[Step], ctx: Context, asked: Asked) -> list[Call]:
     product, add, norm = steps
-    calls = unit.into_norm(product, ctx, add, norm, kind, late)
-    return [*linear.limited(calls, "few", ctx.rows(norm.outputs[0])), *linear.many(product, ctx, add)]
+    calls = unit.into_norm(product, ctx, add, norm, asked.kind, asked.late)
+    calls = linear.limited(calls, "few", ctx.rows(norm.outputs[0]))
+    return [*calls, *linear.many(product, ctx, add, unscaled=asked.unscaled)]
 
 
-def _linear_act(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:
+def _linear_act(steps: Sequence[Step], ctx: Context, asked: Asked) -> list[Call]:
     product, act_mul = steps
-    calls = unit.into_act(product, ctx, act_mul, kind, late)
-    return [*linear.limited(calls, "few", ctx.rows(product.outputs[0])), *linear.many(product, ctx)]
+    calls = unit.into_act(product, ctx, act_mul, asked.kind, asked.late)
+    calls = linear.limited(calls, "few", ctx.rows(product.outputs[0]))
+    return [*calls, *linear.many(product, ctx, act_mul=act_mul if asked.gates else None, unscaled=asked.unscaled)]
 
 
-def _rope_write(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:
+def _rope_write(steps: Sequence[Step], ctx: Context, asked: Asked) -> list[Call]:
     *ropes, write = steps
     return rope.rope_write(*query_and_key(write, ropes), write, ctx)
 
 
-# By pattern: binder(steps, ctx, kind of operand for few tokens, eps of a norm taken late).
-GROUPS: dict[str, Callable[[Sequence[Step], Context, str | None, float | None], list[Call]]] = {
+GROUPS: dict[str, Callable[[Sequence[Step], Context, Asked], list[Call]]] = {
     "linear+add": _linear_add, "linear+add+rms_norm": _linear_add_norm, "linear+act_mul": _linear_act,
     "rope+rope+cache_write": _rope_write,
 }

@@ -21,8 +21,9 @@ from functools import partial
 from numflow.cuda.device.call import ROW_FIELD
 from numflow.cuda.elementwise.act import ACT
 from numflow.cuda.estimate import planned
-from numflow.cuda.linear.linear import demands
+from numflow.cuda.linear.linear import demands, takes_unscaled
 from numflow.cuda.state.cache_code import PIECE
+from numflow.cuda.weights.layout import Kept
 from numflow.cuda.weights.operand import UNIT
 from numflow.network.describe import GroupFacts, facts_of
 from numflow.network.passes.dataflow import adds_taken_over, dead_after, readers
@@ -50,14 +51,18 @@ class Together:
     units:  by place of a group whose blocks own 32 results, the operand that few tokens want: "int8", "rows", "both".
     forms:  by step, what it makes for the linears behind it.
     late:   by linear, eps of the norm that it takes late for few tokens.
+    gates:  by linear, the product in front of it that may do the act_mul between them for more tokens (few_gemm.py).
     joined: attentions that store the int8 operand of the linear behind them where they join parts, for few tokens.
+    halves: attentions that store its float16 operand, for many.
     """
 
     groups: tuple[Group, ...] = ()
     units: Mapping[int, str] = field(default_factory=dict)
     forms: Mapping[int, tuple[Form, ...]] = field(default_factory=dict)
     late: Mapping[int, float] = field(default_factory=dict)
+    gates: Mapping[int, int] = field(default_factory=dict)
     joined: frozenset[int] = frozenset()
+    halves: frozenset[int] = frozenset()
 
 
 def together(network: Network, entry: str, activations: str, plain_caches: Collection[str],
@@ -98,7 +103,7 @@ class _Finder:
         self.outputs = tuple(network.outputs.values())
 
     def found(self, plain_caches: Collection[str]) -> Together:
-        steps, done, units, late = self.steps, {}, {}, {}
+        steps, done, units, late, gates = self.steps, {}, {}, {}, {}
         forms = {index: self.forms(index) for index, step in enumerate(steps)
                  if step.op in PRODUCERS and self.fits(step)}
         for index, step in enumerate(steps):
@@ -113,14 +118,23 @@ class _Finder:
         for index in range(len(steps) - 1) if self.units else ():
             if steps[index].op == "linear" and steps[index + 1].op == "act_mul" and (kind := self.act_of_units(index)):
                 units[index], done[index + 1] = kind, index
+                reading = readers(steps, index + 1)
+                if all(takes_unscaled(self.weight(reader)) for reader in reading):
+                    gates |= dict.fromkeys(reading, index)
         made = {index: tuple(form for form in found if index not in done or form.runs != "few")
                 for index, found in forms.items() if index in done or any(form.kind for form in found)}
-        joined = frozenset(index for index, step in enumerate(steps) if step.op == "attention" and self.joins(index))
-        return Together(grouped(steps, done), units, made, late, joined)
+        joined, halves = (frozenset(index for index, step in enumerate(steps)
+                                    if step.op == "attention" and self.joins(index, demand))
+                          for demand in (("int8", "few"), ("f16", "many")))
+        return Together(grouped(steps, done), units, made, late, gates, joined, halves)
 
     def demands(self, index: int) -> tuple[tuple[str, str], ...]:
         """See linear.demands; of the linear at an index."""
-        return demands(planned(self.network.weights[self.steps[index].weights["weight"]]), self.activations)
+        return demands(self.weight(index), self.activations)
+
+    def weight(self, index: int) -> Kept:
+        """The form in which the matrix of the linear at an index is kept."""
+        return planned(self.network.weights[self.steps[index].weights["weight"]])
 
     def wanted(self, index: int) -> set[tuple[str, str]]:
         """Demands of the linears that read what a step writes; none if something else reads it too."""
@@ -147,10 +161,10 @@ class _Finder:
             found.append(Form(runs, made, kept or len(kinds) > 1 or made is None))
         return tuple(found)
 
-    def joins(self, index: int) -> bool:
-        """Whether what joins the parts of an attention can store the operand of few tokens: heads fill units."""
+    def joins(self, index: int, demand: tuple[str, str]) -> bool:
+        """Whether an attention, or what joins its parts, can store an operand that is wanted: heads fill units."""
         (y,), cache = self.steps[index].outputs, self.network.caches[param(self.steps[index], "cache")]
-        return ("int8", "few") in self.wanted(index) and y.start % 4 == 0 and cache.value_dim % UNIT == 0
+        return demand in self.wanted(index) and y.start % 4 == 0 and cache.value_dim % UNIT == 0
 
     def kind_of_unit(self, index: int) -> str | None:
         """Kind of operand that few tokens want of a step: "int8", "rows" or "both"; None: another kind."""

@@ -4,6 +4,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from itertools import repeat
 
 from numflow.cuda.compiler.compile import Binary, cached
 from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.linear import few_gemm
 from numflow.cuda.survey import kernels_of
 from numflow.cuda.weights import quantise
 from numflow.lab.shapes import Shape, random_checkpoint, random_network
@@ -48,6 +50,16 @@ def decoder(shape: Shape, kind: str, rows: Callable | None = blank_rows):
     return network, WeightSource(network, checkpoint)
 
 
+@contextmanager
+def many_rows():
+    """Matrices of more than 32 rows count as ones with more rows than a block for each multiprocessor has."""
+    before, few_gemm.MULTIPROCESSORS = few_gemm.MULTIPROCESSORS, 1
+    try:
+        yield
+    finally:
+        few_gemm.MULTIPROCESSORS = before
+
+
 @functools.cache
 def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     """By name. grouped: types that experts may have."""
@@ -63,6 +75,8 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
             case = linear_case(kind, 64, k, 1, fill="blank")
             for activations in ("int8", "f32"):
                 found |= kernels_of(case.network, case.weights, activations=activations)
+        with many_rows():
+            found |= kernels_of(case.network, case.weights)
     for kind in (*EVERY, *APART):
         for width in WIDTHS:
             network, weights = decoder(Shape(2, width, 4, 2, 2 * width, 40, 64), kind)

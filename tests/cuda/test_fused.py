@@ -15,6 +15,7 @@ from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.learn.cases.build import error, run_case
 from numflow.network import WeightSource
 from numflow.ops import Batch, View
+from numflow.reference.program import Program as Reference
 from tests.cuda.matrices import stored, stored_as, values
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
@@ -63,9 +64,37 @@ def test_operands_made_by_what_comes_before(op, kind, tokens):
     assert error(fused, plain) < (1e-5 if tokens == 2 else 2e-3)
 
 
-def test_a_row_of_a_thousand_threads():
-    fused, plain = both(produced("rms_norm", "q4", 2080, 1))
+@pytest.mark.parametrize("width", [2080, 4128])
+def test_a_row_of_a_thousand_threads(width):
+    fused, plain = both(produced("rms_norm", "q4", width, 1))
     assert error(fused, plain) < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "behind"), [
+    ("q4", "q4"), ("q3h", "q3h"), ("Q6_K", "q4"), ("q4", "F16"), ("q3h", "q6+1%")])
+@pytest.mark.parametrize("spread", [1.0, 400.0])
+def test_gate_and_up_of_several_tokens(kind, behind, spread):
+    """Their activation ends their product. Where it is beyond float16, products with it are taken anew; kernels that
+    cannot do so get a scaled operand."""
+    b = Builder(f"gates-{kind}-{behind}-{spread}")
+    (x,) = b.inputs(256, spread=spread)
+    pair, hidden, y = b.buffer(1024), b.buffer(512), b.buffer(16)
+    steps = (((x,), pair, 1024, 256), ((hidden,), y, 16, 512))
+    matrices = {}
+    for inputs, output, n, k in steps:
+        kind = kind if n == 1024 else behind
+        rows = stored(kind, n, k)
+        name = b.weight("weight", values(kind, rows, k))
+        b.step("linear", inputs, (output,), {"weight": name})
+        if n == 1024:
+            b.step("act_mul", (View(pair.buffer, 0, 512), View(pair.buffer, 512, 512)), (hidden,), kind="silu")
+        matrices[name] = kind, rows
+    case = stored_as(b.case(y, (((0, 9),),)), matrices)
+    fused, plain = both(case)
+    assert error(fused, plain) < 2e-3
+    (expected,) = run_case(case, Reference)
+    assert error(fused, expected) < 1e-2
+    assert spread == 1 or np.abs(expected).max() > 1e6
 
 
 def test_rows_that_somebody_else_wants_are_kept():

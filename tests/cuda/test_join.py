@@ -1,4 +1,4 @@
-"""Parts of attention joined: any number of parts and columns, and the int8 operand made of the result."""
+"""Parts of attention joined: any number of parts and columns, and the operand made of the result."""
 
 import numpy as np
 import pytest
@@ -15,9 +15,10 @@ HEADS, ROWS = 3, 2
 SIZES = ((2, 128), (5, 96), (33, 160), (MOST_PARTS, 32))
 
 
-@pytest.mark.parametrize(("parts", "width", "int8"), [
-    *((parts, width, False) for parts, width in (*SIZES, (3, 20), (7, 130))), *((*size, True) for size in SIZES)])
-def test_parts_are_joined(parts, width, int8):
+@pytest.mark.parametrize(("parts", "width", "kind"), [
+    *((parts, width, "") for parts, width in (*SIZES, (3, 20), (7, 130))),
+    *((*size, kind) for size in SIZES for kind in ("int8", "f16"))])
+def test_parts_are_joined(parts, width, kind):
     """A row beyond the batch is left alone, and so is what lies behind the columns."""
     rng, stride = np.random.default_rng(parts), -(-HEADS * width // 32) * 32 + 32
     partial = rng.standard_normal((ROWS + 1, HEADS, parts, width + 2)).astype(np.float32)
@@ -26,20 +27,24 @@ def test_parts_are_joined(parts, width, int8):
     partial[:, :, 1, 0], partial[:, :, 1, 1:] = -3e38, 0          # a part without keys
     device, units = Simulated(seed=parts), HEADS * width // 32
     y, given, counts, codes, aux = (device.alloc(n) for n in (
-        4 * (ROWS + 1) * stride, partial.nbytes, 64, 32 * (ROWS + 1) * units + 16, 16 * (ROWS + 1) * units + 16))
+        4 * (ROWS + 1) * stride, partial.nbytes, 64, 64 * (ROWS + 1) * units + 16, 16 * (ROWS + 1) * units + 16))
     device.upload(y.at(), np.full((ROWS + 1, stride), 9, np.float32))
     device.upload(given.at(), partial)
     device.upload(counts.at(), np.array([ROWS, 0, 0, 0], np.int32))
-    device.launch(Launch(join(int8), (HEADS, ROWS + 1, 1), (
-        Rows(y.at(), stride), given.at(), parts, counts.at(), HEADS, width, codes.at() if int8 else None,
-        aux.at() if int8 else None)))
+    device.launch(Launch(join(kind), (HEADS, ROWS + 1, 1), (
+        Rows(y.at(), stride), given.at(), parts, counts.at(), HEADS, width, codes.at() if kind else None,
+        aux.at() if kind else None)))
     weights = np.exp(partial[..., :1].astype(float) - partial[..., :1].max(2, keepdims=True))
     expected = (weights * partial[..., 2:]).sum(2) / (weights[..., 0] * partial[..., 1]).sum(2)[..., None]
     found = device.download(y.at(), y.nbytes).view(np.float32).reshape(ROWS + 1, stride)
     expected = expected[:ROWS].reshape(ROWS, HEADS * width)
     np.testing.assert_allclose(found[:ROWS, :HEADS * width], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
     assert (found[ROWS] == 9).all() and (found[:, HEADS * width:] == 9).all()
-    if int8:
+    if kind == "f16":
+        halves = device.download(codes.at(), 64 * ROWS * units).view(np.float16).reshape(ROWS, HEADS * width)
+        np.testing.assert_array_equal(halves, found[:ROWS, :HEADS * width].astype(np.float16))
+        assert (device.download(aux.at(), 4 * ROWS).view(np.float32) == 1).all()
+    elif kind:
         _check_operand(device, codes, aux, units, found[:ROWS, :HEADS * width])
 
 

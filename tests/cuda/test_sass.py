@@ -44,8 +44,8 @@ def test_matrix_times_vector(kind):
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
 def test_tensor_cores(kind, capability):
     for tokens in (16, 128):
-        name = f"gemm_{kind}_{tokens}"
         few = tokens == 16 and kind in NAMES  # weights meet the tensor cores in registers
+        name = f"gemm_{kind}_{tokens}{'_16' * few}"
         assert found(name, r"HMMA\.16816\.F32", capability) == (32 if few else tokens // 2)
         assert bool(found(name, r"LDSM\.16\.M88\.4", capability)) == (not few)
         assert bool(found(name, r"LDGSTS\.E\.BYPASS\.\S*128", capability)) == (not few)
@@ -66,8 +66,8 @@ def test_warpgroups(kind):
 @pytest.mark.parametrize("kind", sorted({STORED[kind].kind.name for kind in GROUPED}))
 def test_grouped_tensor_cores(kind):
     for tokens in (16, 64, 128):
-        name = f"gemm_{kind}_{tokens}_grouped"
         few = tokens == 16 and kind in NAMES
+        name = f"gemm_{kind}_{tokens}{'_8' * few}_grouped"
         assert found(name, r"HMMA\.16816\.F32") == (32 if few else tokens // 2)
         assert bool(found(name, r"LDGSTS\.E\.BYPASS\.\S*128")) == (not few)
         assert not found(name, "LDL|STL")

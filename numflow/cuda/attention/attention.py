@@ -20,7 +20,7 @@ from numflow.cuda.attention.exact import exact_kernel
 from numflow.cuda.attention.few import WIDEST, few_kernel, slices_of
 from numflow.cuda.attention.join import MOST_PARTS, join
 from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
-from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
+from numflow.cuda.attention.parameters import BatchTables, Biases, Halves, Heads, Scores
 from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Prepared, Sizes, ceil
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.kernel import Kernel
@@ -30,6 +30,8 @@ from numflow.cuda.weights.operand import bind_operand
 from numflow.ops import Step, param
 
 PART_KEYS = 128   # keys of a part, at least
+ENOUGH = 128      # blocks, about one for each multiprocessor of a large GPU, from which sequences have one part ...
+ALONE_KEYS = 1024  # ... up to so many keys: what reads them all by itself is done before parts would be joined
 EXACT_ROWS = 64   # rows up to which the exact kernel shares keys
 BLOCKS = 528      # that keep a large GPU busy with few rows: four for each multiprocessor; two with many rows
 FEW_ROWS = 16     # of a key head, up to which a sequence has few
@@ -38,12 +40,13 @@ NARROW = 64       # columns of heads of which attention_few has registers for 16
                   # softcap, slopes or sinks, for 8
 MOST_COLUMNS = 1024  # of a key, whose queries attention_few has room for
 ANY = 2**31 - 1   # tokens of a sequence
+NO_HALVES = Halves(None, None, 0)
 
 
 def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     """q f32 [T, H * E], chosen i32 [T, W], slopes [H], sinks [H], buckets [n, H] -> y f32 [T, H * E_v].
 
-    leaves: the int8 operand that y becomes too, for the linear behind it; its units are within heads.
+    leaves: the operand that y becomes too, int8 or f16, for the linear behind it; its units are within heads.
     """
     (q, *chosen), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
     cache = ctx.caches[param(step, "cache")]
@@ -63,6 +66,9 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
         table=batch.ref(cache.table), table_stride=batch.stride, lengths=batch.ref(cache.lengths), counts=batch.counts)
     of_heads = Heads(heads=heads, kv_heads=shape.kv_heads, k_dim=shape.k_dim, v_dim=shape.value_dim,
                      block_size=cache.block_size)
+    if leaves and leaves.kind == "f16" and (is_exact or cache.types[1] != "f16"):
+        leaves = None  # its scale would have to be found
+    halves = Halves(*ctx.place(y, "f16"), wanted=1) if leaves and leaves.kind == "f16" else NO_HALVES
     scores = Scores(scale=param(step, "scale"), cap=param(step, "softcap"), causal=causal and is_self,
                     window=window if is_self else 0, chunk=param(step, "chunk") if is_self else 0,
                     n_buckets=n_buckets, spread=1 / spread)
@@ -74,24 +80,26 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
         bits = IntRows(*(ctx.view(chosen[0]) if chosen else (None, 0)))
         calls, parts = _exact(step, (*args, bits), exact_kernel(*sizes_of, *flags, cache.v_row, bool(chosen)), heads,
                               most)
+        made = None
     else:
-        calls, parts = _tensor(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row, most)
-    return [*calls, *_joins(step, ctx, parts, partial, leaves)]
+        calls, parts, made = _tensor(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row, most, halves)
+    return [*calls, *_joins(step, ctx, parts, partial, leaves, made)]
 
 
-def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves: Prepared | None) -> list[Call]:
-    """The calls behind those that may have left parts; leaves: as of attention."""
+def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves: Prepared | None,
+           made: Callable[[Sizes], bool] | None) -> list[Call]:
+    """The calls behind those that may have left parts; leaves: as of attention. made: whether it is there already."""
     (y,), heads = step.outputs, param(step, "heads")
     to = ctx.place(y, leaves.kind) if leaves else (None, None)
 
     def joined(sizes: Sizes) -> Launch:
-        return Launch(join(leaves is not None), (heads, sizes.rows[N_TOKENS], 1), (
+        return Launch(join(leaves.kind if leaves else ""), (heads, sizes.rows[N_TOKENS], 1), (
             ctx.view(y), partial, parts(sizes), ctx.batch.counts, heads, y.width // heads, *to))
 
     calls = [Call(step, joined, leaves=leaves).only(lambda sizes: parts(sizes) > 1)]
     if leaves:  # what is not in parts becomes an operand by itself
         alone = replace(bind_operand(ctx, y, leaves.kind, *to), leaves=leaves)
-        calls.append(alone.only(lambda sizes: parts(sizes) == 1))
+        calls.append(alone.only(lambda sizes: parts(sizes) == 1 and not (made and made(sizes))))
     return calls
 
 
@@ -109,8 +117,10 @@ def _room(sizes: Sizes, heads: int, most: int) -> int:
     return most // (sizes.rows[N_TOKENS] * heads)
 
 
-def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, v_row: int, most: int):
-    """The calls for sequences with few and with many tokens, and how many parts there are; most: as of `_exact`."""
+def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, v_row: int, most: int,
+            halves: Halves):
+    """The calls for sequences with few and with many tokens, how many parts there are, and whether the operand
+    `halves` is made; most: as of `_exact`."""
     group = heads // kv_heads
     is_wide, slices = max(sizes_of[2:]) > WIDEST, slices_of(sizes_of[1], sizes_of[3])
     few = ANY if is_wide else max(FEW_ROWS // group, 1)  # tokens
@@ -141,16 +151,22 @@ def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, 
             blocks = across(sizes) * sizes.rows[N_SEQUENCES]
             return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, BLOCKS // blocks, _room(sizes, heads, most)))
         blocks = kv_heads * (has_few(sizes) * sizes.rows[N_SEQUENCES] + has_many(sizes) * tiles(sizes))
+        if blocks >= ENOUGH and sizes.keys <= ALONE_KEYS:
+            return 1
         room = BLOCKS // 2 if has_many(sizes) else BLOCKS
         return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, room // max(blocks, 1), _room(sizes, heads, most)))
+
+    def made(sizes: Sizes) -> bool:
+        return halves.wanted != 0 and parts(sizes) == 1 and not has_many(sizes)
 
     def attend_few(sizes: Sizes) -> Launch:
         wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW and not any(flags)
         limit = few if has_many(sizes) else ANY
         return Launch(few_kernel(*sizes_of, 2 if wide else 1, *flags, v_row),
-                      (across(sizes), sizes.rows[N_SEQUENCES], parts(sizes)), (*args, limit))
+                      (across(sizes), sizes.rows[N_SEQUENCES], parts(sizes)),
+                      (*args, limit, halves if made(sizes) else NO_HALVES))
 
     def attend_many(sizes: Sizes) -> Launch:
         return Launch(many_kernel(*sizes_of, *flags, v_row), (tiles(sizes), kv_heads, parts(sizes)), (*args, few))
 
-    return [Call(step, attend_few).only(has_few), Call(step, attend_many).only(has_many)], parts
+    return [Call(step, attend_few).only(has_few), Call(step, attend_many).only(has_many)], parts, made

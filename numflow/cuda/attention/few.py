@@ -21,8 +21,8 @@ Queries, weights and decoded numbers are rounded to float16; scores and sums are
 import functools
 
 from numflow.cuda.attention.bias import LOG2_E, biased, seen
-from numflow.cuda.attention.join import LOWEST
-from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
+from numflow.cuda.attention.join import LOWEST, warp_joiner
+from numflow.cuda.attention.parameters import BatchTables, Biases, Halves, Heads, Scores
 from numflow.cuda.device.call import N_SEQUENCES
 from numflow.cuda.lang.arithmetic import exp2, fmax, mma_f16, pack_halves, prmt, transpose_matrix
 from numflow.cuda.lang.hadamard import rotate_eight
@@ -47,6 +47,7 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.state.cache_code import fetcher, halver, name_of_values, pitch, region, width
+from numflow.cuda.weights.operand import finite
 from numflow.quant.kv import CODED
 
 WARPS = 4
@@ -69,8 +70,8 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     wide: grid (turns * key heads * slices, sequences, parts), where rows go round the turns.
     """
     wide, slices = max(k_dim, v_dim) > WIDEST, slices_of(v_type, v_dim)
-    halves = 2 if tiles == 1 and max(k_dim, v_dim) <= 128 else 1  # of 16 keys, of a warp at a time
-    step, s_count = 16 * halves, 4 * halves * tiles
+    sixteens = 2 if tiles == 1 and max(k_dim, v_dim) <= 128 else 1  # keys, of a warp at a time
+    step, s_count = 16 * sixteens, 4 * sixteens * tiles
     rounds, v_rounds = -(-width(k_type, k_dim) // 32), -(-width(v_type, v_dim) // (64 * slices))
     turned_back = v_type in CODED
     queries, scores = SharedArray(u32, 128 * tiles * rounds), LocalArray(f32, s_count)
@@ -80,18 +81,18 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     shared = SharedArray(f32, 2 * 32 * (v_rounds * 16 * tiles + 4 * tiles))
     keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     bias = biased(has_cap, has_slopes, has_buckets, LOG2_E)
-    make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, halves)
-    value_products = _value_products(v_type, v_dim, v_row, v_rounds, slices, tiles, halves)
+    make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, sixteens)
+    value_products = _value_products(v_type, v_dim, v_row, v_rounds, slices, tiles, sixteens)
     early = "f16" in (k_type, v_type)  # codes leave no registers for more, and wait first of all
     of_batch, share_of = stream1 if early else _number, _share_of(step)
-    join_warps, ask = _join_warps(v_rounds * 16, tiles), _cache_prefetch(k_type, v_type, k_dim, v_row, step)
+    join_warps, ask = warp_joiner(v_rounds * 16, tiles), _cache_prefetch(k_type, v_type, k_dim, v_row, step)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_few_{k_name}_{v_name}_{8 * tiles}{extras}", 32 * WARPS, blocks=2 if rounds < 8 else 1,
             exact=has_buckets)
     def _few(y: Rows, partial: f32.ptr, q: Rows, k: u32.ptr, v: u32.ptr, biases: Biases, batch: BatchTables,
-             shape: Heads, rule: Scores, most: u32):
+             shape: Heads, rule: Scores, most: u32, halves: Halves):
         # Place in the grid: a sequence and a head of keys; of wide values a slice, and a turn of the rows.
         lane, warp, sequence, kv_head = u32(lane_index()), u32(thread_index() >> u32(5)), u32(block_y()), block_x()
         first_column, turn, turns = u32(0), u32(0), u32(1)
@@ -153,7 +154,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                 # Online softmax: bias and mask, new maxima, weights, factors that rescale older sums.
                 for i in range(2 * tiles):
                     largest = f32(LOWEST)
-                    for key in range(2 * halves):  # of the lane: 16 m + 8 h + g, with h the lower bit of `key`
+                    for key in range(2 * sixteens):  # of the lane: 16 m + 8 h + g, with h the lower bit of `key`
                         n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
                         where = i32(at + 8 * key + i32(lane >> u32(2)))
                         score = bias(s[n], rule.scale, rule.cap, biases.slopes, biases.buckets, i32(where - spots[i]),
@@ -165,7 +166,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                     largest = fmax(fmax(largest, shuffle_xor(largest, 16)), peaks[i])
                     fades[i], peaks[i] = exp2(peaks[i] - largest), largest
                     totals[i] *= fades[i]
-                    for key in range(2 * halves):
+                    for key in range(2 * sixteens):
                         n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
                         s[n] = exp2(s[n] - largest) if s[n] > f32(LOWEST) else f32(0)
                         totals[i] += s[n]
@@ -200,6 +201,15 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                         for d in range(8):
                             if row < rows and column + d < shape.v_dim:
                                 to[column + d] = x[d] * factor
+                        # The operand of what follows; means of float16 need no scale.
+                        if v_type == "f16" and halves.wanted != 0 and row < rows and column < shape.v_dim:
+                            place = u32((token * shape.heads + head) * shape.v_dim + column)
+                            if place == token * shape.heads * shape.v_dim:
+                                halves.scales[token] = f32(1)
+                            for d in range(8):
+                                x[d] = finite(x[d] * factor)
+                            store4(halves.words, place >> u32(1), pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
+                                   pack_halves(x[4], x[5]), pack_halves(x[6], x[7]))
             first_row = u32(first_row + 8 * tiles * turns)
 
     return _few
@@ -352,45 +362,3 @@ def _value_products(v_type: str, v_dim: int, v_row: int, rounds: int, slices: in
                             a, b, c, d, p[2 * j], p[2 * j + 1], acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return multiply
-
-
-def _join_warps(count: int, tiles: int) -> DeviceFunction:
-    """Sums of 4 warps into warp 0: two hand theirs to the other two, then one to the last, always the same ones."""
-    count, rows = count * tiles, 2 * tiles
-
-    @device
-    def give(acc, peaks, totals, memory, lane):
-        for i in range(count):
-            memory[u32(32 * i + lane)] = acc[i]
-        for i in range(rows):
-            memory[u32(32 * (count + i) + lane)], memory[u32(32 * (count + rows + i) + lane)] = peaks[i], totals[i]
-
-    @device
-    def take(acc, peaks, totals, memory, lane):
-        for i in range(rows):
-            other = memory[u32(32 * (count + i) + lane)]
-            peak = fmax(peaks[i], other)
-            mine, theirs = exp2(peaks[i] - peak), exp2(other - peak)
-            peaks[i] = peak
-            totals[i] = totals[i] * mine + memory[u32(32 * (count + rows + i) + lane)] * theirs
-            for n in range(count // rows):
-                at = (n // 2 * tiles + i // 2) * 4 + n % 2 * 2 + i % 2
-                acc[at] = acc[at] * mine + memory[u32(32 * at + lane)] * theirs
-
-    @device
-    def join_warps(acc, peaks, totals, memory, warp, lane):
-        slot = 32 * (count + 2 * rows)
-        if warp > 1:
-            give(acc, peaks, totals, memory + u32(warp - 2) * slot, lane)
-        sync_block()
-        if warp < 2:
-            take(acc, peaks, totals, memory + warp * slot, lane)
-        sync_block()
-        if warp == 1:
-            give(acc, peaks, totals, memory, lane)
-        sync_block()
-        if warp == 0:
-            take(acc, peaks, totals, memory, lane)
-        sync_block()
-
-    return join_warps

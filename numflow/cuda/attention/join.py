@@ -1,9 +1,9 @@
-"""Join, in order, of the partial results of blocks that shared the keys of a head (op `attention`)."""
+"""Join, in order, of the partial results of warps, and of blocks, that shared the keys of a head (op `attention`)."""
 
 import functools
 
 from numflow.cuda.device.call import N_TOKENS
-from numflow.cuda.lang.arithmetic import exp, fmax
+from numflow.cuda.lang.arithmetic import exp, exp2, fmax
 from numflow.cuda.lang.intrinsic import SharedArray
 from numflow.cuda.lang.intrinsics import (
     after_previous,
@@ -21,7 +21,7 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.weights.operand import put_int8
+from numflow.cuda.weights.operand import finite, putter
 
 LOWEST = -3.0e38  # a score that no key has
 WARPS = 4
@@ -29,15 +29,16 @@ MOST_PARTS = 64   # two for each lane
 
 
 @functools.cache
-def join(int8: bool) -> Kernel:
-    """Grid (heads, rows). int8: store y as the operand of a matrix too; then 32 columns of a head are a unit of it.
+def join(kind: str = "") -> Kernel:
+    """Grid (heads, rows). kind: "int8" or "f16", y is stored as this operand of a matrix too; then 32 columns of a head
+    are a unit of it. As float16 it is not scaled: means of values of 16 bits are no larger than those.
 
     partial f32 [T][heads][parts]{largest score, sum of weights, v_dim weighted values}. Each warp takes every fourth
     part, a lane 4 neighbouring columns of 128.
     """
-    memory, put = SharedArray(f32, 128 * WARPS), _put(int8)
+    memory, put = SharedArray(f32, 128 * WARPS), _put(kind)
 
-    @kernel("attention_join" + "_int8" * int8, 32 * WARPS)
+    @kernel("attention_join" + f"_{kind}" * bool(kind), 32 * WARPS)
     def _join(y: Rows, partial: f32.ptr, parts: u32, counts: i32.ptr, heads: u32, v_dim: u32, to: u32.ptr,
               aux: f32.ptr):
         head, t, lane, warp = block_x(), u32(block_y()), u32(lane_index()), u32(thread_index() >> u32(5))
@@ -86,8 +87,9 @@ def join(int8: bool) -> Kernel:
     return _join
 
 
-def _put(int8: bool) -> DeviceFunction:
+def _put(kind: str) -> DeviceFunction:
     """put(sums, factor, y, head, begin, width, to, aux, units, t, warp): results of 128 columns of a head."""
+    put = putter(kind) if kind else None
 
     @device
     def put_floats(sums, factor, y, head, begin, width, to, aux, units, t, warp):
@@ -108,6 +110,53 @@ def _put(int8: bool) -> DeviceFunction:
             there, column = begin + at < width, u32(head + begin + at)
             if there:
                 store4(y, column, a, b, c, d)
-            put_int8(to, aux, units, t, column if there else u32(32 * units), a, b, c, d)
+            if kind == "f16":
+                a, b, c, d = finite(a), finite(b), finite(c), finite(d)
+                if column == 0:
+                    aux[t] = f32(1)
+            put(to, aux, t, column if there else u32(32 * units), u32(32 * units), f32(1), a, b, c, d)
 
-    return put_both if int8 else put_floats
+    return put_both if kind else put_floats
+
+
+def warp_joiner(count: int, tiles: int) -> DeviceFunction:
+    """join_warps(acc, peaks, totals, memory, warp, lane): sums of 4 warps into warp 0. Two hand theirs to the other two,
+    then one to the last, always the same ones. count: of sums of 8 rows, `tiles` of which a warp has."""
+    count, rows = count * tiles, 2 * tiles
+
+    @device
+    def give(acc, peaks, totals, memory, lane):
+        for i in range(count):
+            memory[u32(32 * i + lane)] = acc[i]
+        for i in range(rows):
+            memory[u32(32 * (count + i) + lane)], memory[u32(32 * (count + rows + i) + lane)] = peaks[i], totals[i]
+
+    @device
+    def take(acc, peaks, totals, memory, lane):
+        for i in range(rows):
+            other = memory[u32(32 * (count + i) + lane)]
+            peak = fmax(peaks[i], other)
+            mine, theirs = exp2(peaks[i] - peak), exp2(other - peak)
+            peaks[i] = peak
+            totals[i] = totals[i] * mine + memory[u32(32 * (count + rows + i) + lane)] * theirs
+            for n in range(count // rows):
+                at = (n // 2 * tiles + i // 2) * 4 + n % 2 * 2 + i % 2
+                acc[at] = acc[at] * mine + memory[u32(32 * at + lane)] * theirs
+
+    @device
+    def join_warps(acc, peaks, totals, memory, warp, lane):
+        slot = 32 * (count + 2 * rows)
+        if warp > 1:
+            give(acc, peaks, totals, memory + u32(warp - 2) * slot, lane)
+        sync_block()
+        if warp < 2:
+            take(acc, peaks, totals, memory + warp * slot, lane)
+        sync_block()
+        if warp == 1:
+            give(acc, peaks, totals, memory, lane)
+        sync_block()
+        if warp == 0:
+            take(acc, peaks, totals, memory, lane)
+        sync_block()
+
+    return join_warps

@@ -25,6 +25,14 @@ class BatchTables(NamedTuple):
     counts: i32.ptr
 
 
+class Halves(NamedTuple):
+    """Float16 operand of a matrix (weights/operand.py) that results are stored as too, if it is wanted."""
+
+    words: u32.ptr
+    scales: f32.ptr
+    wanted: u32
+
+
 class Heads(NamedTuple):
     """Heads of queries and of keys, columns of a key and of a value, tokens of a block of the cache."""
 

@@ -6,10 +6,21 @@ y = (x - mean) / sqrt(var + eps) * weight + bias; `rms_norm` leaves the mean whe
 import functools
 from dataclasses import replace
 
-from numflow.cuda.device.call import Call, Prepared, per_row
-from numflow.cuda.lang.arithmetic import fabs, fmax, sqrt
-from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, store4, thread_index
-from numflow.cuda.lang.kernel import Kernel, device, kernel
+from numflow.cuda.device.call import Call, Prepared, ceil, per_row
+from numflow.cuda.lang.arithmetic import fabs, float_of, fmax, sqrt
+from numflow.cuda.lang.intrinsic import LocalArray
+from numflow.cuda.lang.intrinsics import (
+    after_previous,
+    as_words,
+    block_x,
+    block_y,
+    load4,
+    store4,
+    stream1,
+    stream4,
+    thread_index,
+)
+from numflow.cuda.lang.kernel import Kernel, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import block_max, block_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
@@ -86,70 +97,80 @@ def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call
     """
     (x,), (y,) = step.inputs, step.outputs
     weight, bias = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("weight", "bias"))
-    chosen = norm_operand(step.op, weight is not None, bias is not None, kind, 32 if x.width >= VERY_WIDE else 8)
+    warps = 32 if x.width >= VERY_WIDE else 8
+    chosen = norm_operand(step.op, weight is not None, bias is not None, kind, warps, ceil(x.width, 128 * warps))
     call = per_row(step, chosen, ctx.rows(x), 1, *ctx.place(y, kind), ctx.view(y), int(rows), ctx.view(x), weight, bias,
                    ctx.batch.counts, ctx.rows(x), x.width, param(step, "eps"))
     return [replace(call, leaves=Prepared(y, kind, runs))]
 
 
 @functools.cache
-def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: int) -> Kernel:
-    """One block for each row, 4 columns of a thread at a time."""
+def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: int, rounds: int) -> Kernel:
+    """One block for each row, 4 columns of a thread in each of the rounds; it keeps them in registers from the one
+    load on. Weights are on their way while the kernels before may still run."""
     centred, int8, half = op == "layer_norm", kind == "int8", kind == "f16"
-    put, threads = putter(kind), 32 * warps
+    put, threads, held, kept = putter(kind), 32 * warps, LocalArray(f32, 4 * rounds), LocalArray(u32, 4 * rounds)
+    name = f"{op}{'_weight' * has_weight}{'_bias' * has_bias}_{kind}_{threads}{f'_{rounds}' * (rounds > 1)}"
 
-    @device
-    def four(source, column, mean, factor, weight, bias):
-        a, b, c, d = load4(source, column)
-        a, b, c, d = (a - mean) * factor, (b - mean) * factor, (c - mean) * factor, (d - mean) * factor
-        if has_weight:
-            p, q, r, s = load4(weight, column)
-            a, b, c, d = a * p, b * q, c * r, d * s
-        if has_bias:
-            p, q, r, s = load4(bias, column)
-            a, b, c, d = a + p, b + q, c + r, d + s
-        return a, b, c, d
-
-    @kernel(f"{op}{'_weight' * has_weight}{'_bias' * has_bias}_{kind}_{threads}", threads)
+    @kernel(name, threads)
     def _norm_operand(to: u32.ptr, aux: f32.ptr, y: Rows, has_y: u32, x: Rows, weight: f32.ptr, bias: f32.ptr,
                       counts: i32.ptr, rows: u32, size: u32, eps: f32):
-        row, first, lane = block_x(), u32(4 * thread_index()), u32(4 * lane_index())
-        if row >= counts[rows]:
+        # Weights and, after the kernels before, the row to registers; zeros beyond it.
+        row, first, values, words = block_x(), u32(4 * thread_index()), held(), kept()
+        there = row < stream1(counts, rows)
+        for i in range(rounds):
+            n, column = 4 * i, u32(first + 4 * threads * i)
+            words[n], words[n + 1], words[n + 2], words[n + 3] = u32(0), u32(0), u32(0), u32(0)
+            if has_weight and column < size:
+                words[n], words[n + 1], words[n + 2], words[n + 3] = stream4(as_words(weight), column)
+        after_previous()
+        if not there:
             return
-        source, mean, total, column = x.data + row * x.stride, f32(0), f32(0), first
+        source, mean, total = x.data + row * x.stride, f32(0), f32(0)
+        for i in range(rounds):
+            n, column = 4 * i, u32(first + 4 * threads * i)
+            values[n], values[n + 1], values[n + 2], values[n + 3] = f32(0), f32(0), f32(0), f32(0)
+            if column < size:
+                values[n], values[n + 1], values[n + 2], values[n + 3] = load4(source, column)
+        # Mean and variance, over the block.
         if centred:
-            while column < size:
-                a, b, c, d = load4(source, column)
-                total += (a + b) + (c + d)
-                column = u32(column + 4 * threads)
+            for i in range(4 * rounds):
+                total += values[i]
             mean = block_sum(total, warps) / f32(size)
-        total, column = f32(0), first
-        while column < size:
-            a, b, c, d = load4(source, column)
-            a, b, c, d = a - mean, b - mean, c - mean, d - mean
-            total += (a * a + b * b) + (c * c + d * d)
-            column = u32(column + 4 * threads)
+        total = f32(0)
+        for i in range(rounds):
+            if u32(first + 4 * threads * i) < size:
+                for n in range(4 * i, 4 * i + 4):
+                    values[n] = values[n] - mean
+                    total += values[n] * values[n]
         factor = f32(1) / sqrt(block_sum(total, warps) / f32(size) + eps)
+        # The normalised row, its largest number.
+        largest = f32(0)
+        for i in range(rounds):
+            n, column = 4 * i, u32(first + 4 * threads * i)
+            p, q, r, s = f32(1), f32(1), f32(1), f32(1)
+            e, f, g, h = f32(0), f32(0), f32(0), f32(0)
+            if has_weight:
+                p, q, r, s = (float_of(words[n]), float_of(words[n + 1]), float_of(words[n + 2]),
+                              float_of(words[n + 3]))
+            if has_bias and column < size:
+                e, f, g, h = load4(bias, column)
+            values[n], values[n + 1] = values[n] * factor * p + e, values[n + 1] * factor * q + f
+            values[n + 2], values[n + 3] = values[n + 2] * factor * r + g, values[n + 3] * factor * s + h
+            largest = fmax(largest, fmax(fmax(fabs(values[n]), fabs(values[n + 1])),
+                                         fmax(fabs(values[n + 2]), fabs(values[n + 3]))))
+        # Store the operand, and the row if it is wanted.
         inverse, scale = f32(1), f32(1)
         if half:
-            largest, column = f32(0), first
-            while column < size:
-                a, b, c, d = four(source, column, mean, factor, weight, bias)
-                largest = fmax(largest, fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d))))
-                column = u32(column + 4 * threads)
             largest = block_max(largest, warps)
             if largest > f32(LARGEST_HALF):
                 scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
         if not int8 and first == 0:
             aux[row] = scale
-        column = first
-        while column - lane < size:  # warps stay whole
-            a, b, c, d = f32(0), f32(0), f32(0), f32(0)
-            if column < size:
-                a, b, c, d = four(source, column, mean, factor, weight, bias)
-                if has_y != 0:
-                    store4(y.data + row * y.stride, column, a, b, c, d)
-            put(to, aux, row, column, size, inverse, a, b, c, d)
-            column = u32(column + 4 * threads)
+        for i in range(rounds):
+            n, column = 4 * i, u32(first + 4 * threads * i)
+            if has_y != 0 and column < size:
+                store4(y.data + row * y.stride, column, values[n], values[n + 1], values[n + 2], values[n + 3])
+            put(to, aux, row, column, size, inverse, values[n], values[n + 1], values[n + 2], values[n + 3])
 
     return _norm_operand

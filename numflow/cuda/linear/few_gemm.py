@@ -5,63 +5,103 @@ unit of 32 columns to itself: the four lanes that a fragment gives a row of the 
 that row, into the very registers that the instruction wants, and the lanes of a token read the same columns of its
 activations. No warp waits for another until the end.
 
-A block has 32 rows of the matrix and 16 tokens; its four warps take four units of all of them in turn, and one adds
-their sums up. Arguments and scaling are those of gemm.py.
+A block has 32 rows of the matrix and 16 tokens. Its warps take four units of all of them in turn. Their sums meet in
+shared memory, where a warp adds up those of one or two tokens, a lane those of a row, and does what is left to do:
+scale, bias, residual. A matrix with no more tiles of rows than a GPU has multiprocessors gets blocks of 16 warps, and
+no sums pass through device memory. Scaling is that of gemm.py.
+
+Gate and up: a block has 16 rows of each, and stores their activation as float32 and as the operand of the matrix behind
+it. A block does not know the largest number of a row, by which float16 would be scaled, and stores numbers as they are.
+Beyond 65504 they are infinite, and so are all results of that token; who finds that adds up its products of float32.
 """
 
 import functools
 
-from numflow.cuda.lang.arithmetic import mma_f16
+from numflow.cuda.elementwise.act import gated
+from numflow.cuda.lang.arithmetic import bits_of, high_half, low_half, mma_f16, pack_halves
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
+    after_previous,
     block_x,
     block_y,
     block_z,
     grid_z,
     lane_index,
+    load2,
     load4,
+    shuffle_xor,
+    stream1,
     sync_block,
     thread_index,
 )
-from numflow.cuda.lang.kernel import DeviceFunction, Kernel, kernel
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.linear.parameters import Bias, Planes, Shape
+from numflow.cuda.linear.gemv import unit_prefetch
+from numflow.cuda.linear.parameters import Bias, Ends, Planes, Shape
 from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES
 
-TOKENS, ROWS, WARPS = 16, 32, 4
-BLOCKS = 528  # that 132 multiprocessors have room for
-UNITS = 4     # of a warp's step: one for each lane of a row
-_MOST = 16    # sums of a lane
-_shared = SharedArray(f32, (WARPS - 1) * _MOST * 32)
+TOKENS, ROWS = 16, 32
+WARPS, NARROW = 8, 16  # of a block; of matrices with few rows
+MULTIPROCESSORS = 132  # of a large GPU: one block of 16 warps each, or two of 8
+UNITS = 4              # of a warp's step: one for each lane of a row
+_MOST = 16             # sums of a lane
+_INFINITE = 0x7F800000  # bits of a float that are all set where it is infinite or no number
 _sums, _above, _below, _tokens = LocalArray(f32, _MOST), LocalArray(u32, 16), LocalArray(u32, 16), LocalArray(u32, 32)
-_rows, _sources, _bias = LocalArray(u32, 4), LocalArray(u32, 2), LocalArray(f32, 4)
+_rows, _sources = LocalArray(u32, 4), LocalArray(u32, 2)
 _bases, _steps, _zeros, _slopes = LocalArray(u32, 4), LocalArray(u32, 4), LocalArray(f32, 4), LocalArray(f32, 4)
 
 
+def warps_of(n: int, many: bool) -> int:
+    """Warps of a block for a matrix of n rows; many: there are many blocks in any case."""
+    return NARROW if -(-n // ROWS) <= MULTIPROCESSORS and not many else WARPS
+
+
 def split_of(n: int, rows: int, units: int) -> int:
-    """Parts that the columns are cut into, each at least two steps of four warps."""
-    return max(1, min(BLOCKS // (-(-n // ROWS) * -(-rows // TOKENS)), units // (2 * WARPS * UNITS)))
+    """Parts that the columns are cut into, each at least two steps of 16 warps, where blocks would be too few."""
+    return max(1, min(MULTIPROCESSORS // (-(-n // ROWS) * -(-rows // TOKENS)), units // (2 * NARROW * UNITS)))
 
 
 @functools.cache
-def few_gemm(kind: str, grouped: bool, stage: DeviceFunction, put: DeviceFunction, load_bias: DeviceFunction) -> Kernel:
+def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFunction, gate: str = "") -> Kernel:
     """gemm.gemm for 16 tokens and matrices of codes without outliers; grid (N / 32, rows / 16, parts).
 
-    stage, put, load_bias: of gemm.py.
+    scale, stage: of gemm.py, SCALE and what decodes a unit. residual: y = residual + factor * product, if there is one
+    part. gate: of act_mul, whose gate and up are the two halves of the rows; one part, and no residual.
     """
     scheme = SCHEMES[kind]
     has_rows, row_of = scheme.row_words > 0, row_header(scheme) if scheme.row_words else None
+    shared, ask = SharedArray(f32, warps * TOKENS * ROWS), unit_prefetch(kind)
+    activation, again = gated(gate) if gate else None, _again(kind, stage)
+    each = ROWS // 2 if gate else ROWS  # results of a block
+    name = f"gemm_{kind}_{TOKENS}_{gate or warps}{'_grouped' * grouped}"
 
-    @kernel(f"gemm_{kind}_{TOKENS}{'_grouped' * grouped}", 32 * WARPS, blocks=4)
+    @kernel(name, 32 * warps, blocks=16 // warps)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
-              tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
-        # Place in the grid: rows of the matrix, tokens; grouped, the tile's expert and routes.
+              tiles: i32.ptr, order: i32.ptr, by_token: u32, ends: Ends):
+        # Place in the grid: rows of the matrix, tokens; the units of this part, whole steps.
         lane, warp = u32(lane_index()), u32(thread_index() >> u32(5))
         group, own = lane >> u32(2), lane & u32(3)
-        first_row, first_token = u32(block_x() * ROWS), u32(block_y() * TOKENS)
-        count, above_row = u32(shape.counts[shape.field]), u32(0)
+        first_row, first_token = u32(block_x() * each), u32(block_y() * TOKENS)
+        count, above_row, parts = u32(stream1(shape.counts, shape.field)), u32(0), u32(grid_z())
+        share = u32(u32((shape.units + parts - 1) // parts + 3) & u32(0xFFFFFFFC))
+        unit = u32(block_z() * share)
+        last = u32(unit + share) if unit + share < shape.units else shape.units
+        unit = u32(unit + UNITS * warp)
+        # The four rows that this lane decodes, of gate the first two; up is behind gate. The lane asks for the units of
+        # one row that the first step reads, which are neighbours, then waits for what is before.
+        rows, behind = _rows(), u32(0)
+        if gate:
+            behind = u32((shape.n >> u32(1)) - 16)
+        for i in range(4):
+            row = u32(first_row + group + 8 * i + (behind if i > 1 else u32(0)))
+            rows[i] = row if row < shape.n else u32(shape.n - 1)
+        if not grouped and unit < last:
+            row = u32(first_row + group + 8 * own + (behind if own > 1 else u32(0)))
+            ask(*planes, u32((row if row < shape.n else u32(shape.n - 1)) * shape.units + unit))
+        after_previous()
+        # Grouped, the tile's expert and routes.
         if grouped:
             expert, begin, end, _ = load4(tiles, u32(4 * block_y()))
             if expert < 0:
@@ -69,20 +109,13 @@ def few_gemm(kind: str, grouped: bool, stage: DeviceFunction, put: DeviceFunctio
             first_token, count, above_row = u32(begin), u32(end), u32(expert * shape.n)
         elif first_token >= count:
             return
-        # The units of this part, whole steps.
-        parts = u32(grid_z())
-        share = u32(u32((shape.units + parts - 1) // parts + 3) & u32(0xFFFFFFFC))
-        unit = u32(block_z() * share)
-        last = u32(unit + share) if unit + share < shape.units else shape.units
-        unit = u32(unit + UNITS * warp)
-        # The four rows that this lane decodes, what each has once, and the two tokens that it reads.
+        # What a row has once, and the two tokens that this lane reads.
         acc, upper, lower, words = _sums(), _above(), _below(), _tokens()
-        rows, bases, steps, zeros, slopes, sources = _rows(), _bases(), _steps(), _zeros(), _slopes(), _sources()
+        bases, steps, zeros, slopes, sources = _bases(), _steps(), _zeros(), _slopes(), _sources()
         for i in range(_MOST):
             acc[i] = f32(0)
         for i in range(4):
-            row = u32(first_row + group + 8 * i)
-            rows[i] = u32(above_row + (row if row < shape.n else u32(shape.n - 1)))
+            rows[i] = u32(above_row + rows[i])
             bases[i], steps[i], zeros[i], slopes[i] = u32(0), u32(0), f32(0), f32(0)
             if has_rows:
                 bases[i], steps[i], zeros[i], slopes[i] = row_of(planes.per_row, rows[i])
@@ -117,26 +150,69 @@ def few_gemm(kind: str, grouped: bool, stage: DeviceFunction, put: DeviceFunctio
                             upper[2 * k], lower[2 * k], upper[2 * k + 1], lower[2 * k + 1],
                             words[16 * j + 2 * k], words[16 * j + 2 * k + 1],
                             acc[c], acc[c + 1], acc[c + 2], acc[c + 3])
-            unit = u32(unit + WARPS * UNITS)
-        # One warp adds the sums of the others to its own.
-        memory = _shared()
-        if warp > 0:
-            for i in range(_MOST):
-                memory[(_MOST * (warp - 1) + i) * 32 + lane] = acc[i]
+            unit = u32(unit + warps * UNITS)
+        # Sums to shared memory: 32 rows of each token, eight of them in another place for each lane; barrier.
+        memory = shared()
+        for i in range(_MOST):
+            token, row = u32(2 * own + i % 2 + 8 * (i // 4 % 2)), u32(group + 8 * (i // 2 % 2) + 16 * (i // 8))
+            memory[512 * warp + 32 * token + (row ^ 8 * own)] = acc[i]
         sync_block()
-        if warp > 0:
+        # Epilogue, a warp for a token and a lane for a row: the sum; what was not finite anew; scale and bias.
+        row = u32(first_row + lane + (behind if lane > 15 else u32(0)))
+        if row >= shape.n:
             return
-        for other in range(WARPS - 1):
-            for i in range(_MOST):
-                acc[i] += memory[(_MOST * other + i) * 32 + lane]
-        # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
-        lane_row, place, plus = u32(first_row + group), u32(first_token + 2 * own), _bias()
-        load_bias(plus, bias.data + above_row if grouped and bias.present != 0 else bias.data,
-                  bias.present != 0 and parts == 1, lane_row, shape.n, 2, 16)
-        if not grouped and parts > 1:
-            put(acc, partial + block_z() * count * shape.n, shape.n, scales, plus, shape.n, count, lane_row, place,
-                order, by_token)
-        else:
-            put(acc, *y, scales, plus, shape.n, count, lane_row, place, order, by_token)
+        plus = bias.data[above_row + row] if bias.present != 0 and parts == 1 else f32(0)
+        for turn in range(TOKENS // warps):
+            token = u32(warp + warps * turn)
+            place, t = u32(32 * token + (lane ^ 8 * (token >> u32(1) & u32(3)))), u32(first_token + token)
+            if t < count:
+                total, source = memory[place], t
+                for other in range(1, warps):
+                    total += memory[512 * other + place]
+                if not grouped and ends.unscaled != 0 and bits_of(total) & _INFINITE == _INFINITE:
+                    total = again(upper, *planes, row, u32(block_z() * share), last, shape.units,
+                                  ends.rows + t * ends.rows_stride)
+                if grouped:
+                    route, token_of = load2(order, u32(2 * t))
+                    t = u32(route)
+                    source = u32(token_of) if by_token != 0 else t
+                total = total * (scales[source] * f32(1 / scale)) + plus
+                # Store: the activation of gate and up; sums for gemm_sum; or y.
+                if gate:
+                    total = activation(total, shuffle_xor(total, 16), ends.p, ends.q)
+                    beside = shuffle_xor(total, 1)
+                    if lane < 16:
+                        y.data[t * y.stride + row] = total
+                        if lane & u32(1) == u32(0):
+                            ends.words[(t * (shape.n >> u32(1)) + row) >> u32(1)] = pack_halves(total, beside)
+                    if row == 0:
+                        ends.scales[t] = f32(1)
+                elif not grouped and parts > 1:
+                    partial[(block_z() * count + t) * shape.n + row] = total
+                else:
+                    if not grouped and ends.present != 0:
+                        total = ends.data[t * ends.stride + row] + ends.factor * total
+                    y.data[t * y.stride + row] = total
 
     return _gemm
+
+
+def _again(kind: str, stage: DeviceFunction) -> DeviceFunction:
+    """again(words, planes .., row, unit, last, units, x): products of units of a row and of x, float32, times SCALE."""
+    scheme = SCHEMES[kind]
+    has_rows, row_of = scheme.row_words > 0, row_header(scheme) if scheme.row_words else None
+
+    @device
+    def again(words, low, high, two, one, head, above, per_row, row, unit, last, units, x):
+        total, base, step, z, dz = f32(0), u32(0), u32(0), f32(0), f32(0)
+        if has_rows:
+            base, step, z, dz = row_of(per_row, row)
+        while unit < last:
+            stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz)
+            for i in range(16):
+                total += low_half(words[i]) * x[32 * unit + 2 * i]
+                total += high_half(words[i]) * x[32 * unit + 2 * i + 1]
+            unit = u32(unit + 1)
+        return total
+
+    return again

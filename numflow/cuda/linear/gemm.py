@@ -49,7 +49,7 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear import few_gemm
-from numflow.cuda.linear.parameters import Bias, Planes, Shape
+from numflow.cuda.linear.parameters import Bias, Planes, Residual, Shape
 from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader
 from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES, Scheme
@@ -93,6 +93,11 @@ def tile_of(rows: int) -> int:
     return next((tokens for tokens in TOKENS if tokens >= rows), TOKENS[-1])
 
 
+def few(kind: str, n: int, grouped: bool = False, gate: str = "") -> Kernel:
+    """The kernel of few_gemm.py, where `is_few`, for matrices of n rows."""
+    return few_gemm.few_gemm(kind, grouped, few_gemm.warps_of(n, grouped or bool(gate)), SCALE, _code_stage(kind), gate)
+
+
 @functools.cache
 def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
     """grid (N / rows_of, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
@@ -100,8 +105,6 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
     x: float16 or bfloat16 words [T][units][16]; scales f32 [T]. grouped: grid (N / rows_of, tiles, 1); x has a row for
     each route, or (by_token) for each token. apart: whether the matrix has outliers, `outliers` slots in a row.
     """
-    if is_few(kind, tokens, apart):
-        return few_gemm.few_gemm(kind, grouped, _code_stage(kind), put_sums(2, 2, 1.0 / SCALE, grouped), load_bias)
     bfloat = kind == "bf16"
     multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
     inverse = 1.0 if kind in ("f16", "bf16") else 1.0 / SCALE
@@ -352,16 +355,17 @@ def put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool, pitch: i
 
 
 @kernel("gemm_sum", 128)
-def gemm_sum(y: f32.ptr, y_stride: u32, partial: f32.ptr, parts: u32, bias: f32.ptr, has_bias: u32, counts: i32.ptr,
-             rows: u32, n: u32):
-    """Adds the parts of each sum: grid (N / 128, rows)."""
-    row, column, count = u32(block_y()), u32(block_x() * 128 + thread_index()), u32(counts[rows])
-    if row >= count or column >= n:
+def gemm_sum(y: Rows, partial: f32.ptr, parts: u32, bias: Bias, residual: Residual, shape: Shape):
+    """Adds the parts of each sum, bias and residual: grid (N / 128, rows)."""
+    row, column, count = u32(block_y()), u32(block_x() * 128 + thread_index()), u32(shape.counts[shape.field])
+    if row >= count or column >= shape.n:
         return
     total, part = f32(0), u32(0)
     while part < parts:
-        total += partial[(part * count + row) * n + column]
+        total += partial[(part * count + row) * shape.n + column]
         part = u32(part + 1)
-    if has_bias != 0:
-        total += bias[column]
-    y[row * y_stride + column] = total
+    if bias.present != 0:
+        total += bias.data[column]
+    if residual.present != 0:
+        total = residual.data[row * residual.stride + column] + residual.factor * total
+    y.data[row * y.stride + column] = total

@@ -183,29 +183,40 @@ def _unroll(scheme: Scheme, tokens: int) -> int:
 def row_prefetch(kind: str, tokens: int, split: int) -> DeviceFunction:
     """ask(planes .., place, unit, units): a lane asks for the units of a row that it reads first. Weights do not depend
     on the kernels before, so they may be on their way while those run."""
-    scheme = SCHEMES[kind]
-    count, step = _unroll(scheme, tokens), 32 * split
-    words = {plane: PLANE_BYTES[plane] // 4 if plane in scheme.planes else 0 for plane in ("low", "high", "two", "one")}
-    lows, highs, twos, ones = words.values()
-    headers = 2 if scheme.parts.get("head", (0, UNIT)) == (4, UNIT) else int(scheme.parts.get("head") == (2, UNIT))
+    count, step, ask_unit = _unroll(SCHEMES[kind], tokens), 32 * split, unit_prefetch(kind)
 
     @device
     def ask(low, high, two, one, head, above, per_row, place, unit, units):
         at = u32(place * units + unit)
         for i in range(4):
             if i < count and unit + i * step < units:
-                if lows:
-                    prefetch(low, u32(lows * (at + i * step)))
-                if highs:
-                    prefetch(high, u32(highs * (at + i * step)))
-                if twos:
-                    prefetch(two, u32(twos * (at + i * step)))
-                if ones:
-                    prefetch(one, u32(ones * (at + i * step)))
-                if headers:
-                    prefetch(head, u32(headers * (at + i * step)))
+                ask_unit(low, high, two, one, head, above, per_row, u32(at + i * step))
 
     return ask
+
+
+@functools.cache
+def unit_prefetch(kind: str) -> DeviceFunction:
+    """ask_unit(planes .., at): ask for a unit of the matrix."""
+    scheme = SCHEMES[kind]
+    words = {plane: PLANE_BYTES[plane] // 4 if plane in scheme.planes else 0 for plane in ("low", "high", "two", "one")}
+    lows, highs, twos, ones = words.values()
+    headers = 2 if scheme.parts.get("head", (0, UNIT)) == (4, UNIT) else int(scheme.parts.get("head") == (2, UNIT))
+
+    @device
+    def ask_unit(low, high, two, one, head, above, per_row, at):
+        if lows:
+            prefetch(low, u32(lows * at))
+        if highs:
+            prefetch(high, u32(highs * at))
+        if twos:
+            prefetch(two, u32(twos * at))
+        if ones:
+            prefetch(one, u32(ones * at))
+        if headers:
+            prefetch(head, u32(headers * at))
+
+    return ask_unit
 
 
 @functools.cache

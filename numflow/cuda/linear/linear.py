@@ -4,16 +4,30 @@ Up to 4 tokens every row of the matrix is read once by a matrix-vector kernel (g
 through tensor cores (gemm.py), unless arithmetic is to be float32, which is 8 tokens at a time.
 """
 
+from collections.abc import Callable
+
 from numflow.cuda.device.call import Call, Sizes, ceil
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.elementwise import act
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.linear import few_gemm
 from numflow.cuda.linear.float_gemv import float_gemv
-from numflow.cuda.linear.gemm import gemm_sum, partial_sums, tile_of
+from numflow.cuda.linear.gemm import few, gemm_sum, is_few, partial_sums, tile_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
-from numflow.cuda.linear.parameters import AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
-from numflow.cuda.linear.wgmma_gemm import Tiling, tiling
+from numflow.cuda.linear.parameters import (
+    ALONE,
+    AT_ONCE,
+    NOTHING,
+    Late,
+    Residual,
+    Shape,
+    apart_of,
+    bias_of,
+    planes_of,
+    units_of,
+)
+from numflow.cuda.linear.wgmma_gemm import gemm_for, rows_for, split_for
 from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
@@ -21,11 +35,12 @@ from numflow.ops import Step, param
 FEW = 4  # tokens that matrix-vector kernels are for: with more, instructions bind them, not memory
 
 
-def linear(step: Step, ctx, add: Step | None = None, late: float | None = None) -> list[Call]:
+def linear(step: Step, ctx, add: Step | None = None, late: float | None = None,
+           unscaled: Callable[[Sizes], bool] | None = None) -> list[Call]:
     """x f32 [T, K], weight [N, K], bias f32 [N] -> y f32 [T, N].
 
     add:  y = a + scale * product, to be done as well; its first input is a, and nobody else wants the product.
-    late: eps of the norm that few tokens take of x here (unit.py).
+    late: eps of the norm that few tokens take of x here (unit.py). unscaled: as of `many`.
     """
     (x,), (y,) = step.inputs, step.outputs
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(y)
@@ -45,14 +60,31 @@ def linear(step: Step, ctx, add: Step | None = None, late: float | None = None) 
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
 
     calls = [*operand.calls, Call(step, few)]
-    return calls if exact else [*limited(calls, "few", field), *many(step, ctx, add)]
+    return calls if exact else [*limited(calls, "few", field), *many(step, ctx, add, unscaled=unscaled)]
 
 
-def many(step: Step, ctx, add: Step | None = None) -> list[Call]:
-    """The calls of `linear` for more than a few tokens."""
+def many(step: Step, ctx, add: Step | None = None, act_mul: Step | None = None,
+         unscaled: Callable[[Sizes], bool] | None = None) -> list[Call]:
+    """The calls of `linear` for more than a few tokens.
+
+    act_mul:  of the results, done as well where `gates` holds, which leaves its operand in float16.
+    unscaled: for which sizes the operand comes from such a product.
+    """
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(step.outputs[0])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    return limited([*_many(step, ctx, weight, bias, field), *(act.add(add, ctx) if add else ())], "many", field)
+    return limited(_many(step, ctx, weight, bias, field, add, act_mul, unscaled), "many", field)
+
+
+def gates(product: Step, ctx) -> Callable[[Sizes], bool]:
+    """For which sizes the kernel of a product of gate and up does the act_mul behind it."""
+    weight, field = ctx.matrix(product.weights["weight"]), ctx.rows(product.outputs[0])
+    return lambda sizes: sizes.rows[field] > FEW and is_few(weight.kind, tile_of(sizes.rows[field]),
+                                                            weight.outliers > 0)
+
+
+def takes_unscaled(weight: Kept) -> bool:
+    """Whether products with a matrix are taken anew where a float16 operand of up to 16 tokens is not finite."""
+    return is_few(weight.kind, few_gemm.TOKENS, weight.outliers > 0)
 
 
 def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
@@ -77,28 +109,48 @@ def is_exact(weight: Kept, activations: str) -> bool:
     return weight.kind == "f32" or activations == "f32"
 
 
-def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list[Call]:
-    """The calls on tensor cores."""
+def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: Step | None, act_mul: Step | None,
+          unscaled: Callable[[Sizes], bool] | None) -> list[Call]:
+    """The calls on tensor cores; added: as `add` of linear, done where sums of parts or of few tokens are stored."""
     (x,), (y,), units, apart = step.inputs, step.outputs, weight.pitch // UNIT, weight.outliers > 0
     operand = ctx.operand(x, *demands(weight, ctx.activations)[-1])
     partial = ctx.scratch("parts of sums", 4 * partial_sums())
+    residual = Residual(*ctx.view(added.inputs[0]), factor=param(added, "scale"), present=1) if added else ALONE
+    to = ctx.view((added or act_mul or step).outputs[0])
     shape = Shape(ctx.batch.counts, field=field, n=y.width, units=units)
-    args = (ctx.view(y), partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0,
-            weight.parts.get("outliers"), weight.outliers)
+    args = (partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0)
+    ends = NOTHING._replace(**residual._asdict())
+    if act_mul:
+        words, scales = ctx.place(act_mul.outputs[0], "f16")
+        ends = NOTHING._replace(p=param(act_mul, "limit"), q=param(act_mul, "alpha"), words=words, scales=scales)
 
-    def chosen(sizes: Sizes) -> Tiling:
-        return tiling(ctx.device, weight.kind, sizes.rows[field], y.width, units, apart)
+    def parts(sizes: Sizes) -> int:
+        if act_mul and at_end(sizes):
+            return 1
+        return split_for(ctx.device, weight.kind, apart, y.width, sizes.rows[field], units)
+
+    def at_end(sizes: Sizes) -> bool:  # whether the product's own kernel may add or do act_mul
+        return is_few(weight.kind, tile_of(sizes.rows[field]), apart)
 
     def multiply(sizes: Sizes) -> Launch:
-        kernel, rows, parts = chosen(sizes)
-        tokens = sizes.rows[field]
-        return Launch(kernel, (ceil(y.width, rows), ceil(tokens, tile_of(tokens)), parts), args)
+        rows = sizes.rows[field]
+        tile = tile_of(rows)
+        grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), ceil(rows, tile), parts(sizes)
+        if at_end(sizes):
+            gate = param(act_mul, "kind") if act_mul else ""
+            end = ends if not unscaled or not unscaled(sizes) else ends._replace(
+                rows=ctx.view(x).data, rows_stride=ctx.view(x).stride, unscaled=1)
+            return Launch(few(weight.kind, y.width, gate=gate), grid, (to, *args, end))
+        return Launch(gemm_for(ctx.device, weight.kind, tile, apart=apart), grid,
+                      (ctx.view(y), *args, weight.parts.get("outliers"), weight.outliers))
 
-    def add(sizes: Sizes) -> Launch:
+    def join(sizes: Sizes) -> Launch:
         return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (
-            *ctx.view(y), partial, chosen(sizes).parts, bias, int(bias is not None), ctx.batch.counts, field, y.width))
+            ctx.view((added or step).outputs[0]), partial, parts(sizes), bias_of(bias), residual, shape))
 
-    return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: chosen(sizes).parts > 1)]
+    calls = [*operand.calls, Call(step, multiply), Call(step, join).only(lambda sizes: parts(sizes) > 1)]
+    alone = act.add(added, ctx) if added else ()
+    return [*calls, *(call.only(lambda sizes: parts(sizes) == 1 and not at_end(sizes)) for call in alone)]
 
 
 def uses_int8(weight: Kept, activations: str) -> bool:
@@ -121,7 +173,7 @@ def gemv_args(y: Rows, operand: Operand, weight: Matrix, bias: Ref | None, ids: 
 
     late: Context.late of x. floats: address and stride of x in float32, for outliers.
     """
-    shape, added = Shape(counts, field=field, n=n, units=units_of(weight)), residual or Residual(None, 0, 1.0, 0)
+    shape, added = Shape(counts, field=field, n=n, units=units_of(weight)), residual or ALONE
     if weight.is_float:
         return y, operand.x, operand.pitch, weight.parts["codes"], bias_of(bias), ids, shape, routes, added, late
     return (y, operand.x, operand.aux, planes_of(weight), bias_of(bias), ids, shape, routes, added, late,

@@ -47,6 +47,26 @@ class Residual(NamedTuple):
     present: u32
 
 
+class Ends(NamedTuple):
+    """What few_gemm.py does at a product's end.
+
+    data .. present: a residual, as of Residual. p, q: numbers of an activation; words, scales: the float16 operand that
+    it becomes. rows, rows_stride: float32 of an operand that was not scaled, if it is unscaled.
+    """
+
+    data: f32.ptr
+    stride: u32
+    factor: f32
+    present: u32
+    p: f32
+    q: f32
+    words: u32.ptr
+    scales: f32.ptr
+    rows: f32.ptr
+    rows_stride: u32
+    unscaled: u32
+
+
 class Late(NamedTuple):
     """A norm that is taken late (unit.py), if it has parts: sums of squares, their number for a row, its eps."""
 
@@ -55,6 +75,8 @@ class Late(NamedTuple):
     eps: f32
 
 
+ALONE = Residual(None, 0, 1.0, 0)  # nothing is added
+NOTHING = Ends(*ALONE, 0.0, 0.0, None, None, None, 0, 0)
 AT_ONCE = Late(None, 0, 0.0)  # no norm is late
 
 

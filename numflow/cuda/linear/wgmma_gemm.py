@@ -15,7 +15,6 @@ bound it at 460.
 """
 
 import functools
-from typing import NamedTuple
 
 from numflow.cuda.device.device import Device
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
@@ -171,27 +170,27 @@ def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
     return _gemm
 
 
-class Tiling(NamedTuple):
-    """A kernel for a tile of so many tokens; rows: of the matrix, of a block; parts: that the columns are cut into."""
-
-    kernel: Kernel
-    rows: int
-    parts: int
-
-
-def tiling(device: Device, kind: str, rows: int, n: int, units: int, apart: bool) -> Tiling:
-    """The product of `rows` tokens with a matrix of n rows on a device: by gemm.gemm, or on Hopper by this module."""
-    tokens = mma.tile_of(rows)
-    if on_hopper(device, tokens, apart):
-        blocks = -(-n // ROWS) * -(-rows // tokens)
-        return Tiling(wgmma_gemm(kind), ROWS, max(1, min(BLOCKS // blocks, units // 8, 16)))
-    return Tiling(mma.gemm(kind, tokens, apart=apart), mma.rows_of(kind, tokens, apart),
-                  mma.split_of(kind, apart, n, rows, units))
-
-
 def on_hopper(device: Device, tokens: int, apart: bool) -> bool:
-    """Whether tiles of so many tokens are multiplied by this module's kernels."""
+    """Whether tiles of so many tokens are multiplied by this module's kernels; else by gemm.py's."""
     return device.wgmma and tokens == TOKENS and not apart
+
+
+def gemm_for(device: Device, kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
+    """The kernel of a tile of so many tokens on a device."""
+    return wgmma_gemm(kind, grouped) if on_hopper(device, tokens, apart) else mma.gemm(kind, tokens, grouped, apart)
+
+
+def rows_for(device: Device, kind: str, tokens: int, apart: bool) -> int:
+    """Rows of the matrix that a block of that kernel has."""
+    return ROWS if on_hopper(device, tokens, apart) else mma.rows_of(kind, tokens, apart)
+
+
+def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: int) -> int:
+    """Parts that the columns are cut into for `rows` tokens."""
+    tokens = mma.tile_of(rows)
+    if not on_hopper(device, tokens, apart):
+        return mma.split_of(kind, apart, n, rows, units)
+    return max(1, min(BLOCKS // (-(-n // ROWS) * -(-rows // tokens)), units // 8, 16))
 
 
 @device

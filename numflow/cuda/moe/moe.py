@@ -11,10 +11,10 @@ from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.linear.gemm import gemm, rows_of
+from numflow.cuda.linear.gemm import few, is_few
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
-from numflow.cuda.linear.parameters import Shape, bias_of, planes_of
-from numflow.cuda.linear.wgmma_gemm import ROWS, on_hopper, wgmma_gemm
+from numflow.cuda.linear.parameters import NOTHING, Shape, bias_of, planes_of
+from numflow.cuda.linear.wgmma_gemm import gemm_for, rows_for
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
 from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, Routing, route_kernel
 from numflow.cuda.weights.layout import Matrix
@@ -76,14 +76,15 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
     found = groups(ctx, ids, first, weight.groups, runs)
     shape = Shape(ctx.batch.counts, field=N_ROUTES, n=y.width, units=weight.pitch // UNIT)
     args = (ctx.view(y), None, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, found.tiles,
-            found.order, int(_routes_of(step, ctx) > 1), weight.parts.get("outliers"), weight.outliers)
+            found.order, int(_routes_of(step, ctx) > 1))
 
     def multiply(sizes: Sizes) -> Launch:
         tile, apart = found.tile(sizes), weight.outliers > 0
-        chosen, rows = gemm(weight.kind, tile, True, apart), rows_of(weight.kind, tile, apart)
-        if on_hopper(ctx.device, tile, apart):
-            chosen, rows = wgmma_gemm(weight.kind, True), ROWS
-        return Launch(chosen, (ceil(y.width, rows), found.most_tiles(sizes), 1), args)
+        grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), found.most_tiles(sizes), 1
+        if is_few(weight.kind, tile, apart):
+            return Launch(few(weight.kind, y.width, True), grid, (*args, NOTHING))
+        return Launch(gemm_for(ctx.device, weight.kind, tile, True, apart), grid,
+                      (*args, weight.parts.get("outliers"), weight.outliers))
 
     calls = [*operand.calls, *found.calls, Call(step, multiply)]
     if "first" in step.params:  # others have experts too

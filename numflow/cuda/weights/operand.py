@@ -12,14 +12,26 @@ from dataclasses import dataclass
 
 from numflow.cuda.device.call import Call, ceil, per_row
 from numflow.cuda.device.device import Ref
-from numflow.cuda.lang.arithmetic import fabs, fmax, pack_bfloats, pack_halves, round_to_int
-from numflow.cuda.lang.intrinsics import block_x, block_y, shuffle_xor, store2, store4, thread_index
+from numflow.cuda.lang.arithmetic import fabs, fmax, fmin, pack_bfloats, pack_halves, round_to_int
+from numflow.cuda.lang.intrinsic import LocalArray
+from numflow.cuda.lang.intrinsics import (
+    after_previous,
+    block_x,
+    block_y,
+    load4,
+    shuffle_xor,
+    store2,
+    store4,
+    stream1,
+    thread_index,
+)
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.reduce import block_max
 from numflow.cuda.lang.scalar import f32, i32, u32
 
 UNIT = 32
 THREADS = 128
+MOST_HELD = 32768   # columns of a row that the registers of a block hold
 ROW_THREADS = 1024  # of a block that has a row for itself: it waits for memory as often as it goes round
 _SMALLEST = 1e-36  # below, 127 / max would overflow: such a unit counts as zeros
 
@@ -53,7 +65,9 @@ def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
     if kind == "int8":
         return per_row(None, _int8, ctx.rows(view), ceil(pitch, 4 * THREADS), x, aux, pitch // UNIT, *source)
     if kind in ("f16", "bf16"):
-        return per_row(None, _halves(kind == "bf16"), ctx.rows(view), 1, x, aux, pitch // 2, *source)
+        whole = view.width == pitch and view.start % 4 == 0 and pitch <= MOST_HELD
+        chosen = _held(kind, ceil(pitch, 4 * ROW_THREADS)) if whole else _halves(kind == "bf16")
+        return per_row(None, chosen, ctx.rows(view), 1, x, aux, pitch // 2, *source)
     return per_row(None, _f32, ctx.rows(view), ceil(pitch, THREADS), x, pitch, *source)
 
 
@@ -120,6 +134,50 @@ def putter(kind: str) -> DeviceFunction:
                    pack(c * inverse, d * inverse))
 
     return put_bytes if kind == "int8" else put_words
+
+
+@functools.cache
+def _held(kind: str, rounds: int) -> Kernel:
+    """A block for each row, 4 columns of a thread in each of the rounds, which stay in registers from the one load
+    on."""
+    put, held = putter(kind), LocalArray(f32, 4 * rounds)
+
+    @kernel(f"operand_{kind}_{rounds}", ROW_THREADS)
+    def _operand(y: u32.ptr, scales: f32.ptr, words: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
+                 width: u32):
+        # The row, to registers; its largest number.
+        row, first, values, largest = block_x(), u32(4 * thread_index()), held(), f32(0)
+        there = row < stream1(counts, rows)
+        after_previous()
+        if not there:
+            return
+        for i in range(rounds):
+            n, column = 4 * i, u32(first + 4 * ROW_THREADS * i)
+            values[n], values[n + 1], values[n + 2], values[n + 3] = f32(0), f32(0), f32(0), f32(0)
+            if column < width:
+                values[n], values[n + 1], values[n + 2], values[n + 3] = load4(x + row * x_stride, column)
+        inverse, scale = f32(1), f32(1)
+        if kind == "f16":
+            for i in range(4 * rounds):
+                largest = fmax(largest, fabs(values[i]))
+            largest = block_max(largest, ROW_THREADS // 32)
+            if largest > f32(LARGEST_HALF):
+                scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
+        # Store the operand.
+        if first == 0:
+            scales[row] = scale
+        for i in range(rounds):
+            n = 4 * i
+            put(y, scales, row, u32(first + 4 * ROW_THREADS * i), width, inverse,
+                values[n], values[n + 1], values[n + 2], values[n + 3])
+
+    return _operand
+
+
+@device
+def finite(value):
+    """The value as far as float16 goes, by which it may be off where it was rounded up."""
+    return fmin(fmax(value, f32(-65504)), f32(65504))
 
 
 LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled

@@ -25,7 +25,7 @@ from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
 from tests.cuda.attention_shapes import FORMS, attention_case, every_bias, latent_case
-from tests.cuda.kernels import APART, EVERY, GROUPED, decoder
+from tests.cuda.kernels import APART, EVERY, GROUPED, decoder, many_rows
 from tests.cuda.matrices import QUANTISED, embed_case, experts_case, heads_case, linear_case, stored
 from tests.cuda.small import CASES
 
@@ -131,8 +131,15 @@ def _matrices(kind: str) -> Iterator[Job]:
     if kind not in APART:
         case = replace(linear_case(kind, 280, 512, 1, bias=True), schedule=(((0, 65),), ((0, 150),)))
         yield replace(_case(f"linear-{kind}-hopper", case, bound), wgmma=True)
+    yield Job(f"linear-{kind}-rows", partial(_many_rows, kind, bound))
     yield _case(f"embed-{kind}", embed_case(kind, 512), 1e-5)
     yield _case(f"heads-{kind}", replace(heads_case(kind, 21, 256, 3, 2), schedule=(((0, 2),), ((0, 9),))), 3e-5)
+
+
+def _many_rows(kind: str, bound: float, device) -> None:
+    """A product of few tokens as of a matrix with many rows."""
+    with many_rows():
+        _compare(linear_case(kind, 40, 512, 9, bias=True), bound, {}, device)
 
 
 def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
@@ -219,9 +226,9 @@ def _functions() -> Iterator[Job]:
         kernels = tuple(kernel.name for kernel in quantise.kernels(scheme))
         yield _function(test_quantise, f"quantise-{name}", kernels, "test_the_bytes_of_the_processor", name)
     for parts, width in test_join.SIZES:
-        for int8 in (False, True):
-            name = f"attention_join{'_int8' * int8}"
-            yield _function(test_join, f"{name}-{parts}", (name,), "test_parts_are_joined", parts, width, int8)
+        for kind in ("", "int8", "f16"):
+            name = f"attention_join{f'_{kind}' * bool(kind)}"
+            yield _function(test_join, f"{name}-{parts}", (name,), "test_parts_are_joined", parts, width, kind)
 
     for width in (33, 700):
         yield _function(test_sample, f"sample-{width}", ("sample",), "test_the_same_tokens_as_on_the_host", width)

@@ -7,11 +7,12 @@ card has confirmed these numbers (tests/cuda/ptx/model.py says what they are mad
 
 import argparse
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from numflow.cuda.compiler.compile import assembled
-from numflow.cuda.device.device import Launch, Order
+from numflow.cuda.device.device import Launch, Memory, Order
 from numflow.cuda.program import Program
 from numflow.lab.shapes import find_shape
 from numflow.ops import Batch
@@ -27,47 +28,64 @@ LANES = 4096     # of a launch that are run
 HOPPERS = ("H200", "H100")
 
 
+class How(NamedTuple):
+    """early: kernels as they are from sm_90 on. wgmma: those for Hopper alone. lanes: of a launch that are run."""
+
+    early: bool = True
+    wgmma: bool = True
+    lanes: int = LANES
+
+
+ANY = How()
+
+
 class Sampling(PtxDevice):
     """Runs some blocks from the middle of each launch and counts; what they compute is not looked at."""
 
-    def __init__(self, nbytes: int, early: bool = True, wgmma: bool = True):
-        super().__init__(nbytes=nbytes, wgmma=wgmma)
-        self.early = early
+    def __init__(self, nbytes: int, how: How):
+        super().__init__(nbytes=nbytes, wgmma=how.wgmma)
+        self.how = how
         self.found: list[tuple[Launch, Checks]] = []
         self.counts = False
+
+    def alloc(self, nbytes: int) -> Memory:
+        """Zeros until written: where results are not finite, some kernels take a longer way (few_gemm.py)."""
+        memory = super().alloc(nbytes)
+        memory.handle[:] = 0
+        return memory
 
     def launch(self, work: Launch | Order) -> None:
         """Count a launch, once the model is loaded."""
         if isinstance(work, Order) or not self.counts:
             return
         checks, kernel, total = Checks(False, False, counted=True), work.kernel, int(np.prod(work.grid))
-        count = min(total, max(LANES // kernel.threads, 1))
+        count = min(total, max(self.how.lanes // kernel.threads, 1))
         grid = Grid(work.grid, kernel.threads, (total - count) // 2, count, kernel.dynamic)
         values = [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)]
-        newer = self.early or kernel.hopper
+        newer = self.how.early or kernel.hopper
         text = parsed(kernel.name, digest_of(kernel), kernel) if newer else parse(assembly(kernel))
         Machine(text, grid, values, self.global_memory, checks, kernel.name).run()
         self.found.append((work, checks))
 
 
-def layer(shape: str, weights: str, tokens: int, context: int, early: bool = True,
-          wgmma: bool = True) -> list[tuple[Launch, Checks]]:
+def layer(shape: str, weights: str, tokens: int, context: int,
+          how: How = ANY) -> list[tuple[Launch, Checks]]:
     """Launches of one layer for a step of `tokens` sequences, counted: those that a second layer adds to a first."""
-    one, two = (launches(shape, weights, tokens, context, layers, early, wgmma) for layers in (1, 2))
+    one, two = (launches(shape, weights, tokens, context, layers, how) for layers in (1, 2))
     names = [[work.kernel.name for work, _ in found] for found in (one, two)]
     same = next(at for at, (a, b) in enumerate(zip(*names)) if a != b)
     return two[same:same + len(two) - len(one)]
 
 
 def launches(shape_name: str, weights: str, tokens: int, context: int, layers: int,
-             early: bool = True, wgmma: bool = True) -> list[tuple[Launch, Checks]]:
-    """Launches of a model of so many layers for a step, counted; early: as they are from sm_90 on.
+             how: How = ANY) -> list[tuple[Launch, Checks]]:
+    """Launches of a model of so many layers for a step, counted.
 
     context: earlier tokens of each sequence; negative: the tokens are a prompt, of one sequence.
     """
     shape = find_shape(shape_name, layers=layers, vocabulary=256)
     network, source = decoder(shape, weights)
-    device = Sampling(3 << 30, early, wgmma)
+    device = Sampling(3 << 30, how)
     program = Program(network, source, gpu=device)
     prompt, sequences = context < 0, 1 if context < 0 else tokens
     blocks = -(-(tokens if prompt else context + 1) // program.block_size)
@@ -96,15 +114,17 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", action="store_true", help="the tokens are those of one prompt")
     parser.add_argument("--no-wgmma", action="store_true", help="mma.sync on Hopper too")
+    parser.add_argument("--lanes", type=int, default=LANES, help="of a launch that are run; what all blocks read "
+                        "is counted anew for each such sample")
     parser.add_argument("--card", default="H200", choices=CARDS)
     parser.add_argument("--no-dependent", action="store_true", help="one kernel begins when the one before has ended")
     options = parser.parse_args()
     card, context = CARDS[options.card], -1 if options.prompt else options.context
-    wgmma = options.card in HOPPERS and not options.no_wgmma
     if options.no_dependent:
         card = replace(card, dependent=None)
     for weights in options.weights:
-        found = layer(options.shape, weights, options.tokens, context, card.dependent is not None, wgmma)
+        found = layer(options.shape, weights, options.tokens, context,
+                      How(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma, options.lanes))
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
               f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
               "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share | TFLOP/s |\n"
