@@ -120,7 +120,7 @@ def _put(kind: str) -> DeviceFunction:
 
 
 def warp_joiner(count: int, tiles: int) -> DeviceFunction:
-    """join_warps(acc, peaks, totals, memory, warp, lane): sums of 4 warps into warp 0. Two hand theirs to the other two,
+    """join_warps(acc, peaks, totals, memory, warp, lane): sums of 4 warps to warp 0. Two hand theirs to the other two,
     then one to the last, always the same ones. count: of sums of 8 rows, `tiles` of which a warp has."""
     count, rows = count * tiles, 2 * tiles
 
