@@ -5,7 +5,8 @@
     counters.ways()                 turns of the banks for shared loads, over those without conflicts: 1 is best
     counters.touched                bytes of 32-byte sectors that a launch touched at least once
     counters.within                 bytes of the allocations that these are in
-    counters.second                 bytes of requests to the second cache, by copies and loads that pass the first
+    counters.second                 bytes of requests to the second cache, by copies and loads that the first does not
+                                    keep; what a warp asks for again before it branches is still on its way
     counters.ahead                  the same of those that it asked for by `prefetch`
     counters.clocks                 of the blocks that ran, each by itself (timeline.py); `early`: before they wait
                                     for the kernels before theirs

@@ -59,7 +59,7 @@ class Lanes:
         self.log_global, self.log_shared = log, Log(True)
         self.counters = checks.counters.setdefault(name, Counters()) if checks.counted else None
         self.timeline = Timeline(blocks, grid.threads // WARP) if checks.counted else None
-        self._specials, self._sectors = {}, {}
+        self._specials, self._sectors, self._coming = {}, {}, np.zeros(0, np.int64)
         self.tiles = None                                         # of kernels with wgmma (tiles.py)
         self.unsettled = self.alive if kernel.awaits else None    # lanes that have not waited for the kernels before
 
@@ -264,13 +264,18 @@ class Lanes:
         if space == "shared":
             access.add(*turns(address, size, lanes))
         else:
-            found = sectors(offset, size, lanes // WARP)
-            access.add(*found)
+            access.add(*sectors(offset, size, lanes // WARP))
             if way == "read":
                 if "no_allocate" in self.where or "cp.async" in self.where:
-                    self.counters.second += 32 * found[1]
+                    self._pass_by(offset, lanes // WARP)
                 self.timeline.fetch(offset, lanes, "no_allocate" in self.where)
             self._sectors.setdefault(way, []).append(np.unique(offset >> 5))
+
+    def _pass_by(self, offset, warp) -> None:
+        """Sectors that the first cache does not keep: what a warp asks for again before a branch is still on its way."""
+        asked = np.setdiff1d(warp.astype(np.int64) << 40 | offset >> 5, self._coming)
+        self.counters.second += 32 * asked.size
+        self._coming = np.concatenate((self._coming, asked))
 
     def _count_steps(self, mix: dict, mask) -> None:
         if self.counters:

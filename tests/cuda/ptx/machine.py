@@ -149,6 +149,7 @@ class Machine(Lanes):
         steps, mix = self.code[at]
         self._count_steps(mix, mask)
         if self.timeline and at in self.kernel.begins:
+            self._coming = self._coming[:0]
             self.timeline.part(np.flatnonzero(self.active(mask).reshape(-1, WARP).any(1)))
         for step, guard, run in steps:
             self.where = step.text
