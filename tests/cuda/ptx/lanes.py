@@ -272,7 +272,7 @@ class Lanes:
             self._sectors.setdefault(way, []).append(np.unique(offset >> 5))
 
     def _pass_by(self, offset, warp) -> None:
-        """Sectors that the first cache does not keep: what a warp asks for again before a branch is still on its way."""
+        """Sectors that the first cache does not keep; those asked for again before a branch are still on their way."""
         asked = np.setdiff1d(warp.astype(np.int64) << 40 | offset >> 5, self._coming)
         self.counters.second += 32 * asked.size
         self._coming = np.concatenate((self._coming, asked))
