@@ -130,3 +130,15 @@ def check_pair(where: str, a: Tensor | None, b: Tensor | None, dimensions: tuple
     if a.shape[-2] != b.shape[-1] or not a.shape[-2]:
         raise FormatError(f"{where}: A {list(a.shape)} has rank {a.shape[-2]}, B {list(b.shape)} {b.shape[-1]}")
     return a, b
+
+
+def check_finite(path: Path, name: str, *values: np.ndarray | None) -> None:
+    """Refuse a change whose numbers, or products of them, are not finite in float32.
+
+    Raises:
+        FormatError: names the adapter and the tensor that it is for.
+    """
+    for each in values:
+        if each is not None and not np.isfinite(each).all():
+            raise FormatError(f"{path}: {name!r}: expected finite float32 numbers (A, B, magnitude, bias, alpha / r, "
+                              f"the scale, their products), found {'nan' if np.isnan(each).any() else 'inf'}")
