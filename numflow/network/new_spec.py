@@ -38,7 +38,8 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
     """
     from numflow.network import build
 
-    fitting, failing = [], []
+    fitting: list[tuple[tuple, Spec, dict[str, str]]] = []
+    failing = []
     for spec in _families():
         for renamed in ({}, _guessed_names(spec, checkpoint)):
             candidate, config = _with_names(spec, checkpoint.naming, renamed), Recorded(checkpoint.config)
@@ -53,11 +54,11 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
             if checkpoint.naming == "hf":
                 left = _matters(left, candidate, checkpoint)
             evidence = _evidence(candidate, checkpoint, network, config.read, len(renamed))
-            fitting.append((other, len(left), *evidence, *rest, spec, renamed))
+            fitting.append(((other, len(left), *evidence, *rest), spec, renamed))
             break
     if fitting:
-        *_, spec, renamed = min(fitting, key=lambda a: a[:-2])
-        others = [s.name for *_, s, _ in sorted(fitting, key=lambda a: a[:-2]) if s is not spec]
+        (_, spec, renamed), *further = sorted(fitting, key=lambda one: one[0])
+        others = [other.name for _, other, _ in further]
         added, left = _mapped(_with_names(spec, checkpoint.naming, renamed), checkpoint)
         return SpecDraft(_text(spec, checkpoint, renamed, [], others, added, left), to_confirm(left) if left else "")
     *_, spec, renamed, problem = min(failing, key=lambda a: a[:-3])
