@@ -15,7 +15,7 @@ import numpy as np
 from numflow import places
 from numflow.errors import FormatError, ModelNotFoundError
 from numflow.formats.checkpoint import Tensor
-from numflow.formats.types import TYPES
+from numflow.formats.types import TYPES, WHOLE
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,36 @@ def check_pair(where: str, a: Tensor | None, b: Tensor | None, dimensions: tuple
     """Both matrices of a pair, which must fit together. where: file and name, for messages.
 
     Raises:
-        FormatError: one is missing, has other than so many dimensions, or they have different ranks.
+        FormatError: one is missing, has other than so many dimensions or whole numbers, or they have different ranks.
     """
     if a is None or b is None:
         raise FormatError(f"{where}: matrix {'A' if a is None else 'B'} of the pair is missing")
     if len(a.shape) != len(b.shape) or len(a.shape) not in dimensions or a.shape[:-2] != b.shape[:-2]:
         raise FormatError(f"{where}: A {list(a.shape)} and B {list(b.shape)} should be [r, K] and [N, r]")
+    check_floats(where, a, b)
     if a.shape[-2] != b.shape[-1] or not a.shape[-2]:
         raise FormatError(f"{where}: A {list(a.shape)} has rank {a.shape[-2]}, B {list(b.shape)} {b.shape[-1]}")
     return a, b
+
+
+def check_floats(where: str, *tensors: Tensor | None) -> None:
+    """Refuse tensors of whole numbers. where: file and name, for messages.
+
+    Raises:
+        FormatError: names the tensor and its type.
+    """
+    for tensor in tensors:
+        if tensor is not None and tensor.type.name in WHOLE:
+            raise FormatError(f"{where}: expected floating-point numbers, but {tensor.name!r} is {tensor.type.name}")
+
+
+def check_finite(path: Path, name: str, *values: np.ndarray | None) -> None:
+    """Refuse a change whose numbers, or products of them, are not finite in float32.
+
+    Raises:
+        FormatError: names the adapter and the tensor that it is for.
+    """
+    for each in values:
+        if each is not None and not np.isfinite(each).all():
+            raise FormatError(f"{path}: {name!r}: expected finite float32 numbers (A, B, magnitude, bias, alpha / r, "
+                              f"the scale, their products), found {'nan' if np.isnan(each).any() else 'inf'}")

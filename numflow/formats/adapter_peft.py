@@ -18,7 +18,7 @@ import numpy as np
 
 from numflow.errors import FormatError, ModelNotFoundError, quoted
 from numflow.formats import pickle, safetensors
-from numflow.formats.adapter import Adapter, LowRank, check_pair, computed, turned
+from numflow.formats.adapter import Adapter, LowRank, check_floats, check_pair, computed, turned
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import read_json, show
 
@@ -34,6 +34,8 @@ _DECLARED = ("gate_up_proj", "up_proj", "down_proj")  # parameters with experts,
 _OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
                 "use_bdlora", "use_qalora", "velora_config")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # the others change the base's weights too
+_YES_OR_NO = ("use_rslora", "use_dora", "ensure_weight_tying")
+_BIASES = (None, "none", "all", "lora_only")
 # Patterns come from a file, and Python's matcher may take exponential time for some.
 _PATTERN_LENGTH, _PATTERN_REPEATS = 300, 3
 _NESTED = re.compile(r"\([^()]*[*+{][^()]*\)[*+{]")
@@ -71,6 +73,11 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
         if config.get(key):
             raise FormatError(f"{path}: {key} is set ({quoted(config[key])}), which changes the formula of LoRA: such "
                               f"adapters are not read")
+    for key in _YES_OR_NO:
+        if not isinstance(config.get(key), bool | None):
+            raise FormatError(f"{path}: {key}: expected true or false, found {quoted(config[key])}")
+    if config.get("bias") not in _BIASES:
+        raise FormatError(f"{path}: bias: expected 'none', 'all' or 'lora_only', found {quoted(config['bias'])}")
     start = config.get("init_lora_weights")
     if start not in _PLAIN_STARTS:
         raise FormatError(f"{path}: init_lora_weights {quoted(start)} has changed the base's weights as well: save the "
@@ -162,6 +169,7 @@ class _Parts:
                 if len(bias.shape) != 1:
                     raise FormatError(f"{self.path}: tensor {show(bias.name)}: a bias should be a vector, is "
                                       f"{list(bias.shape)}")
+                check_floats(f"{self.path}: {show(module)}", bias)
                 found[f"{module}.weight"] = bias, added[f"{module}.weight"].factor
         return found
 
@@ -175,6 +183,7 @@ class _Parts:
         else:
             a, b = check_pair(where, parts.get("lora_A"), parts.get("lora_B"), (2,))
         magnitude = parts.get("lora_magnitude_vector")
+        check_floats(where, magnitude)
         lengths = a.shape[1] if table else b.shape[0]
         if magnitude is not None and magnitude.rows * magnitude.columns != lengths:
             raise FormatError(f"{where}: lora_magnitude_vector {list(magnitude.shape)} should have {lengths} numbers")

@@ -54,6 +54,7 @@ _OTHER = {"BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5
 
 TYPES = {name: TensorType(name, block, size) for name, (_, block, size) in _GGML.items()}
 TYPES |= {name: TensorType(name, 1, size) for name, size in _OTHER.items()}
+WHOLE = frozenset(("I8", "I16", "I32", "I64", "BOOL", "U8", "U16", "U32", "U64"))  # whole numbers
 # Q2_0 as the fork of llama.cpp had it that it comes from, under the same number (gguf.py tells them apart).
 TYPES["Q2_0_128"] = TensorType("Q2_0_128", 128, 34)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from numflow.errors import NumflowError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.build.names import SUFFIXES, TensorNames
+from numflow.network.new_spec_evidence import added_keys, computed, departures, strained, told
 from numflow.network.new_spec_keys import Recorded, mapped, readings, to_confirm, unread, with_tables
+from numflow.ops import Network
 from numflow.spec.detect import names_it
 from numflow.spec.reader import Spec, list_specs
 
@@ -30,35 +30,49 @@ class SpecDraft:
 def draft(checkpoint: Checkpoint) -> SpecDraft:
     """Try every shipped family as it is, then with tensor names guessed from the names other families use.
 
-    A family fits when its network builds: every tensor found, of the right shape, and none left over. If none fits, the
-    draft extends the nearest and says which tensors have no place. Keys of the configuration that a fitting family does
-    not read are mapped, or keep the draft from running until somebody has confirmed them.
+    A family fits when its network builds: every tensor found, of the right shape, and none left over. Of several, the
+    draft extends the one that explains most: fewest keys unread, tensors stored as it has them, words of the
+    configuration that it expects. If none fits, the draft extends the nearest and says which tensors have no place.
+    Keys of the configuration that a fitting family does not read are mapped, or keep the draft from running until
+    somebody has confirmed them.
     """
     from numflow.network import build
 
-    fitting, failing = [], []
+    fitting: list[tuple[tuple, Spec, dict[str, str]]] = []
+    failing = []
     for spec in _families():
         for renamed in ({}, _guessed_names(spec, checkpoint)):
             candidate, config = _with_names(spec, checkpoint.naming, renamed), Recorded(checkpoint.config)
             other, rest = not names_it(spec.section("detect"), checkpoint), (len(renamed), len(spec.chain), spec.name)
             try:
-                build(candidate, replace(checkpoint, config=config))
+                network = build(candidate, replace(checkpoint, config=config))
             except NumflowError as error:
                 named = -len(_keys_read(spec, checkpoint))
                 failing.append((len(_unplaced(candidate, checkpoint)), other, named, *rest, spec, renamed, str(error)))
                 continue
             left = unread(candidate, checkpoint.config, checkpoint.naming, config.read)
-            fitting.append((other, len(left), *rest, spec, renamed))
+            if checkpoint.naming == "hf":
+                left = _matters(left, candidate, checkpoint)
+            evidence = _evidence(candidate, checkpoint, network, config.read, len(renamed))
+            fitting.append(((other, len(left), *evidence, *rest), spec, renamed))
             break
     if fitting:
-        *_, spec, renamed = min(fitting, key=lambda a: a[:-2])
-        others = [s.name for *_, s, _ in sorted(fitting, key=lambda a: a[:-2]) if s is not spec]
+        (_, spec, renamed), *further = sorted(fitting, key=lambda one: one[0])
+        others = [other.name for _, other, _ in further]
         added, left = _mapped(_with_names(spec, checkpoint.naming, renamed), checkpoint)
         return SpecDraft(_text(spec, checkpoint, renamed, [], others, added, left), to_confirm(left) if left else "")
     *_, spec, renamed, problem = min(failing, key=lambda a: a[:-3])
     candidate = _with_names(spec, checkpoint.naming, renamed)
     left = unread(spec, checkpoint.config, checkpoint.naming, _keys_named(spec, checkpoint))
     return SpecDraft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), [], {}, left), problem)
+
+
+def _evidence(spec: Spec, checkpoint: Checkpoint, network: Network, read: set[str], renamed: int) -> tuple[int, ...]:
+    """By which a family that fits stands before or behind others, the heaviest first; smaller is better."""
+    if checkpoint.naming != "hf":
+        return strained(network, checkpoint), renamed
+    return (strained(network, checkpoint), renamed, told(spec, checkpoint, read),
+            -added_keys(spec, checkpoint.config), departures(spec, checkpoint))
 
 
 def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -81,33 +95,24 @@ def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any
                 added[section] = added.get(section, {}) | values
     left = unread(spec, checkpoint.config, checkpoint.naming, read)
     if left and checkpoint.naming == "hf":
-        computed = _computed(spec, checkpoint)
-        left = [key for key in left if not _says_the_same(key, spec, checkpoint, computed)]
+        left = _matters(left, spec, checkpoint)
     return added, left
 
 
-def _says_the_same(key: str, spec: Spec, checkpoint: Checkpoint, computed: tuple) -> bool:
+def _matters(keys: list[str], spec: Spec, checkpoint: Checkpoint) -> list[str]:
+    """Those of the keys that do not say what the spec says without them."""
+    whole = computed(spec, checkpoint) if keys else ()
+    return [key for key in keys if not _says_the_same(key, spec, checkpoint, whole)]
+
+
+def _says_the_same(key: str, spec: Spec, checkpoint: Checkpoint, whole: tuple) -> bool:
     """Whether the network stays as it is where the spec reads a key as any shipped family does: the key says what the
     spec says without it, or something about layers that the model does not have."""
     ways = readings(key.removeprefix(f"{spec.section('hf').get('within', '')}."), spec, _families())
     try:
-        return bool(ways) and all(_computed(with_tables(spec, tables), checkpoint) == computed for tables in ways)
+        return bool(ways) and all(computed(with_tables(spec, tables), checkpoint) == whole for tables in ways)
     except NumflowError:  # as a family reads it the tensors do not fit: it says something else here
         return False
-
-
-def _computed(spec: Spec, checkpoint: Checkpoint) -> tuple:
-    """All that the network of a spec computes, to be compared; arrays as bytes."""
-    from numflow.network import build
-
-    def data(rows: Any) -> Any:
-        return rows.tobytes() if isinstance(rows, np.ndarray) else rows
-
-    network = build(spec, checkpoint)
-    weights = {name: (replace(weight, parts=(), constant=None), data(weight.constant),
-                      [replace(part, rows=data(part.rows)) for part in weight.parts])
-               for name, weight in network.weights.items()}
-    return network.entries, network.buffers, weights, network.caches, network.states
 
 
 def _keys_used(spec: Spec, checkpoint: Checkpoint) -> set[str]:

@@ -64,7 +64,8 @@ def checked_weights(x: np.ndarray, scheme: Scheme, name: str) -> np.ndarray:
         x = np.ascontiguousarray(x, np.float32)
     # Smallest and largest let NaN and infinity through, and need no mask of the whole matrix.
     if not np.isfinite(x.min()) or not np.isfinite(x.max()):
-        row = int(np.argmin(np.isfinite(x.sum(1, dtype=np.float64))))
+        with np.errstate(invalid="ignore"):  # both infinities in a row
+            row = int(np.argmin(np.isfinite(x.sum(1, dtype=np.float64))))
         column = int(np.argmin(np.isfinite(x[row])))
         raise FormatError(f"{name} cannot be quantised: row {row}, column {column} is {x[row, column]}")
     return read_only(x)

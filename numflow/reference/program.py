@@ -155,6 +155,7 @@ class Program(OneDevice):
             _columns(buffers, view)[:] = given
         return buffers
 
+    @np.errstate(over="ignore", invalid="ignore")  # results show it, as with other executors
     def _step(self, step, batch, buffers):
         inputs = [_columns(buffers, view) for view in step.inputs]
         if self.observer is not None:

@@ -233,6 +233,21 @@ class Resolved:
         finally:
             self._found = before
 
+    def departs(self, section: str, key: str, layer: int | None = None, stack: str = "") -> bool:
+        """Whether an option has another value than where no spec sets it, and none that the configuration gives.
+
+        Raises:
+            SpecError: as `option` does.
+        """
+        option = SECTIONS[section][key]
+        value = self.option(section, key, layer, stack)
+        if self.keys_of(section, key, layer, stack):
+            return False
+        where = f"{section}.{key}"
+        with self._opened(where):
+            plain = self._source(where, option.default, layer, stack, option.kind)
+        return bool(value != self._checked(where, option, plain))
+
     def _checked(self, where: str, option: SpecOption, value: Any) -> Any:
         """The value as one of the option's kind, within its range."""
         if option.kind == "choice":

@@ -182,3 +182,13 @@ def test_what_is_refused(base, adapters, models, tmp_path):
         numflow.load(base, adapters=adapters, devices="0;1", transport="ray")
     with pytest.raises(FormatError, match="another model"):
         numflow.load(base, "reference", adapters={"a": tmp_path})
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_become_too_large_are_told_in_one_line(tmp_path, base, backend):
+    """Each is finite; their sums in the network are not."""
+    huge = {name: np.full_like(values, 1e19) for name, values in pair(Q.format(0), (32, 32)).items()}
+    with numflow.load(base, backend, adapters={"huge": write_adapter(tmp_path, huge)}) as model, pytest.raises(
+            RequestError, match="^the model's logits are not finite numbers"):
+        model.generate(IDS, max_tokens=2, adapter="huge")

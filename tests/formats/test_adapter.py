@@ -101,7 +101,9 @@ def test_parameters_with_all_experts(tmp_path):
     ({"alpha_pattern": {".*a.*b.*c.*d.*": 1}}, "too long"), ({"use_dora": True}, "use_dora"),
     ({"init_lora_weights": "pissa"}, "pissa"), ({"use_qalora": True}, "use_qalora"),
     ({"layer_replication": [[0, 4], [2, 5]]}, "layer_replication"), ({"lora_alpha": float("inf")}, "lora_alpha"),
-    ({"trainable_token_indices": [3]}, "trainable_token_indices")])
+    ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+    ({"use_rslora": "false"}, "use_rslora: expected true or false, found 'false'"), ({"use_dora": [0]}, "use_dora: exp"),
+    ({"ensure_weight_tying": 1}, "ensure_weight_tying: exp"), ({"bias": True}, "bias: expected 'none', 'all' or")])
 def test_configurations_that_are_refused(tmp_path, config, words):
     with pytest.raises(FormatError, match=words) as error:
         open_adapter(write_adapter(tmp_path, matrices(NAME, (6, 5)), **config))
@@ -115,7 +117,11 @@ def test_tensors_that_are_refused(tmp_path):
                           ({a: good[a], b: good[b][:, :3]}, "rank 4"), ({a: good[a][0], b: good[b]}, r"\[r, K\]"),
                           (good | {f"{PREFIX}{NAME}.lora_E": good[a]}, "lora_E"),
                           (good | {f"{PREFIX}{NAME}.lora_magnitude_vector": np.ones(5, np.float32)}, "6 numbers"),
-                          (good | {f"{PREFIX}{NAME}.lora_A.default.weight": good[a]}, "two of")]:
+                          (good | {f"{PREFIX}{NAME}.lora_A.default.weight": good[a]}, "two of"),
+                          (good | {a: good[a].astype(np.int32)}, "floating-point numbers, but .*lora_A.weight' is I32"),
+                          (good | {b: good[b].astype(bool)}, "floating-point numbers, but .*lora_B.weight' is BOOL"),
+                          (good | {f"{PREFIX}{NAME}.lora_magnitude_vector": np.ones(6, np.uint8)}, "vector' is U8"),
+                          (good | {f"{PREFIX}{NAME}.lora_B.bias": np.ones(6, np.int64)}, "bias' is I64")]:
         with pytest.raises(FormatError, match=words):
             open_adapter(write_adapter(tmp_path, broken))
 

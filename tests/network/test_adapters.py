@@ -321,3 +321,22 @@ def test_what_rows_cannot_add():
     adapter = Adapter(PATH, "hf", {}, replaced={norm: found.tensors[norm]})
     with pytest.raises(RequestError, match="norm.*no product or look-up has; merge"):
         parts_of(built, found, fitted(adapter, found, spec), 1.0)
+
+
+@pytest.mark.parametrize("change", [
+    lambda one: replace(one, a=tensor("a", np.full(one.a.shape, np.nan))),
+    lambda one: replace(one, b=tensor("b", np.full(one.b.shape, -np.inf))),
+    lambda one: replace(one, magnitude=tensor("m", np.full(one.magnitude.shape, np.inf))),
+    lambda one: replace(one, factor=1e300),
+    lambda one: replace(one, factor=3e38),
+])
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_not_finite(change):
+    name, found = "model.layers.0.mlp.up_proj.weight", checkpoint()
+    spec = network.choose_spec(found)
+    adapter = Adapter(PATH, "hf", {name: change(low_rank(name, (48, 32), magnitude=True))})
+    built = network.build(spec, found)
+    with pytest.raises(FormatError, match=rf"^adapter: '{name}': expected finite float32 numbers .*, found (nan|inf)$"):
+        merged(found, spec, [(adapter, 1.0)]).tensors[name].f32()
+    with pytest.raises(FormatError, match=rf"^adapter: '{name}': expected finite float32 numbers .*, found (nan|inf)$"):
+        parts_of(built, found, fitted(adapter, found, spec), 1.0)

@@ -84,6 +84,14 @@ def test_what_does_not_fit_is_one_clear_error(config, tensors, words):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("name", ["model.norm", "model.layers.1.input_layernorm"])
+def test_a_norm_of_another_width_is_refused_with_file_and_tensor(name):
+    ck = checkpoint(tensors=shapes() | {f"{name}.weight": (33,)})
+    with pytest.raises(SpecError) as error:
+        network.build(network.choose_spec(ck), ck)
+    assert str(error.value) == f"{ck.path}: tensor '{name}.weight' is [33], but spec 'llama' expects [32]"
+
+
 def test_another_familys_checkpoint_is_refused():
     ck = checkpoint({**CONFIG, "architectures": ["MarsForCausalLM"]})
     with pytest.raises(SpecError, match="no spec for model 'MarsForCausalLM'.*spec new"):

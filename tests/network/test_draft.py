@@ -133,6 +133,19 @@ def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
     np.testing.assert_allclose(logits(checkpoint, written(drafted, tmp_path)), logits(known, spec.path), atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["olmo2", "olmo3", "exaone4", "arcee", "jais2", "nemotron", "gemma"])
+@pytest.mark.thin(3)
+def test_of_several_families_that_fit_the_one_that_explains_most(tmp_path, name):
+    """Their tensors and keys are those of other families too, which compute something else."""
+    case = load_case(name)
+    checkpoint = memory_checkpoint({**case.configs[0], "architectures": ["New"], "model_type": "new"}, case.tensors)
+    drafted = draft(checkpoint)
+    assert not drafted.problem
+    spec = network.choose_spec(memory_checkpoint(case.configs[0], case.tensors))
+    assert tomllib.loads(drafted.text)["extends"] == spec.name
+    np.testing.assert_array_equal(logits(checkpoint, written(drafted, tmp_path)), logits(checkpoint, spec.path))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in SHARED.glob("fixtures_2026/*") if path.is_dir()))
 def test_families_of_2025_26_take_at_most_five_lines_of_hand_work(tmp_path, name):

@@ -145,7 +145,7 @@ def test_bad_weights_are_refused(encode):
     x = weights(4, 128)
     for value in (np.nan, np.inf, -np.inf):
         bad = x.copy()
-        bad[2, 70] = value
+        bad[2, 70:72] = value, -value
         with pytest.raises(FormatError, match=f"blk.0 cannot be quantised: row 2, column 70 is {value}"):
             encode(bad, scheme, "blk.0")
     with pytest.raises(RequestError, match="blk.0: q3h_b64t1 has blocks of 64 weights, which do not divide 96 columns"):

@@ -9,10 +9,11 @@ have such matrices in few bits, the merged checkpoint is quantised (network/quan
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from numflow.formats.adapter import Adapter, LowRank
+from numflow.formats.adapter import Adapter, LowRank, check_finite
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
 from numflow.network.adapters.fit import Fitted, as_stored, fitted
@@ -25,7 +26,7 @@ def merged(checkpoint: Checkpoint, spec: Spec, adapters: Sequence[tuple[Adapter,
     """The checkpoint with every adapter added at its scale, one after the other; what they replace has no scale.
 
     Raises:
-        FormatError: an adapter is for another model.
+        FormatError: an adapter is for another model. When such a tensor is read: the change is not finite.
     """
     for adapter, scale in adapters:
         checkpoint = _merged(fitted(adapter, checkpoint, spec), scale)
@@ -52,15 +53,17 @@ def _merged(fit: Fitted, scale: float) -> Checkpoint:
             as_stored(tensor, there), name=name, turned=there.turned)
     for name, change in own.added.items():
         base = tensors[name]
-        tensors[name] = computed(base, partial(_changed, base, change, scale, name in fit.transposed))
+        tensors[name] = computed(base, partial(_changed, base, change, scale, name in fit.transposed, own.path))
     for name, (vector, factor) in own.offsets.items():
         bias = f"{name.removesuffix('.weight')}.bias"
         old = tensors.get(bias)
-        tensors[bias] = computed(old or replace(vector, name=bias), partial(_moved, old, vector, factor * scale))
+        tensors[bias] = computed(old or replace(vector, name=bias),
+                                 partial(_moved, old, vector, factor * scale, own.path, bias))
     return replace(fit.checkpoint, tensors=tensors)
 
 
-def _changed(base: Tensor, change: LowRank, scale: float, transposed: bool) -> np.ndarray:
+@np.errstate(all="ignore")  # overflow is found in the results
+def _changed(base: Tensor, change: LowRank, scale: float, transposed: bool, path: Path) -> np.ndarray:
     """W + scale * factor * B A, its rows as long as the magnitude says where there is one."""
     values = np.array(base.f32(), np.float32)
     weight = np.swapaxes(values, -1, -2) if transposed else values
@@ -68,14 +71,19 @@ def _changed(base: Tensor, change: LowRank, scale: float, transposed: bool) -> n
     b = b * np.float32(change.factor * scale)
     for begin in range(0, weight.shape[-2], _ROWS):
         rows = slice(begin, begin + _ROWS)
-        weight[..., rows, :] += b[..., rows, :] @ a
+        more = b[..., rows, :] @ a
+        check_finite(path, base.name, more)
+        weight[..., rows, :] += more
     if change.magnitude is not None:
         axis = -2 if change.by_column else -1
-        lengths = np.linalg.norm(weight, axis=axis)
-        weight *= np.expand_dims(change.magnitude.f32().reshape(-1) / np.where(lengths > 0, lengths, 1), axis)
+        lengths, magnitude = np.linalg.norm(weight, axis=axis), change.magnitude.f32().reshape(-1)
+        check_finite(path, base.name, lengths, magnitude)
+        weight *= np.expand_dims(magnitude / np.where(lengths > 0, lengths, 1), axis)
     return values
 
 
-def _moved(base: Tensor | None, vector: Tensor, factor: float) -> np.ndarray:
+@np.errstate(all="ignore")
+def _moved(base: Tensor | None, vector: Tensor, factor: float, path: Path, name: str) -> np.ndarray:
     added = vector.f32() * np.float32(factor)
+    check_finite(path, name, added)
     return added if base is None else base.f32() + added

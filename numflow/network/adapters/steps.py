@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from numflow.errors import RequestError, option
-from numflow.formats.adapter import Adapter, LowRank
+from numflow.formats.adapter import Adapter, LowRank, check_finite
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.adapters.fit import Fitted, as_stored, tied_table
 from numflow.network.adapters.parts import AdaptedPart, AdaptedParts
@@ -125,6 +125,13 @@ class _Parts:
         return some
 
     def _part(self, name: str, part: Part, place: _Place, number: int) -> AdaptedPart | None:
+        with np.errstate(all="ignore"):  # overflow is found in the results
+            found = self._made(name, part, place, number)
+        if found is not None:
+            check_finite(self._fit.adapter.path, name, found.a, found.b, found.bias, found.scale)
+        return found
+
+    def _made(self, name: str, part: Part, place: _Place, number: int) -> AdaptedPart | None:
         own = self._fit.adapter
         if name in own.replaced:
             return self._in_place(name, part, place)

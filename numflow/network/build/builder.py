@@ -250,7 +250,9 @@ class Builder:
     def _norm_vector(self, module: str, role: str, groups: int, x: View, add: float = 0.0) -> str:
         """A norm's weight or bias: one for x, one per group in one tensor, or a tensor for each group."""
         if any(self.names.candidates(module, role, self.layer, self.stack)):
-            return self.vector(module, role, add=add, flat=groups > 1)
+            shape, one = self.names.need(module, role, self.layer, self.stack).shape, x.width // groups
+            width = one if groups > 1 and np.prod(shape) == one else x.width
+            return self.vector(module, role, width, add=add, flat=groups > 1)
         return self.stack_of_vectors(module, role, groups, x.width // groups, add=add)
 
     def _weighted(self, module: str) -> bool:

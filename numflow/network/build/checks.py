@@ -150,7 +150,7 @@ def _norm(step: Step, network: Network) -> None:
     for role, name in step.weights.items():
         shape = network.weights[name].shape
         if shape not in ((width,), (width // groups,)):
-            raise NetworkError(f"{step}: {role} {name!r} should be [{width}] or [{width // groups}], is {list(shape)}")
+            raise NetworkError(f"{step}: {role} {name!r} should be [{width}] or one group's part, is {list(shape)}")
 
 
 def _linear(step: Step, network: Network) -> None:
