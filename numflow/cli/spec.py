@@ -89,7 +89,7 @@ def new(
     Fails if the draft cannot run yet, and says why.
     """
     from numflow import formats, registry
-    from numflow.network.new_spec import draft
+    from numflow.network.drafts.new_spec import draft
 
     if output is not None and output.exists():
         raise RequestError(f"{output} is there already and is kept")

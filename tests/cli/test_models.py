@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from numflow import registry
 from numflow.cli.tables import print_table
-from numflow.network import new_spec as draft
+from numflow.network.drafts import new_spec as draft
 from tests.engine.tiny import write_checkpoint
 from tests.quant.small import write_model
 

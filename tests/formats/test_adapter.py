@@ -102,7 +102,7 @@ def test_parameters_with_all_experts(tmp_path):
     ({"init_lora_weights": "pissa"}, "pissa"), ({"use_qalora": True}, "use_qalora"),
     ({"layer_replication": [[0, 4], [2, 5]]}, "layer_replication"), ({"lora_alpha": float("inf")}, "lora_alpha"),
     ({"trainable_token_indices": [3]}, "trainable_token_indices"),
-    ({"use_rslora": "false"}, "use_rslora: expected true or false, found 'false'"), ({"use_dora": [0]}, "use_dora: exp"),
+    ({"use_rslora": "false"}, "use_rslora: expected true or false, found 'false'"), ({"use_dora": [0]}, "use_dora: e"),
     ({"ensure_weight_tying": 1}, "ensure_weight_tying: exp"), ({"bias": True}, "bias: expected 'none', 'all' or")])
 def test_configurations_that_are_refused(tmp_path, config, words):
     with pytest.raises(FormatError, match=words) as error:

@@ -12,7 +12,7 @@ from numflow import network
 from numflow.errors import SpecError
 from numflow.formats import open_checkpoint
 from numflow.network import WeightSource
-from numflow.network.new_spec import draft
+from numflow.network.drafts.new_spec import draft
 from numflow.reference.program import Program
 from numflow.spec import load_spec
 from tests.conftest import SHARED, shared

@@ -8,7 +8,7 @@ import numflow
 from numflow import network
 from numflow.errors import SpecError
 from numflow.formats import open_checkpoint
-from numflow.network.new_spec import draft
+from numflow.network.drafts.new_spec import draft
 from tests.conftest import REPO
 
 

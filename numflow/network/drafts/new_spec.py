@@ -10,7 +10,7 @@ from typing import Any
 from numflow.errors import NumflowError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.build.names import SUFFIXES, TensorNames
-from numflow.network.new_spec_evidence import added_keys, computed, departures, strained, told
+from numflow.network.drafts.evidence import added_keys, computed, departures, strained, told
 from numflow.network.new_spec_keys import Recorded, mapped, readings, to_confirm, unread, with_tables
 from numflow.ops import Network
 from numflow.spec.detect import names_it

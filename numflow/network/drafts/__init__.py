@@ -1,0 +1,1 @@
+"""First specs for checkpoints that none describes."""
