@@ -48,7 +48,7 @@ class Residual(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What few_gemm.py does at a product's end.
+    """Work of few_gemm.py at a product's end.
 
     data .. present: a residual, as of Residual. p, q: numbers of an activation; words, scales: the float16 operand that
     it becomes. rows, rows_stride: float32 of an operand that was not scaled, if it is unscaled.
