@@ -1,5 +1,6 @@
 """Quantising a model while it is loaded (`numflow.load(..., weights="q3h")`)."""
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +99,8 @@ def _own(checkpoint: Checkpoint, spec: Spec, built: Network, backend: str, threa
 
 
 class _Told:
-    """Reports how far quantising is, from the first tensor that has to be quantised until all are there.
+    """Reports how far quantising is, from the first tensor that has to be quantised until all are there; devices load
+    in threads of their own.
 
     later: made before the first, as it has stages of its own.
     """
@@ -106,16 +108,18 @@ class _Told:
     def __init__(self, reporter: Silent, what: str, sizes: dict[str, int], later: LaterCalibration | None):
         self._reporter, self._what, self._sizes, self._later, self._begun = reporter, what, sizes, later, False
         self._there: set[str] = set()
+        self._lock = threading.Lock()
 
     def __call__(self, tensor: Tensor, there: bool) -> None:
         """A tensor is to be quantised, or is there."""
-        if there:
-            self._there.add(tensor.name)
-        elif not self._begun:
-            self._begun = True
-            if self._later is not None:
-                self._later.made()
-            self._reporter.stage(self._what, sum(self._sizes.values()))
-        self._reporter.done(sum(self._sizes[name] for name in self._there))
-        if len(self._there) == len(self._sizes):  # before kernels are compiled, which has a line of its own
-            self._reporter.close()
+        with self._lock:
+            if there:
+                self._there.add(tensor.name)
+            elif not self._begun:
+                self._begun = True
+                if self._later is not None:
+                    self._later.made()
+                self._reporter.stage(self._what, sum(self._sizes.values()))
+            self._reporter.done(sum(self._sizes[name] for name in self._there))
+            if len(self._there) == len(self._sizes):  # before kernels are compiled, which has a line of its own
+                self._reporter.close()

@@ -1,14 +1,19 @@
 """Checkpoints seen through quantisation: which tensors, in which types, with which numbers."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from numflow import formats, network
+from numflow.engine.requantise import _Told
 from numflow.errors import FormatError, RequestError
 from numflow.network.quantise.calibration import Calibration, is_calibration, read_calibration
 from numflow.network.quantise.quantise import matrices, plan_of, quantised
 from numflow.quant import decode, encode, find
 from numflow.quant.recipe import Recipe
+from numflow.registry.progress import Silent
 from tests.quant.small import LAYERS, write_model
 
 
@@ -109,3 +114,27 @@ def test_calibration_files(tmp_path):
     assert not is_calibration(text)
     with pytest.raises(FormatError, match="is not|not a calibration"):
         read_calibration(write_model(tmp_path / "m") / "model.safetensors")
+
+
+@pytest.fixture
+def hasty():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_of_devices_read_at_once(checkpoint, hasty):
+    """Each has the rows that it asked for, and all of them are told of once they are there."""
+    plan, told = planned(checkpoint, "q4"), []
+    reporter = Silent()
+    reporter.done = told.append
+    names = list(plan.schemes)
+    report = _Told(reporter, "quantising", dict.fromkeys(names, 1), None)
+    other = quantised(checkpoint, plan, told=report)
+    expected = {name: quantised(checkpoint, plan).tensors[name].raw() for name in names}
+    with ThreadPoolExecutor(8) as pool:
+        for name, rows in zip(names * 4, pool.map(lambda name: other.tensors[name].raw(), names * 4), strict=True):
+            np.testing.assert_array_equal(rows, expected[name])
+    assert told == sorted(told) and told[-1] == len(names)

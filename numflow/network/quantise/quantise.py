@@ -210,10 +210,11 @@ def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibrati
 
     def lazy(tensor: Tensor, scheme: str) -> Tensor:
         def read_once() -> np.ndarray:
-            if tensor.name not in last:
+            found = last.get(tensor.name)  # another device's thread may ask for another tensor at any time
+            if found is None:
                 last.clear()
-                last[tensor.name] = read(tensor, scheme)
-            return last[tensor.name]
+                last[tensor.name] = found = read(tensor, scheme)
+            return found
 
         return Tensor(tensor.name, tensor.shape, tensor_type(scheme), read_once, tensor.turned)
 
