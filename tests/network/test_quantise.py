@@ -2,6 +2,7 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,15 +127,21 @@ def hasty():
 
 
 def test_threads_of_devices_read_at_once(checkpoint, hasty):
-    """Each has the rows that it asked for, and all of them are told of once they are there."""
-    plan, told = planned(checkpoint, "q4"), []
-    reporter = Silent()
-    reporter.done = told.append
-    names = list(plan.schemes)
-    report = _Told(reporter, "quantising", dict.fromkeys(names, 1), None)
-    other = quantised(checkpoint, plan, told=report)
+    """Each has the rows that it asked for."""
+    plan = planned(checkpoint, "q4")
+    names, other = list(plan.schemes), quantised(checkpoint, plan)
     expected = {name: quantised(checkpoint, plan).tensors[name].raw() for name in names}
     with ThreadPoolExecutor(8) as pool:
         for name, rows in zip(names * 4, pool.map(lambda name: other.tensors[name].raw(), names * 4), strict=True):
             np.testing.assert_array_equal(rows, expected[name])
-    assert told == sorted(told) and told[-1] == len(names)
+
+
+def test_threads_of_devices_are_told_of_at_once(checkpoint, hasty):
+    reporter, done = Silent(), []
+    reporter.done = done.append
+    tensor = next(iter(checkpoint.tensors.values()))
+    tensors = [replace(tensor, name=str(number)) for number in range(800)]
+    report = _Told(reporter, "quantising", {one.name: 1 for one in tensors}, None)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: report(one, True), tensors))
+    assert done == list(range(1, 801))
