@@ -101,14 +101,15 @@ def raw_page(text: str) -> list[dict[str, str]]:
 def expected(name: str, on: str, quick: bool) -> dict:
     """The same numbers by the PTX machine and, of the card that is named like `on`, else of an H200, the cost model;
     "failed" says why there are none."""
-    from tests.cuda.on_ptx.predict import Sampling, predicted
+    from tests.cuda.on_ptx.predict import How, Sampling, predicted
     from tests.cuda.ptx.model import CARDS
 
-    device = Sampling(1 << 30)
+    card = next((key for key in CARDS if key in on), "H200")
+    device = Sampling(1 << 30, How.for_card(card))
     try:
         run(name, device, quick)
         work, checks = next(pair for pair in reversed(device.found) if pair[0].kernel.name.startswith(CASES[name]))
-        model = predicted(work, checks, next((card for key, card in CARDS.items() if key in on), CARDS["H200"]))
+        model = predicted(work, checks, CARDS[card])
     except DeviceError as problem:  # no compiler here, and no PTX brought along
         return {"failed": f"no prediction: {problem}"[:200]}
     found = checks.counters[work.kernel.name]

@@ -36,6 +36,12 @@ class How(NamedTuple):
     lanes: int = LANES
 
 
+    @classmethod
+    def for_card(cls, name: str, lanes: int = LANES) -> "How":
+        """What a card of CARDS runs."""
+        return cls(CARDS[name].dependent is not None, name in HOPPERS, lanes)
+
+
 ANY = How()
 
 
