@@ -6,7 +6,7 @@ Letters for shapes: those of CONTRIBUTING.md.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -208,6 +208,8 @@ class Batch:
 
     given       by name: f32 [T, W], the rows of Network.inputs; None: there are none
 
+    gone_on                 how many times it has become the next step of its sequences (`go_on`)
+
     Self-attention of sequence b sees its cached tokens 0 .. positions[row] (causal), or all of 0 .. last position
     (bidirectional, where the whole sequence is in the batch). In the "encode" entry `cross_blocks` is written.
     """
@@ -225,21 +227,16 @@ class Batch:
     slots: np.ndarray | None = None
     adapters: np.ndarray | None = None
     given: Mapping[str, np.ndarray] | None = None
+    gone_on: int = 0
 
+    def go_on(self, tokens: Sequence[int]) -> None:
+        """Become the next step of the same sequences, in the same blocks: a token of each, one position later.
 
-@dataclass(frozen=True)
-class TraceRow:
-    """One step of a traced run: its place, what ran on which shapes, the kernel's file:line, microseconds; within:
-    index of the step whose kernel does this one as well, in that one's time.
-    """
-
-    index: int
-    label: str
-    op: str
-    shapes: str
-    kernel: str
-    microseconds: float
-    within: int | None = None
+        A program that has run the step before, and nothing since, looks at tokens and positions alone.
+        """
+        self.tokens[:] = tokens
+        self.positions += 1
+        self.gone_on += 1
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ def beside_torch(lab, samples: Samples, python: str, path: Path, shape: str, enc
 
 def _sentences(model, rows: list[list[int]], repeat: int) -> float:
     """Texts a second that an encoder reads side by side, hidden states of every token included."""
-    from numflow.engine.runner.runner import BatchPart
+    from numflow.engine.runner.batches import BatchPart
 
     at_once = 512 // SENTENCE  # what fits a core's cache
     begin = time.perf_counter()

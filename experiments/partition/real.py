@@ -20,7 +20,7 @@ from numflow.cpu import program as executor
 from numflow.cpu.estimate import weight_bytes
 from numflow.cpu.runtime.cores import default_threads
 from numflow.engine.model import Model
-from numflow.engine.runner.runner import BatchPart
+from numflow.engine.runner.batches import BatchPart
 from numflow.engine.runner.runner import OpenSequence as Text
 from numflow.errors import NumflowError
 from numflow.lab.machine import as_cluster

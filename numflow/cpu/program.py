@@ -7,8 +7,10 @@ import numpy as np
 from numflow.cpu.batch import fill_header, table_fields
 from numflow.cpu.bind import Bound
 from numflow.cpu.context import Context, Weights
+from numflow.cpu.elementwise.select import picking
 from numflow.cpu.exchange.exchange import by_host
 from numflow.cpu.exchange.world import World
+from numflow.cpu.greedy import GreedySteps
 from numflow.cpu.linear.activations import INT8, INT16, OPERANDS
 from numflow.cpu.linear.linear import operand_of
 from numflow.cpu.measure.clock import Stamps
@@ -21,12 +23,12 @@ from numflow.cpu.state.matrix_state import slot_bytes
 from numflow.cpu.state.sequence_state import StateMemory
 from numflow.errors import DeviceError
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
-from numflow.executor.contract import ADAPT, PROFILE, TRACE, WALK, Progress
+from numflow.executor.contract import ADAPT, DECODE, PROFILE, TRACE, WALK, Progress, TraceRow
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.cost import all_floats
 from numflow.network.passes.grouping import Group
 from numflow.network.windows import cache_windows, windows
-from numflow.ops import Batch, Network, TraceRow, View
+from numflow.ops import Batch, Network, View
 
 _WANTED_ROWS = 8  # rows of outputs there is room for at first
 
@@ -54,7 +56,7 @@ class Program(OneDevice):
         NetworkError, FormatError: a weight cannot be had.
     """
 
-    can = frozenset({TRACE, WALK, PROFILE, ADAPT})
+    can = frozenset({DECODE, TRACE, WALK, PROFILE, ADAPT})
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_k: str = "auto", kv_v: str = "auto", rows: int = 512,
@@ -100,8 +102,8 @@ class Program(OneDevice):
 
         Rows of the table run in one go, but for exchanges with devices elsewhere, which are made in their place.
         """
-        rows, arrays = self._table_rows(entry, output), self._checked(batch, entry)
-        given = self._given(batch, entry)
+        rows = self._table_rows(entry, output)
+        arrays, given = self._checked(batch, entry), self._given(batch, entry)
         self._load(arrays)
         for view, values in given:
             self._ctx.buffers.columns(view, len(values))[:] = values
@@ -114,8 +116,19 @@ class Program(OneDevice):
         self.pool.run(bound.table[begin:], rows - begin)
         if self._world is not None and self._world.aborted:
             raise DeviceError("the run was broken off: another device failed")
-        del arrays  # the header points into them
         return self.result(output) if wanted and output is not None else None
+
+    def decode(self, batch: Batch, steps: int, entry: str = "main") -> np.ndarray:
+        """See executor.contract.Program: the steps are one walk."""
+        end, arrays = self._table_rows(entry, "logits"), self._checked(batch, entry)
+        self._last.check_ahead(batch, steps, self._limits[entry], self.block_size)
+        self._load(arrays)
+        if entry not in self._greedy:
+            self._greedy[entry] = GreedySteps(self._bound[entry].table[:end], self._ctx)
+        table = self._greedy[entry].table(steps)
+        self.pool.run(table, len(table))
+        self._last.went_on(batch, steps - 1)
+        return self._greedy[entry].picked(steps, len(arrays["logit_rows"]))
 
     def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits") -> None:
         """All of a run but the walk, which the pool's threads are then to do by themselves (exchange/lockstep.py).
@@ -135,12 +148,10 @@ class Program(OneDevice):
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run with a barrier and a look at the clock after every step; one TraceRow per step."""
         self._end(entry, None)
-        arrays = self._checked(batch, entry)
-        self._load(arrays)
+        self._load(self._checked(batch, entry))
         bound = self._bound[entry]
         stamps = Stamps(bound.table, bound.ends)
         self.pool.run(stamps.table, len(stamps.table))
-        del arrays
         return [TraceRow(index, step.label, step.op, self._shapes(step, batch), kernel.location, microseconds,
                          bound.done_by.get(index))
                 for index, ((step, _), kernel, microseconds) in enumerate(
@@ -150,8 +161,8 @@ class Program(OneDevice):
              given: tuple[View, np.ndarray] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
         """The same run, step by step; of steps that run together the last one's outputs. See the contract."""
         self._end(entry, None)
-        arrays, rows, bound = self._checked(batch, entry), self._rows(batch), self._bound[entry]
-        self._load(arrays)
+        self._load(self._checked(batch, entry))
+        rows, bound = self._rows(batch), self._bound[entry]
         if given is not None:
             self._ctx.buffers.columns(given[0], len(given[1]))[:] = given[1]
         together = [bound.done_by.get(index, index) for index in range(len(bound.ends))]
@@ -163,7 +174,6 @@ class Program(OneDevice):
             if last[together[index]] == index:
                 yield index, [self._ctx.buffers.columns(view, rows[self.network.buffers[view.buffer].rows]).copy()
                               for view in step.outputs]
-        del arrays  # the header points into them
 
     def weight_cost(self, name: str) -> tuple[int, bool]:
         """Bytes of a weight in memory, and whether it meets int8 activations."""
@@ -175,6 +185,7 @@ class Program(OneDevice):
     def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
         """See executor.contract.Program."""
         self._end("main", None)
+        self._last.forget()
         moved = self._ctx.adapters.put(number, parts)
         self.adapters = self._ctx.adapters.numbers
         if moved:  # kernels hold addresses
@@ -192,6 +203,8 @@ class Program(OneDevice):
 
     def _bind(self) -> None:
         """Bind every entry to the buffers as they are now."""
+        self._loaded: dict[str, np.ndarray] | None = None  # what the header points to
+        self._greedy: dict[str, GreedySteps] = {}
         self._bound = {entry: Bound(steps, self._ctx, self._groups[entry])
                        for entry, steps in self.network.entries.items()}
         total, done = len(self.kernels), 0
@@ -203,6 +216,8 @@ class Program(OneDevice):
 
         for bound in self._bound.values():
             bound.compile(one_more)
+        if "logits" in self.network.outputs:
+            picking().prepare()
 
     def _table_rows(self, entry: str, output: str | None) -> int:
         """Table rows to walk."""
@@ -210,7 +225,9 @@ class Program(OneDevice):
         return self._bound[entry].ends[steps - 1] if steps else 0
 
     def _load(self, arrays: dict[str, np.ndarray]) -> None:
-        """Make room for a batch and fill the header."""
+        """Make room for a batch and fill the header, which points to these arrays from then on: they may change."""
+        if arrays is self._loaded:
+            return
         self._frequencies = self._ctx.by_length.rows(arrays["limits"])  # the header points to them
         fill_header(self._ctx.header_fields, arrays, self._frequencies, self._routes, self._tables)
         self._ctx.adapters.batch((arrays["adapters"], arrays["wanted_adapters"]))
@@ -218,3 +235,4 @@ class Program(OneDevice):
         if (capacity := grown(self._ctx.capacity, needed)) is not None:
             self._ctx.reset(capacity)
             self._bind()
+        self._loaded = arrays

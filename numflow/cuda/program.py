@@ -24,11 +24,11 @@ from numflow.cuda.weights.quantise import Quantiser
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
-from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Progress
+from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Progress, TraceRow
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.batch import ends
 from numflow.network.windows import cache_windows
-from numflow.ops import Batch, Network, Step, TraceRow, View
+from numflow.ops import Batch, Network, Step, View
 
 
 class Program(OneDevice):
@@ -242,14 +242,14 @@ class Program(OneDevice):
     def _load(self, batch: Batch, entry: str, choices: np.ndarray | None = None) -> Sizes:
         """Check the batch, make room for it and bring it to the device, with how tokens are drawn."""
         arrays, rows = self._checked(batch, entry), self._rows(batch)
-        sequences = arrays["lengths"].size
+        sequences, limits = arrays["lengths"].size, arrays["limits"]
         counts = (rows["tokens"], rows["logits"], rows["routes"], sequences)
         needed = {**rows, "sequences": sequences,
                   "table": max(array.shape[1] for array in arrays.values() if array.ndim == 2)}
         if (capacity := grown(self._ctx.capacity, needed)) is not None:
             self._ctx.reset(capacity)
             self._bind()
-        limits = arrays.pop("limits")
+        arrays = {name: array for name, array in arrays.items() if name != "limits"}
         if self._ctx.by_length.width:
             arrays["frequencies"] = self._ctx.by_length.rows(limits).reshape(-1).view(np.int32)
         if choices is not None:

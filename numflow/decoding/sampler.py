@@ -100,6 +100,13 @@ class Sampler:
             return Choice()
         return Choice(self.settings.temperature, uniform(self.seed, self.index, self.new + ahead), self._filters)
 
+    def greedy_steps(self, most: int) -> int:
+        """Number of tokens from the next one on, up to `most`, that the largest logit decides alone."""
+        if not self.settings.greedy or self.choice() is None:
+            return 0
+        most = min(most, max(1, self.constraints.max_tokens - self.new))
+        return most if most <= 1 or self.choice(most - 1) is not None else most - 1
+
     def picked(self, id: int) -> int:
         """Remember the token that a device has picked by `choice`; below 0: the logits were not finite.
 

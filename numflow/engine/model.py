@@ -30,7 +30,8 @@ from numflow.engine.tasks.fill_mask import Filling, fill_mask
 from numflow.engine.tasks.scores import Scored, ScoreHead
 from numflow.engine.tasks.translation import Languages, languages, translations
 from numflow.errors import RequestError, TokenizerError
-from numflow.ops import Network, TraceRow
+from numflow.executor.contract import TraceRow
+from numflow.ops import Network
 
 
 class Model(Scored):

@@ -7,7 +7,7 @@ import numpy as np
 
 from numflow.errors import RequestError, did_you_mean, option
 from numflow.executor.contract import Program
-from numflow.network.batch import BatchBounds, checked, given_rows
+from numflow.network.batch import BatchBounds, LastBatch, checked, given_rows
 from numflow.network.windows import STATE, counts
 from numflow.ops import Batch, Cache, Network, State, Step, View
 from numflow.quant.kv import KV_TYPES
@@ -62,6 +62,7 @@ class OneDevice(Program):
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
         self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
+        self._last = LastBatch()
         self._ends: dict[tuple[str, str | None], int] = {}
         self._closed = False
         self.adapters = 0  # numbers that adapters may have
@@ -92,6 +93,7 @@ class OneDevice(Program):
         windows: others than `blocks`, for the layers with these windows, and the slots of STATE.
         """
         own = counts(windows, blocks, self.network)
+        self._last.forget()
         wanted = [(cache, cross_blocks if cache.shape.kind == "cross" else own[cache.window])
                   for cache in self._memories]
         moved = [cache.resize(count)  # what shrinks makes room for the others
@@ -185,8 +187,9 @@ class OneDevice(Program):
 
     def _checked(self, batch: Batch, entry: str) -> dict[str, np.ndarray]:
         """The arrays of a batch by name, all ids and positions in range; see network.batch.checked."""
-        return checked(batch, self._limits[entry], self.block_size, self.window_blocks, self.cross_blocks,
-                       self.adapters)
+        limits = self._limits[entry]
+        return self._last.arrays(batch, (entry, self.adapters), limits, self.block_size, lambda: checked(
+            batch, limits, self.block_size, self.window_blocks, self.cross_blocks, self.adapters))
 
     def _given(self, batch: Batch, entry: str) -> list[tuple[View, np.ndarray]]:
         """Rows that a batch brings; see network.batch.given_rows."""

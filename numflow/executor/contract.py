@@ -4,6 +4,7 @@ T, R as in ops.py: rows of a batch, and rows whose results are wanted. n: blocks
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,11 +13,26 @@ from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.passes.grouping import Group
-from numflow.ops import Batch, Network, TraceRow, View
+from numflow.ops import Batch, Network, View
 from numflow.quant.layout import RowScheme
 
-SAMPLE, TRACE, WALK, PROFILE, ADAPT = "sample", "trace", "walk", "profile", "adapt"
+SAMPLE, DECODE, TRACE, WALK, PROFILE, ADAPT = "sample", "decode", "trace", "walk", "profile", "adapt"
 Progress = Callable[[str, int, int], None]  # (what is made, how many are done, of how many)
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """One step of a traced run: its place, what ran on which shapes, the kernel's file:line, microseconds; within:
+    index of the step whose kernel does this one as well, in that one's time.
+    """
+
+    index: int
+    label: str
+    op: str
+    shapes: str
+    kernel: str
+    microseconds: float
+    within: int | None = None
 
 
 class Quantiser(Protocol):
@@ -135,6 +151,18 @@ class Program(Protocol):
             RequestError: as `run`, or there are not as many choices as rows.
         """
         raise RequestError("this backend does not pick tokens")
+
+    def decode(self, batch: Batch, steps: int, entry: str = "main") -> np.ndarray:
+        """Several steps one after the other: each takes the likeliest tokens of the one before, one position later.
+
+        The batch has one token of each sequence, whose row is wanted; it has gone on to the last step afterwards
+        (Batch.go_on). No step but the first may begin a KV block. Returns the tokens of every step, int32 [steps, B];
+        -1 where logits are not finite, after which that sequence's tokens mean nothing.
+
+        Raises:
+            RequestError: as `run`, or the batch is not such a one.
+        """
+        raise RequestError("this backend runs one step at a time")
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run, all steps of the entry; one TraceRow for each."""

@@ -1,6 +1,6 @@
 """Checks of a batch, so that no id leads outside any memory: the same for every executor."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -85,6 +85,61 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
             "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
             "limits": chosen, "slots": slots, **tables}
+
+
+class LastBatch:
+    """The batch that was checked last. One that has gone on from there (Batch.go_on) has the same arrays, of which
+    only what has changed is checked and written."""
+
+    def __init__(self) -> None:
+        self._batch: Batch | None = None
+        self._key: object = None
+        self._gone_on = 0
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def forget(self) -> None:
+        """Check the next batch as a whole: what it is checked against has changed."""
+        self._batch = None
+
+    def arrays(self, batch: Batch, key: object, limits: BatchBounds, block_size: int,
+               check: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """The arrays of `check`, which is `checked` of this batch; the same object as long as the batch goes on.
+
+        key: for what the batch is checked. A token that begins a block has the batch checked as a whole.
+        """
+        if batch is self._batch and key == self._key and batch.gone_on == self._gone_on + 1 and \
+                all(position % block_size for position in batch.positions.tolist()):
+            self._gone_on, arrays = batch.gone_on, self._arrays
+            _check_range("token id", batch.tokens, limits.tokens)
+            _check_range("position", batch.positions, limits.positions or 1 << 31)
+            arrays["tokens"][:], arrays["positions"][:] = batch.tokens, batch.positions
+            np.add(batch.positions, 1, out=arrays["lengths"])
+            return arrays
+        self._batch, self._arrays = None, check()
+        if not (batch.limits is None or batch.given or limits.has_cross) and \
+                batch.starts.tolist() == [*range(len(batch.tokens) + 1)]:
+            self._batch, self._key, self._gone_on = batch, key, batch.gone_on
+        return self._arrays
+
+    def check_ahead(self, batch: Batch, steps: int, limits: BatchBounds, block_size: int) -> None:
+        """Refuse steps that a batch cannot run one after the other: it is the one that was checked last.
+
+        Raises:
+            RequestError: it has other rows than one token of each sequence, or one of them would begin a block, or
+            reach a position that is out of range.
+        """
+        if steps < 1 or batch is not self._batch or len(batch.logit_rows) != len(batch.tokens):
+            raise RequestError("several steps are run of one token of each sequence, whose rows are wanted, where the "
+                               "batch has limits, neither rows of its own nor encoder memory")
+        if max(position % block_size for position in batch.positions.tolist()) + steps > block_size:
+            raise RequestError(f"{steps} steps of a batch should end within the KV blocks of its first")
+        _check_range("position", batch.positions + np.int32(steps - 1), limits.positions or 1 << 31)
+
+    def went_on(self, batch: Batch, steps: int) -> None:
+        """The batch that was checked last has run so many more steps, which have changed its arrays."""
+        batch.positions[:] = self._arrays["positions"]
+        batch.gone_on += steps
+        self._gone_on = batch.gone_on
 
 
 def given_rows(batch: Batch, limits: BatchBounds) -> list[tuple[View, np.ndarray]]:

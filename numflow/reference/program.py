@@ -7,10 +7,10 @@ import numpy as np
 
 from numflow.errors import NetworkError
 from numflow.executor.base import OneDevice, kv_types
-from numflow.executor.contract import ADAPT, TRACE, WALK
+from numflow.executor.contract import ADAPT, TRACE, WALK, TraceRow
 from numflow.network.states import stored_states
 from numflow.network.windows import cache_windows
-from numflow.ops import ADAPTING, EXCHANGES, TraceRow, local, op_of, states_of
+from numflow.ops import ADAPTING, EXCHANGES, local, op_of, states_of
 from numflow.reference import (
     act,
     adapt,

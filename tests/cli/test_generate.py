@@ -15,7 +15,7 @@ from numflow.engine.load import load
 from numflow.engine.model import Model
 from numflow.engine.request.request import Settings
 from numflow.engine.run.walk import Guess, Values, Walk
-from numflow.ops import TraceRow
+from numflow.executor.contract import TraceRow
 from tests.engine.fake import EOS, VOCABULARY
 
 ANSWER = "Hello, wörld 🙂"

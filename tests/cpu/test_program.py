@@ -7,6 +7,7 @@ import pytest
 
 from numflow.cpu.attention import attention as attention_op
 from numflow.cpu.attention.attention import bias_by_distance
+from numflow.cpu.elementwise.select import pick_tokens
 from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.program import Program
 from numflow.cpu.runtime.kernel import on_compile
@@ -63,6 +64,22 @@ def batch(*parts, rows=None, seed=0, first_block=0):
         starts=np.cumsum([0] + [n for _, n in parts]).astype(np.int32),
         blocks=(np.arange(20) * 3 + np.arange(len(parts))[:, None] + first_block).astype(np.int32)[:, ::-1].copy(),
         logit_rows=np.arange(total, dtype=np.int32) if rows is None else np.array(rows, np.int32))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_picked_tokens_are_the_first_of_the_largest(threads):
+    made = program(threads=threads)
+    made.run(batch((0, 5)))
+    logits = made._ctx.buffers.columns(made.network.outputs["logits"], 5)
+    logits[:] = np.random.default_rng(1).normal(0, 1, logits.shape)
+    logits[1, [3, VOCABULARY - 1]] = logits[1].max() + 1
+    logits[2, VOCABULARY - 1], logits[3, 5], logits[4] = np.nan, np.inf, -np.inf
+    logits[0, :7] = -np.inf
+    found = np.zeros(5, np.int32)
+    call = pick_tokens(made._ctx, made.network.outputs["logits"], found, False)
+    for thread in range(threads):
+        call(thread, threads)
+    assert found.tolist() == [int(logits[0].argmax()), 3, -1, -1, -1]
 
 
 def in_pieces(made, total, sizes):

@@ -13,7 +13,7 @@ from numflow.cuda.program import Program as CudaProgram
 from numflow.decoding.choice import Choice
 from numflow.errors import NumflowError, RequestError
 from numflow.executor import contract
-from numflow.executor.contract import ADAPT, PROFILE, SAMPLE, TRACE, WALK
+from numflow.executor.contract import ADAPT, DECODE, PROFILE, SAMPLE, TRACE, WALK
 from numflow.network import WeightSource
 from numflow.network.passes.merge_linears import fuse_linears
 from numflow.network.windows import STATE, windows
@@ -30,7 +30,8 @@ PACKAGE = REPO / "numflow"
 SIZE, BLOCKS = 64, 6
 EXACT = {"activations": "f32", "block_size": SIZE}
 PROGRAMS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow), "plan", "ray"]
-CAN = {"reference": {TRACE, WALK, ADAPT}, "cpu": {TRACE, WALK, PROFILE, ADAPT}, "cuda": {TRACE, SAMPLE, ADAPT},
+CAN = {"reference": {TRACE, WALK, ADAPT}, "cpu": {TRACE, WALK, PROFILE, DECODE, ADAPT},
+       "cuda": {TRACE, SAMPLE, ADAPT},
        "plan": {TRACE, ADAPT}, "ray": set()}
 
 
@@ -86,6 +87,11 @@ def batch(ids, start=0, blocks=(0, 1), rows=None):
     return Batch(np.array(ids, np.int32), np.arange(start, start + count, dtype=np.int32),
                  np.array([0, count], np.int32), np.array([blocks], np.int32),
                  np.array([count - 1] if rows is None else rows, np.int32))
+
+
+def following(tokens, start):
+    """One token of a text of up to 300."""
+    return replace(batch(tokens, start), limits=np.array([300], np.int32))
 
 
 def text(count, seed=3):
@@ -244,6 +250,47 @@ def test_tokens_are_picked_where_a_program_can(program, expected):
     rows = program.run(batch(text(5), rows=range(5)))
     ids = program.sample(batch(text(5), rows=range(5)), [Choice()] * 5)
     assert ids.dtype == np.int32 and ids.tolist() == rows.argmax(1).tolist()
+
+
+def test_several_steps_take_the_likeliest_tokens(program):
+    program.reserve(BLOCKS)
+    program.run(batch(text(5)))
+    if DECODE not in program.can:
+        with pytest.raises(RequestError, match="this backend runs one step at a time"):
+            program.decode(following([7], 5), 2)
+        return
+    wanted, token = [], 7
+    for at in range(5):
+        token = int(program.run(batch([token], 5 + at)).argmax())
+        wanted.append(token)
+    several = following([7], 5)
+    assert program.decode(several, 3).tolist() == [[token] for token in wanted[:3]]
+    assert several.positions.tolist() == [7]
+    several.go_on(wanted[2:3])
+    assert program.decode(several, 2).tolist() == [[token] for token in wanted[3:]]
+    for bad, steps in ((following([7], 60), 5), (batch([7, 8], 5), 2), (batch([7], 5), 2), (following([7], 5), 0)):
+        with pytest.raises(RequestError, match=r"end within the KV blocks|one token of each sequence"):
+            program.decode(bad, steps)
+
+
+def test_a_batch_that_goes_on_is_checked_and_gives_the_same(program):
+    program.reserve(BLOCKS)
+    wanted = []
+    for at in range(60, 70):  # over the border of a block
+        wanted.append(program.run(following([at % 50], at)))
+    going = following([10], 60)
+    found = [program.run(going)]
+    for at in range(61, 70):
+        going.go_on([at % 50])
+        found.append(program.run(going))
+    np.testing.assert_array_equal(found, wanted)
+    going.go_on([10**6])
+    with pytest.raises(RequestError, match="token id 1000000 is out of range"):
+        program.run(going)
+    program.reserve(1)
+    with pytest.raises(RequestError, match="KV block 1 is out of range"):
+        going.go_on([3])
+        program.run(going)
 
 
 def test_a_profile_knows_what_a_weight_costs(program):

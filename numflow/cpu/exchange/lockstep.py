@@ -12,7 +12,7 @@ import numpy as np
 from numflow.cpu.runtime.kernel import Code
 from numflow.cpu.runtime.threads import shared_threads
 from numflow.errors import DeviceError
-from numflow.network.batch import BatchBounds, checked
+from numflow.network.batch import BatchBounds, LastBatch, checked
 from numflow.ops import Batch, Network
 
 _CODE = Code("numflow.cpu.runtime.threads_kernels")
@@ -28,6 +28,7 @@ class Lockstep:
     def __init__(self, network: Network, programs: Sequence[Any], world: Any):
         self._programs, self._world = programs, world
         self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
+        self._last = LastBatch()
         self._threads = shared_threads(sum(program.threads for program in programs))
         self._own = np.array([(program.pool.address, thread, program.threads) for program in programs
                               for thread in range(program.threads)], np.int64)
@@ -42,11 +43,12 @@ class Lockstep:
         """
         first = self._programs[0]
         blocks = dict(item for program in self._programs for item in program.window_blocks.items())
-        arrays = checked(batch, self._limits[entry], first.block_size, blocks, first.cross_blocks, first.adapters)
+        limits, there = self._limits[entry], (blocks, first.cross_blocks, first.adapters)
+        arrays = self._last.arrays(batch, (entry, *there), limits, first.block_size,
+                                   lambda: checked(batch, limits, first.block_size, *there))
         for program, output in zip(self._programs, outputs, strict=True):
             program.prepare(arrays, entry, output)
         self._threads.run(self._table, 1)
-        del arrays
         if self._world.aborted:
             raise DeviceError("the run was broken off")
         return next((program.result(output) for program, output in zip(self._programs, outputs, strict=True)

@@ -104,7 +104,7 @@ class Threads:
 
     def hold(self, table: np.ndarray, rows: int) -> None:
         """Set what the next run walks; `run` does so itself, others (exchange/lockstep.py) for their own threads."""
-        self._control[TABLE // 8], self._control[ROWS // 8] = table.ctypes.data, rows
+        self._control[TABLE // 8], self._control[ROWS // 8] = table.__array_interface__["data"][0], rows
 
     def close(self) -> None:
         """Stop the workers. Also happens when the object is collected and at the interpreter's exit."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from numflow.engine.runner.runner import BatchPart
+from numflow.engine.runner.batches import BatchPart
 
 BATCHED_CONTEXT = 32  # tokens of each sequence before batched decoding begins
 BATCHED_STEPS = 32    # steps of batched decoding that are timed, at most

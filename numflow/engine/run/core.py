@@ -12,10 +12,12 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.run.job import Job
+from numflow.engine.run.pace import FIRST, Pace, went_on
 from numflow.engine.run.places import KeptText, Places
+from numflow.engine.runner.batches import BatchPart, EncodedText
 from numflow.engine.runner.host_blocks import HostBlocks
 from numflow.engine.runner.kv_memory import MemoryPlan, block_bytes
-from numflow.engine.runner.runner import BatchPart, Runner
+from numflow.engine.runner.runner import Runner
 from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Scheduler, StepLimits
 from numflow.engine.schedule.sequence import ScheduledChunk, Sequence, SequenceGroup, StepPlan
@@ -33,7 +35,7 @@ COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_draft
           "cancelled": 0, "step_s": 0.0}
 TURN_S = 0.01  # how long who waits for one request waits for its turn to step
 IDLE_S = 0.002  # how long to wait where nothing can run: another thread holds memory
-NO_ROWS = np.zeros(0, np.int32)
+NO_ROWS, FIRST_ROW = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
 
 class Core:
@@ -50,6 +52,7 @@ class Core:
         self._inbox: deque[Work] = deque()
         self._leaving: deque[Work] = deque()
         self._stepping, self._losses, self._failure = False, 0, ""
+        self._pace = Pace(runner)
         several = len(runner.pools) > 1
         self.hosts = [HostBlocks(runner.program, pool.size, pool.window if several else None) for pool in runner.pools]
         self._open = False
@@ -199,7 +202,7 @@ class Core:
         wanted: of who waits for one request: whether a step is needed still. Such a caller waits for its turn for a
         moment only, as others may step meanwhile.
         """
-        runner, plan = self.runner, None
+        runner, plan, steps = self.runner, None, 0
         if not runner.lock.acquire(timeout=-1 if wanted is None else TURN_S):
             return True
         try:
@@ -216,10 +219,16 @@ class Core:
                 self._move(plan)
                 self._encode(plan)
                 if parts := [self._part(chunk) for chunk in plan.chunks]:
-                    choices = self._choices(plan)
-                    rows = runner.sample(parts, choices) if choices else runner.execute(parts, "main", plan.wanted)
-                    self._tell(plan)
-                    self._deliver(plan, rows)
+                    if steps := self._pace.steps(plan, self.jobs, not (self.waiting or self._leaving)):
+                        tokens = self._pace.decode(parts, steps)
+                        for at in range(steps):
+                            self._deliver(plan, tokens[at])
+                            tokens = went_on(plan, tokens, self.jobs)
+                    else:
+                        choices = self._choices(plan)
+                        rows = runner.sample(parts, choices) if choices else runner.execute(parts, "main", plan.wanted)
+                        self._tell(plan)
+                        self._deliver(plan, rows)
                 self._losses = 0
             except BaseException as error:
                 self._fail(plan, error)
@@ -227,8 +236,8 @@ class Core:
                 self._stepping = False
                 if plan is not None:
                     plan.release()
-            self.counts["steps"] += 1
-            self.counts["tokens"] += plan.tokens if plan else 0
+            self.counts["steps"] += steps or 1
+            self.counts["tokens"] += plan.tokens * (steps or 1) if plan else 0
             self.counts["step_s"] += time.perf_counter() - begin
             return True
         finally:
@@ -318,8 +327,8 @@ class Core:
 
     def _part(self, chunk: ScheduledChunk) -> BatchPart:
         sequence, types = chunk.sequence, self.jobs[chunk.sequence.group].run()
-        ids = np.array([*sequence.ids[chunk.start:chunk.start + chunk.count], *chunk.drafts], np.int32)
-        rows = np.arange(chunk.rows.start, chunk.rows.stop, dtype=np.int32)
+        ids = [*sequence.ids[chunk.start:chunk.start + chunk.count], *chunk.drafts]
+        rows = FIRST_ROW if chunk.rows == FIRST else np.arange(chunk.rows.start, chunk.rows.stop, dtype=np.int32)
         return BatchPart(sequence, ids, rows, None if types is None else types[chunk.start:chunk.start + chunk.count])
 
     def _encode(self, plan: StepPlan) -> None:
@@ -340,7 +349,7 @@ class Core:
 
     def _tell(self, plan: StepPlan) -> None:
         """Let drafters that listen know the streams of what has run."""
-        if any(self.jobs[group].listens for group in plan.groups):
+        if any(self.jobs[chunk.sequence.group].listens for chunk in plan.chunks):
             streams, at = self.runner.program.result("streams"), 0
             for chunk in plan.chunks:
                 self.jobs[chunk.sequence.group].saw(chunk.sequence, chunk.start, streams[at:at + chunk.count])
@@ -389,12 +398,3 @@ class Core:
         """Add what the job has done since the last time."""
         for name, count in job.tally().items():
             self.counts[name] += count
-
-
-class EncodedText:
-    """An encoder's text as a batch sees it: nothing has been read yet."""
-
-    __slots__ = ("adapter", "cross", "encoded", "length")
-
-    def __init__(self, group: SequenceGroup):
-        self.length, self.cross, self.encoded, self.adapter = 0, group.cross, group.encoder, group.adapter

@@ -50,6 +50,10 @@ class ForwardJob:
     def saw(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
         """Nothing is drafted."""
 
+    def greedy_steps(self, sequence: Sequence, most: int) -> int:
+        """No tokens are picked."""
+        return 0
+
     def device_choices(self, sequence: Sequence, drafts) -> None:
         """None: the rows themselves are wanted, no tokens."""
 

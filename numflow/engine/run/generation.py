@@ -91,6 +91,8 @@ class TextStream:
         return certain if self.stopped else certain + held
 
     def _release(self, text: str) -> str:
+        if not self._stops:
+            return text
         self._held += text
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:

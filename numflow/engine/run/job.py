@@ -48,6 +48,14 @@ class Sample:
         """Draws with which a device picks the next tokens; None if a device cannot."""
         return None if isinstance(self.search, BeamSearch) else self.search.choices(drafts)
 
+    def greedy_steps(self, most: int) -> int:
+        """Number of tokens, up to `most`, that are the likeliest ones whatever they are; 0: more decides."""
+        if isinstance(self.search, BeamSearch):
+            return 0
+        if self._context:
+            most = min(most, max(1, self._context - len(self.sequences[0].ids)))
+        return self.search.sampler.greedy_steps(most)
+
     def advance(self, rows: np.ndarray, drafts: Ids[int], scheduler) -> None:
         """Take the logits [n, V] of the sequences, or the tokens [n] picked by `choices`, and give each new hypothesis
         its sequence with its new token."""
@@ -162,6 +170,8 @@ class Job:
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
                                sink, request.context)
                         for index, search in enumerate(searches(request, count, drafters))]
+        self._drafts = any(not isinstance(sample.search, BeamSearch) and sample.search.drafts
+                           for sample in self.samples)
         self._others = [Generation() for _ in range(request.n - 1)] if request.beams else []
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
@@ -221,14 +231,15 @@ class Job:
 
     def propose(self) -> None:
         """Let the samples draft tokens."""
-        for sample in self.samples:
+        for sample in self.samples if self._drafts else ():
             if sample.sequences:
                 sample.propose(self.group.limit)
 
     @property
     def listens(self) -> bool:
         """Whether a sample's drafter wants to be told of the model's streams."""
-        return any(not isinstance(sample.search, BeamSearch) and sample.search.listens for sample in self.samples)
+        return self._drafts and any(not isinstance(sample.search, BeamSearch) and sample.search.listens
+                                    for sample in self.samples)
 
     def saw(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
         """Tell the drafters of a sequence's samples, of all before they part; see Drafter.saw."""
@@ -244,6 +255,12 @@ class Job:
         """
         found = [sample for sample in self.samples if sequence in sample.sequences] or self.samples
         return found[0].choices(drafts) if len(found) == 1 else None
+
+    def greedy_steps(self, sequence: Sequence, most: int) -> int:
+        """As Sample.greedy_steps."""
+        if self._drafts:
+            return 0
+        return next((sample.greedy_steps(most) for sample in self.samples if sequence in sample.sequences), 0)
 
     def advance(self, rows: Mapping[Sequence, tuple[np.ndarray, Ids[int]]], scheduler) -> None:
         """Take sequence -> (logits [n, V] or tokens [n] as in Sample.advance, the drafts that ran) of all sequences of

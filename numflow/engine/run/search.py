@@ -44,6 +44,11 @@ class TokenByToken:
         return Hypothesis(tuple(self.new), 0.0, self.ended or self.sampler.complete)
 
     @property
+    def drafts(self) -> bool:
+        """Whether it has a drafter."""
+        return self._drafter is not None
+
+    @property
     def listens(self) -> bool:
         """Whether its drafter wants to be told of the model's streams."""
         return self._drafter is not None and self._drafter.listens

@@ -8,8 +8,8 @@ import numpy as np
 
 from numflow.decoding.select import largest
 from numflow.errors import RequestError, TokenizerError
-from numflow.executor.contract import WALK
-from numflow.ops import Network, TraceRow, View
+from numflow.executor.contract import WALK, TraceRow
+from numflow.ops import Network, View
 
 BEST = 5  # tokens that are named
 

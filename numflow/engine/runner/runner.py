@@ -2,43 +2,25 @@
 
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from numflow.decoding.choice import Choice
 from numflow.engine.request.facts import ModelFacts
+from numflow.engine.runner.batches import Batches, BatchPart
 from numflow.engine.runner.fair_lock import FairLock
 from numflow.engine.runner.kv_memory import MemoryPlan
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.schedule.pools import CommonMemory, Pool, room, text_bytes
 from numflow.engine.schedule.sequence import NO_ADAPTER
 from numflow.errors import OutOfMemoryError
+from numflow.executor.contract import TraceRow
 from numflow.network.by_length import variant
 from numflow.network.windows import STATE, kinds
-from numflow.ops import Batch, TraceRow
 
 REWINDS = 32  # tokens that are taken back without running others again: more than are drafted at a time
 ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whatever the vocabulary
-
-
-@dataclass
-class BatchPart:
-    """Part of one sequence in a batch: its next tokens.
-
-    sequence: an OpenSequence, or what has its length, tables, cross, encoded, reach and adapter (a Sequence of the
-    scheduler).
-    ids: i32 [n]. rows: i32, which of the n rows are wanted. types: i32 [n] token types, None for zeros.
-    given: rows f32 [n, W] of the network's inputs, by name.
-    """
-
-    sequence: Any
-    ids: np.ndarray
-    rows: np.ndarray
-    types: np.ndarray | None = None
-    given: dict[str, np.ndarray] | None = None
 
 
 class Runner:
@@ -63,6 +45,7 @@ class Runner:
         self.unit = sum(pool.size for pool in self.pools if pool.window != STATE) or self.pools[-1].size
         self.blocks = self.pools[0].allocator
         self.cross_blocks = BlockAllocator()
+        self._batches = Batches(self.pools, self.context, self.has_encoder)
         self.lock = FairLock()
         self.memory: MemoryPlan | None = None
         self._there: list[int] = []  # blocks of each pool in the program's memory
@@ -187,7 +170,7 @@ class Runner:
                 self._reserve([cross], [(part.sequence.cross,) for part in parts], counts, counts)
                 for part in parts:
                     part.sequence.encoded = len(part.ids)
-                return _copied(self.program.run(self._batch(parts, scratch), "encode", output))
+                return _copied(self.program.run(self._batches.of(parts, scratch), "encode", output))
             finally:
                 for table in scratch:
                     table.release()
@@ -198,59 +181,35 @@ class Runner:
             self._reserve(self.pools, [part.sequence.tables for part in parts],
                           [part.sequence.length + len(part.ids) for part in parts],
                           [part.sequence.limit for part in parts])
-            result = _copied(self.program.run(self._batch(parts), "main", output))
+            result = _copied(self.program.run(self._batches.of(parts), "main", output))
             for part in parts:
                 part.sequence.went_on(len(part.ids))
             return result
 
     def execute(self, parts: Ids[BatchPart], entry: str, output: str | None, tables: Ids[BlockTable] | None = None):
         """One run of the program on parts whose blocks are there; tables: blocks instead of the sequences' own."""
-        return self.program.run(self._batch(parts, tables), entry, output)
+        return self.program.run(self._batches.of(parts, tables), entry, output)
 
     def sample(self, parts: Ids[BatchPart], choices: Ids[Choice]) -> np.ndarray:
         """As `execute` on the main entry, but the program picks the tokens: int32 [R]."""
-        return self.program.sample(self._batch(parts), choices)
+        return self.program.sample(self._batches.of(parts), choices)
+
+    def decode(self, parts: Ids[BatchPart], steps: int) -> np.ndarray:
+        """Tokens int32 [steps, n] of so many steps on the main entry, of one token of each part; see Program.decode."""
+        return self.program.decode(self._batches.of(parts), steps)
 
     def trace(self, sequence, ids) -> list[TraceRow]:
         """As `run` for one token, with a row per step of the network."""
         with self.lock:
             self._reserve(self.pools, [sequence.tables], [sequence.length + len(ids)], [sequence.limit])
-            return self.program.trace(self._batch([BatchPart(sequence, ids, np.zeros(1, np.int32))]))
+            return self.program.trace(self._batches.of([BatchPart(sequence, ids, np.zeros(1, np.int32))]))
 
     def walk(self, sequence, ids, first: int = 0, given=None) -> list[tuple[int, list[np.ndarray]]]:
         """As `run` for one token, with what the steps leave in memory; see Program.walk."""
         with self.lock:
             self._reserve(self.pools, [sequence.tables], [sequence.length + len(ids)], [sequence.limit])
-            batch = self._batch([BatchPart(sequence, ids, np.zeros(1, np.int32))])
+            batch = self._batches.of([BatchPart(sequence, ids, np.zeros(1, np.int32))])
             return list(self.program.walk(batch, "main", first, given))
-
-    def _batch(self, parts: Ids[BatchPart], tables: Ids[BlockTable] | None = None) -> Batch:
-        """The parts side by side, without padding. tables: instead of the sequences' own."""
-        counts = [len(part.ids) for part in parts]
-        starts = np.cumsum([0, *counts], dtype=np.int32)
-        sequences = [part.sequence for part in parts]
-        own = [tables] if tables else list(zip(*(sequence.tables for sequence in sequences), strict=True))
-        blocks = [_rows_of([table.blocks for table in some]) for some in own]
-        narrow = {pool.window: rows for pool, rows in zip(self.pools, blocks) if pool.window and not tables}
-        slots = narrow.pop(STATE, None)
-        batch = Batch(
-            tokens=np.concatenate([part.ids for part in parts], dtype=np.int32),
-            positions=np.concatenate([s.length + np.arange(n, dtype=np.int32) for s, n in zip(sequences, counts)]),
-            starts=starts, blocks=blocks[0], windows=narrow or None, slots=None if slots is None else slots[:, 0],
-            logit_rows=np.concatenate([start + part.rows for start, part in zip(starts, parts)], dtype=np.int32),
-            types=np.concatenate([np.zeros(n, np.int32) if part.types is None else part.types
-                                  for n, part in zip(counts, parts)]),
-            # An encoder reads whole texts. No text holds more than the context: its last token is not run.
-            limits=np.array(counts if tables else [min(s.reach, self.context) for s in sequences], np.int32))
-        if any(sequence.adapter >= 0 for sequence in sequences):
-            batch.adapters = np.array([sequence.adapter for sequence in sequences], np.int32)
-        given = [part.given for part in parts if part.given]
-        if given:
-            batch.given = {name: np.concatenate([rows[name] for rows in given]) for name in given[0]}
-        if self.has_encoder:
-            batch.cross_blocks = _rows_of([sequence.cross.blocks for sequence in sequences])
-            batch.cross_lengths = np.array([sequence.encoded for sequence in sequences], np.int32)
-        return batch
 
     def _reserve(self, pools: Ids[Pool], tables: Ids[Ids[BlockTable]], tokens: Ids[int], limits: Ids[int]) -> None:
         """Let the tables of each text, one for each pool, hold its tokens; the program's KV memory grows in steps of up
@@ -278,14 +237,6 @@ def _missing(table: BlockTable, tokens: int) -> int:
 def _copied(result) -> np.ndarray:
     """The program's buffer is used again by its next run."""
     return np.empty((0, 0), np.float32) if result is None else np.array(result)
-
-
-def _rows_of(tables: Ids[list[int]]) -> np.ndarray:
-    """i32 [B, M]; -1, which no block has, beyond a sequence's own."""
-    table = np.full((len(tables), max(map(len, tables))), -1, np.int32)
-    for row, blocks in zip(table, tables):
-        row[:len(blocks)] = blocks
-    return table
 
 
 class OpenSequence:

@@ -7,7 +7,8 @@ import numpy as np
 
 from numflow.decoding.logprobs import TokenLogprob, log_likelihood, token_logprobs
 from numflow.engine.request.request import Request
-from numflow.engine.runner.runner import ROW_VALUES, BatchPart, Runner
+from numflow.engine.runner.batches import BatchPart
+from numflow.engine.runner.runner import ROW_VALUES, Runner
 from numflow.engine.runner.texts import BATCH_ROWS, groups
 from numflow.engine.schedule.sequence import NO_ADAPTER
 from numflow.errors import RequestError

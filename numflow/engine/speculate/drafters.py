@@ -10,7 +10,8 @@ from numflow.decoding.sampler import Sampler
 from numflow.decoding.select import draw
 from numflow.decoding.speculative import MAX_DRAFTS, Distribution, DraftLength, StepTimes
 from numflow.engine.request.request import Request
-from numflow.engine.runner.runner import BatchPart, Runner
+from numflow.engine.runner.batches import BatchPart
+from numflow.engine.runner.runner import Runner
 from numflow.engine.speculate.draft import Drafter
 from numflow.errors import NumflowError, RequestError
 

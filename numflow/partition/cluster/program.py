@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import DeviceError, DeviceLostError
-from numflow.executor.contract import Program
+from numflow.executor.contract import Program, TraceRow
 from numflow.network.windows import kinds
-from numflow.ops import Batch, Network, TraceRow
+from numflow.ops import Batch, Network
 from numflow.partition.cluster.connect import connected, environment, room
 from numflow.partition.cluster.resources import bundles, listed, needs_of, nodes_of
 from numflow.partition.cluster.stage import IO, GroupActor, Place

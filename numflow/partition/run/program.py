@@ -13,10 +13,10 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, did_you_mean, no_memory
 from numflow.executor.base import steps_to
-from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Program
+from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Program, TraceRow
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.windows import STATE, kinds
-from numflow.ops import ADAPTING, Batch, Network, TraceRow, param
+from numflow.ops import ADAPTING, Batch, Network, param
 from numflow.partition.cut.plan import Plan
 from numflow.partition.run.micro import cut_batch, pieces_of
 from numflow.partition.run.workers import Answers, ProcessWorker, Resident, ThreadWorker

@@ -1,0 +1,54 @@
+"""Steps that run in one go: several likeliest tokens of every request, where nothing but the logits decides."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from numflow.engine.run.forward_job import ForwardJob
+from numflow.engine.run.job import Job
+from numflow.engine.runner.batches import BatchPart
+from numflow.engine.runner.runner import Runner
+from numflow.engine.schedule.sequence import SequenceGroup, StepPlan
+from numflow.executor.contract import DECODE
+
+FRAME_S, MOST_STEPS = 0.016, 8  # how long they take at most, which who reads along does not see; how many they are
+FIRST = range(1)
+
+
+class Pace:
+    """Knows how many steps of a runner take less than FRAME_S."""
+
+    def __init__(self, runner: Runner):
+        self._runner, self._can = runner, DECODE in runner.program.can and not runner.has_encoder
+        self._step_s = FRAME_S  # of the last ones
+
+    def steps(self, plan: StepPlan, jobs: Mapping[SequenceGroup, Job | ForwardJob], alone: bool) -> int:
+        """Steps of a plan that run in one go; 0: it is run as it is. alone: nobody waits for the next plan."""
+        if not self._can or plan.output != "logits" or plan.encodes:
+            return 0
+        most = min(MOST_STEPS, max(1, int(FRAME_S / self._step_s))) if alone else 1
+        size = self._runner.program.block_size
+        for chunk in plan.chunks:
+            if chunk.count > 1 or chunk.rows != FIRST:
+                return 0
+            most = min(most, size - chunk.start % size,
+                       jobs[chunk.sequence.group].greedy_steps(chunk.sequence, most))
+        return most
+
+    def decode(self, parts: Sequence[BatchPart], steps: int) -> np.ndarray:
+        """Run so many steps: the tokens of each, int32 [steps, parts]."""
+        begin = time.perf_counter()
+        tokens = self._runner.decode(parts, steps)
+        self._step_s = (time.perf_counter() - begin) / steps
+        return tokens
+
+
+def went_on(plan: StepPlan, tokens: np.ndarray, jobs: Mapping[SequenceGroup, Job | ForwardJob]) -> np.ndarray:
+    """Make a plan that of its next step. tokens [steps, n] of its chunks: returns those of the sequences that go on."""
+    left = [i for i, chunk in enumerate(plan.chunks)
+            if chunk.sequence.group in jobs and chunk.sequence in chunk.sequence.group.sequences]
+    plan.chunks = [plan.chunks[i] for i in left]
+    for chunk in plan.chunks:
+        chunk.start += 1
+    return tokens[:, left]
