@@ -40,12 +40,30 @@ def _changed(config: dict, name: str, x: np.ndarray, back: bool = False) -> np.n
     return x
 
 
+def _halves(config: dict, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gate and up of columns that are the one and the other, or first all of the one."""
+    alternate, half = config["model_type"] == "gpt_oss", x.shape[-1] // 2
+    return (x[..., ::2], x[..., 1::2]) if alternate else (x[..., :half], x[..., half:])
+
+
 def converted(config: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Names and numbers of mlx-lm, float32."""
     found, stacks = {}, defaultdict(list)
     for name, x in sorted(tensors.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
         stem, _, part = name.rpartition("_linear.weight")[0].rpartition(".")
-        if name.endswith("block_sparse_moe.input_linear.weight"):
+        if name.endswith("kv_b_proj.weight"):
+            heads = x.reshape(config["num_attention_heads"], -1, x.shape[1])
+            stem, nope = name.removesuffix("kv_b_proj.weight"), config["qk_nope_head_dim"]
+            found |= {f"{stem}embed_q.weight": heads[:, :nope].swapaxes(1, 2),
+                      f"{stem}unembed_out.weight": heads[:, nope:]}
+        elif ".experts.gate_up_proj" in name:
+            stem, end = name.split("gate_up_proj")
+            for part, piece in zip(("gate_proj", "up_proj"), _halves(config, x), strict=True):
+                found[f"{stem}{part}.{'bias' if end else 'weight'}"] = piece if end else piece.swapaxes(1, 2)
+        elif name.endswith((".experts.down_proj", ".experts.down_proj_bias")):
+            found[name.replace("_bias", ".bias") if "_bias" in name else f"{name}.weight"] = (
+                x if "_bias" in name else x.swapaxes(1, 2))
+        elif name.endswith("block_sparse_moe.input_linear.weight"):
             gate, up = np.split(x, 2, axis=1)
             found |= {f"{stem}.switch_mlp.gate_proj.weight": gate, f"{stem}.switch_mlp.up_proj.weight": up}
         elif name.endswith("block_sparse_moe.output_linear.weight"):
@@ -65,6 +83,24 @@ def published(config: dict, stored: dict[str, np.ndarray]) -> dict[str, np.ndarr
     """Names and numbers of whom mlx-lm converts."""
     found, kind = {}, config["model_type"]
     for name, x in stored.items():
+        if ".experts." in name and "_proj." in name:
+            stem, end, last = name.rpartition(".experts.")[0] + ".experts.", *name.split(".")[-2:]
+            this = x if last == "bias" else x.swapaxes(1, 2)
+            if end == "down_proj":
+                found[f"{stem}down_proj{'_bias' if last == 'bias' else ''}"] = this
+            elif end == "gate_proj":
+                other = stored[name.replace("gate_proj", "up_proj")]
+                both = (this, other if last == "bias" else other.swapaxes(1, 2))
+                found[f"{stem}gate_up_proj{'_bias' if last == 'bias' else ''}"] = (
+                    np.stack(both, -1).reshape(*this.shape[:-1], -1) if kind == "gpt_oss" else np.concatenate(both, -1))
+            continue
+        if name.endswith("embed_q.weight"):
+            other = stored[name.replace("embed_q", "unembed_out")]
+            found[name.replace("embed_q", "kv_b_proj")] = np.concatenate([x.swapaxes(1, 2), other], 1).reshape(
+                -1, other.shape[-1])
+            continue
+        if name.endswith("unembed_out.weight"):
+            continue
         stem, _, end = name.partition(".switch_mlp." if ".switch_mlp." in name else ".mlp.")
         if kind == "granitemoehybrid" and end:
             whole = stem if ".switch_mlp." in name else f"{stem}.shared_mlp"

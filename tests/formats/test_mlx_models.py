@@ -1,59 +1,20 @@
 """Models whose numbers, names or shapes mlx-lm changes, read as those they were made from."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from numflow import network
 from numflow.errors import FormatError
 from numflow.formats import open_checkpoint
-from numflow.network import WeightSource
-from numflow.reference.program import Program
 from tests.formats import mlx_files
-from tests.formats.quantised_files import save
-from tests.specs.case import load_case, relative_error, run
+from tests.formats.families import floats, logits_of, wider
+from tests.specs.case import load_case, relative_error
 from tests.specs.weights import values
 
-# Sizes of columns that MLX has groups of, for those of the committed cases.
-_WIDER = {"qwen3_next": {48: 64, 20: 32, 28: 32}, "qwen3_5": {48: 64, 88: 96}, "qwen3_5_moe": {48: 64, 20: 32, 28: 32},
-          "falcon_h1": {48: 64, 88: 96},
-          "granitemoehybrid": {48: 64, 20: 32, 40: 64, 36: 32, 72: 64, 24: 32, 96: 128, 176: 208, 276: 340},
-          "granitemoehybrid_dense": {48: 64, 36: 32, 72: 64, 24: 32, 96: 128, 176: 208, 276: 340}}
-_SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size",
-          "shared_intermediate_size")
+FAMILIES = ("deepseek_v3", "falcon_h1", "gpt_oss", "granitemoehybrid", "granitemoehybrid_dense", "llama4", "qwen3_5",
+            "qwen3_5_moe", "qwen3_next")
 
 
-def wider(name: str) -> tuple[dict, dict[str, np.ndarray], list[int]]:
-    """A committed case with columns that come in groups: configuration, weights as published, a prompt."""
-    case, sizes = load_case(name), _WIDER[name]
-    config = case.configs[0] | {key: sizes.get(case.configs[0][key], case.configs[0][key])
-                                for key in _SIZES if key in case.configs[0]}
-    if name.startswith("granite"):
-        config["mamba_d_head"] = 32
-    tensors = {}
-    for tensor, shape in case.tensors.items():
-        keep = name.startswith("qwen") and tensor.endswith(("k_proj.weight", "v_proj.weight"))
-        new = tuple(size if keep and axis == 0 else sizes.get(size, size) for axis, size in enumerate(shape))
-        tensors[tensor] = values(tensor, new).astype(np.float32)
-    return config, tensors, case.inputs[0]["ids"]
-
-
-def logits_of(folder: Path, tensors, config, ids) -> np.ndarray:
-    folder.mkdir()
-    save(folder / "model.safetensors", tensors)
-    (folder / "config.json").write_text(json.dumps(config))
-    checkpoint = open_checkpoint(folder)
-    built = network.build(network.choose_spec(checkpoint), checkpoint)
-    return run(Program(built, WeightSource(built, checkpoint)), ids)
-
-
-def floats(tensors: dict[str, np.ndarray]) -> dict[str, tuple[str, np.ndarray]]:
-    return {name: ("F32", x) for name, x in tensors.items()}
-
-
-@pytest.mark.parametrize("name", [*_WIDER, "qwen3_next_experts", "falcon_h1_normed"])
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen3_next_experts", "falcon_h1_normed"])
 def test_models_that_mlx_lm_has_changed(tmp_path, name):
     """Against transformers' own numbers."""
     case = load_case(name)
@@ -64,7 +25,7 @@ def test_models_that_mlx_lm_has_changed(tmp_path, name):
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 64)])
-@pytest.mark.parametrize("name", sorted(_WIDER))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_models_that_mlx_lm_has_changed_and_quantised(tmp_path, name, bits, group):
     """Against the published form of the numbers that the codes stand for."""
     config, tensors, ids = wider(name)
