@@ -19,7 +19,7 @@ _WIDER: dict[str, dict[int, int]] = {
     "qwen3_next": {48: 64, 20: 32, 28: 32}, "qwen3_5": {48: 64, 88: 96}, "qwen3_5_moe": {48: 64, 20: 32, 28: 32},
     "falcon_h1": {48: 64, 88: 96}, "granitemoehybrid": {**_GRANITE, 20: 32, 40: 64}, "granitemoehybrid_dense": _GRANITE,
     "qwen3_moe": {40: 64}, "qwen3": {88: 96}, "gemma3_multimodal": {88: 96}, "mixtral": {88: 96},
-    "gpt_oss": {88: 96, 176: 192}, "llama4": {88: 96, 24: 32},
+    "afmoe": {88: 96, 20: 32}, "gemma4_moe": {40: 64}, "gpt_oss": {88: 96, 176: 192}, "llama4": {88: 96, 24: 32},
     "deepseek_v3": {88: 96, 24: 32, 20: 32, 12: 32, 80: 160, 104: 184}}
 _OF_SOME = {"llama4": {"gate_up_proj": {48: 64}}, "deepseek_v3": {"kv_a_proj_with_mqa.weight": {28: 40}}}
 _MORE = {"granitemoehybrid": {"mamba_d_head": 32}, "granitemoehybrid_dense": {"mamba_d_head": 32}}

@@ -48,7 +48,7 @@ def _halves(config: dict, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def converted(config: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Names and numbers of mlx-lm, float32."""
-    found, stacks = {}, defaultdict(list)
+    found, stacks, kind = {}, defaultdict(list), config["model_type"]
     for name, x in sorted(tensors.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
         stem, _, part = name.rpartition("_linear.weight")[0].rpartition(".")
         if name.endswith("kv_b_proj.weight"):
@@ -56,6 +56,12 @@ def converted(config: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndar
             stem, nope = name.removesuffix("kv_b_proj.weight"), config["qk_nope_head_dim"]
             found |= {f"{stem}embed_q.weight": heads[:, :nope].swapaxes(1, 2),
                       f"{stem}unembed_out.weight": heads[:, nope:]}
+        elif kind.startswith("gemma4") and ".experts." in name:
+            stem, _, part = name.partition(".experts.")
+            halves = {part: x}
+            if part == "gate_up_proj":
+                halves = dict(zip(("gate_proj", "up_proj"), np.split(x, 2, axis=1), strict=True))
+            found |= {f"{stem}.experts.switch_glu.{part}.weight": piece for part, piece in halves.items()}
         elif ".experts.gate_up_proj" in name:
             stem, end = name.split("gate_up_proj")
             for part, piece in zip(("gate_proj", "up_proj"), _halves(config, x), strict=True):
@@ -73,7 +79,7 @@ def converted(config: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndar
             parts = zip(("gate", "up"), np.split(x, 2), strict=True) if part == "input" else [("down", x)]
             found |= {f"{mlp}.{end}_proj.weight": piece for end, piece in parts}
         elif ".experts." in name:
-            stacks[re.sub(r"experts\.\d+", "switch_mlp", name)].append(x)
+            stacks[re.sub(r"experts\.\d+", "experts" if kind == "afmoe" else "switch_mlp", name)].append(x)
         else:
             found[name] = _changed(config, name, x)
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
@@ -83,6 +89,18 @@ def published(config: dict, stored: dict[str, np.ndarray]) -> dict[str, np.ndarr
     """Names and numbers of whom mlx-lm converts."""
     found, kind = {}, config["model_type"]
     for name, x in stored.items():
+        if kind == "afmoe" and ".experts." in name:
+            stem, _, end = name.rpartition("experts.")
+            found |= {f"{stem}experts.{i}.{end}": part for i, part in enumerate(x)}
+            continue
+        if ".switch_glu." in name:
+            plain = name.replace("switch_glu.", "").removesuffix(".weight")
+            if plain.endswith("gate_proj"):
+                both = x, stored[name.replace("gate_proj", "up_proj")]
+                found[plain.replace("gate_proj", "gate_up_proj")] = np.concatenate(both, axis=1)
+            elif plain.endswith("down_proj"):
+                found[plain] = x
+            continue
         if ".experts." in name and "_proj." in name:
             stem, end, last = name.rpartition(".experts.")[0] + ".experts.", *name.split(".")[-2:]
             this = x if last == "bias" else x.swapaxes(1, 2)

@@ -10,8 +10,8 @@ from tests.formats.families import floats, logits_of, wider
 from tests.specs.case import load_case, relative_error
 from tests.specs.weights import values
 
-FAMILIES = ("deepseek_v3", "falcon_h1", "gpt_oss", "granitemoehybrid", "granitemoehybrid_dense", "llama4", "qwen3_5",
-            "qwen3_5_moe", "qwen3_next")
+FAMILIES = ("afmoe", "deepseek_v3", "falcon_h1", "gemma4_moe", "gpt_oss", "granitemoehybrid", "granitemoehybrid_dense",
+            "llama4", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "qwen3_next_experts", "falcon_h1_normed"])
