@@ -6,9 +6,10 @@ import pytest
 import numflow
 from numflow import network
 from numflow.engine.measure.perplexity import perplexity
-from numflow.engine.runner.suspects import Suspects
+from numflow.engine.runner.suspects import Suspects, _may_not_be_finite
 from numflow.errors import NotFiniteError
 from numflow.formats import open_checkpoint
+from numflow.formats.types import TYPES, to_f32
 from tests.engine.test_export import write_gguf
 from tests.quant.small import write_model
 
@@ -65,3 +66,19 @@ def test_finite_weights_are_not_blamed_and_a_search_ends(tmp_path):
     checkpoint = open_checkpoint(write_model(tmp_path / "bad", change=damaged(np.nan)))
     built = network.build(network.choose_spec(checkpoint), checkpoint)
     assert UP in Suspects(built, checkpoint).found and Suspects(built, checkpoint, patience=-1).found == ""
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K",
+                                  "IQ1_M", "IQ4_XS", "MXFP4", "NVFP4", "TQ2_0", "q4_b64t1", "I4_BF16_32", "Z4_F32_32",
+                                  "U4_F16_64", "E4M3_32", "NF4_64", "E5M2_16"])
+def test_rows_that_are_not_decoded_are_finite(name):
+    """Random blocks, of which few or many are no numbers, as decoding all of them tells."""
+    kind, rng = TYPES[name], np.random.default_rng(0)
+    rows = rng.integers(0, 256, (400, 256 // kind.block * kind.size)).astype(np.uint8)
+    if kind.block > 1:
+        rows[:200] &= 0xBB  # no float of 16 bits has all bits of its exponent
+    wrong = ~np.isfinite(to_f32(rows, name)).all(axis=1)
+    told = _may_not_be_finite(rows, kind)
+    assert not (wrong & ~told).any()
+    if name in ("Q4_0", "Q4_K", "Q8_0", "U4_F16_64"):
+        assert wrong.any() and not told[:200].any()

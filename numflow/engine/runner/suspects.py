@@ -1,5 +1,6 @@
 """Weights that are no finite numbers: looked for only when a model's logits are none."""
 
+import functools
 import time
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from numflow.decoding.sampler import NOT_FINITE
 from numflow.errors import NotFiniteError, quoted
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.formats.types import to_f32
+from numflow.formats.types import RowType, TensorType, to_f32
 from numflow.network.weights.source import stored_tensor
 from numflow.ops import Network
 
@@ -63,9 +64,40 @@ def _first_in(tensor: Tensor, until: float) -> str:
     for first in range(0, len(rows), step):
         if time.monotonic() > until:
             return ""
-        values = to_f32(rows[first:first + step], tensor.type.name)
+        some = rows[first:first + step]
+        numbers = np.flatnonzero(_may_not_be_finite(some, tensor.type))
+        values = to_f32(some[numbers], tensor.type.name) if len(numbers) else np.zeros((0, 1), np.float32)
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
-            return (f"tensor {quoted(tensor.name)} has {values[row, column]} in row {first + row}, column {column}; "
-                    "its file is damaged, or was written so")
+            return (f"tensor {quoted(tensor.name)} has {values[row, column]} in row {first + numbers[row]}, column "
+                    f"{column}; its file is damaged, or was written so")
     return ""
+
+
+def _may_not_be_finite(rows: np.ndarray, kind: TensorType) -> np.ndarray:
+    """Rows of u8 [n, row_bytes] that may stand for a NaN or an infinity, bool [n].
+
+    Rows of blocks of float16 and whole numbers are told by the former: all bits of the exponent are set.
+    """
+    fields = _floats_of(kind)
+    if not fields:
+        return np.ones(len(rows), bool)
+    found, blocks = np.zeros(len(rows), bool), rows.reshape(len(rows), -1, kind.size)
+    for field in fields:
+        found |= (blocks[..., field + 1] & 0x7C == 0x7C).any(axis=1)
+    return found
+
+
+@functools.cache
+def _floats_of(kind: TensorType) -> tuple[int, ...]:
+    """Places of the float16 numbers of a block, where they alone decide: their products fit float32.
+
+    Each pair of bytes is tried as a NaN of float16, which is a finite number in other types.
+    """
+    if kind.block == 1 or isinstance(kind, RowType):
+        return ()
+    tried = np.zeros((kind.size // 2, kind.size), np.uint8)
+    places = 2 * np.arange(len(tried))
+    tried[np.arange(len(tried)), places], tried[np.arange(len(tried)), places + 1] = 0x01, 0x7C
+    found = places[~np.isfinite(to_f32(tried, kind.name)).all(axis=1)]
+    return tuple(found.tolist()) if len(found) <= 2 else ()
