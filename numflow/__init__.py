@@ -17,6 +17,7 @@ from numflow.errors import (
     FormatError,
     ModelNotFoundError,
     NetworkError,
+    NotFiniteError,
     NumflowError,
     OutOfMemoryError,
     QueueFullError,
@@ -44,8 +45,8 @@ __version__ = "0.2.0"
 __all__ = [
     "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "NumflowError", "SpecError", "FormatError",
     "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError", "DownloadError",
-    "UnreachableError", "RequestError", "QueueFullError", "DeviceError", "DeviceFaultError", "DeviceLostError",
-    "DeviceMemoryError", "OutOfMemoryError", "__version__",
+    "UnreachableError", "RequestError", "NotFiniteError", "QueueFullError", "DeviceError", "DeviceFaultError",
+    "DeviceLostError", "DeviceMemoryError", "OutOfMemoryError", "__version__",
 ]
 
 _LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.run.generation",

@@ -10,6 +10,7 @@
     ├── DownloadError            fetching a model failed, or its bytes are not the expected ones
     │   └── UnreachableError     there is no network, or what models are fetched from does not answer
     ├── RequestError             a request that cannot be served (too long, contradictory settings)
+    │   ├── NotFiniteError       the model's logits are NaN or infinite
     │   ├── QueueFullError       too many requests wait already: try again later
     │   └── OutOfMemoryError     memory does not suffice for what is wanted now; also a MemoryError
     └── DeviceError              an executor, a device or an optional package that is not there
@@ -109,6 +110,10 @@ class RequestError(NumflowError):
     def __init__(self, message: object = "", code: str | None = None, param: str | None = None):
         super().__init__(message)
         self.code, self.param = code, param
+
+
+class NotFiniteError(RequestError):
+    """The model's logits are no finite numbers. The message names the tensor that is to blame, where one is."""
 
 
 class QueueFullError(RequestError):

@@ -190,7 +190,7 @@ def test_public_names():
         "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "QueueFullError", "NumflowError", "SpecError",
         "FormatError", "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError",
         "DownloadError", "UnreachableError", "RequestError", "DeviceError", "DeviceFaultError", "DeviceLostError",
-        "DeviceMemoryError",
+        "DeviceMemoryError", "NotFiniteError",
         "OutOfMemoryError", "__version__"}
     for name in numflow.__all__:
         assert getattr(numflow, name) is not None

@@ -15,7 +15,7 @@ from numflow.decoding.mirostat import Mirostat
 from numflow.decoding.select import Candidates, draw, greedy, uniform
 from numflow.decoding.settings import Sampling
 from numflow.decoding.speculative import Distribution, verify
-from numflow.errors import RequestError
+from numflow.errors import NotFiniteError, RequestError
 
 DRAW, COIN, CHECK = 0, 1, 2  # random numbers of a position: the token, whether FSD picks it, two of speculation
 NOT_FINITE = "the model's logits are not finite numbers; its weights or its specification are wrong"
@@ -79,7 +79,8 @@ class Sampler:
         """The next token, from float32 logits [V].
 
         Raises:
-            RequestError: the logits are not numbers, or no token may come.
+            NotFiniteError: the logits are not numbers.
+            RequestError: no token may come.
         """
         c = self.candidates(logits)
         id = int(c.ids[0]) if len(c.ids) == 1 else draw(c.ids, c.weights, self.uniform())
@@ -111,10 +112,10 @@ class Sampler:
         """Remember the token that a device has picked by `choice`; below 0: the logits were not finite.
 
         Raises:
-            RequestError: they were not.
+            NotFiniteError: they were not.
         """
         if id < 0:
-            raise RequestError(NOT_FINITE)
+            raise NotFiniteError(NOT_FINITE)
         self.accept(id)
         return id
 
@@ -143,7 +144,7 @@ class Sampler:
     def scores(self, logits: np.ndarray) -> np.ndarray:
         """Logits [V] with penalties, -inf for tokens that may not come."""
         if not np.isfinite(logits[np.argmax(logits)]):
-            raise RequestError(NOT_FINITE)
+            raise NotFiniteError(NOT_FINITE)
         scores = self.constraints.apply(processed(logits, self.ids, self.new, self.settings), self.ids, self.new)
         if self.grammar is not None:
             scores = self.grammar.apply(scores)

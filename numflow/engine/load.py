@@ -20,6 +20,7 @@ from numflow.engine.request.defaults import read_defaults
 from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.prompt import Prompts
 from numflow.engine.runner.kv_memory import plan_memory
+from numflow.engine.runner.suspects import Suspects
 from numflow.engine.speculate.blocks import build_block, find_block
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, option, quoted
@@ -119,6 +120,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
                   _begin(checkpoint), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
                   lambda: registry.sampling(path_or_name, place), _score_head(checkpoint, chosen))
+    model.runner.suspects = Suspects(built, checkpoint)
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     if choosing is not None:
         _add_adapters(model, Adapters(model.runner, checkpoint, chosen, how.offline, how.progress),
@@ -143,7 +145,9 @@ def model_of(checkpoint, spec, backend: str, threads: int | None = None) -> Mode
     built = network.build(spec, checkpoint)
     program = _executor(backend)(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                  threads=threads)
-    return Model(built, program, _tokenizer_of(checkpoint, spec), _ends(checkpoint), _begin(checkpoint))
+    model = Model(built, program, _tokenizer_of(checkpoint, spec), _ends(checkpoint), _begin(checkpoint))
+    model.runner.suspects = Suspects(built, checkpoint)
+    return model
 
 
 def _merged(checkpoint, spec, adapters, how: LoadOptions):

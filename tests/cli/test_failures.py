@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import typer
 
 from numflow.cli.failures import guarded
 from numflow.errors import FormatError
 from tests.conftest import REPO
+from tests.quant.small import write_model
 
 
 def fail_with(error):
@@ -85,3 +87,14 @@ def test_standard_output_may_be_closed():
     command = f'"{sys.executable}" -m numflow --version >&-'
     done = subprocess.run(command, cwd=REPO, text=True, shell=True, stderr=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [("generate", "hello"), ("perplexity", "--text", "TEXT", "--context", 8)])
+def test_weights_that_are_no_numbers_are_named(run, tmp_path, command):
+    name = "model.layers.0.self_attn.v_proj.weight"
+    folder = write_model(tmp_path / "bad", change=lambda t: t[name].__setitem__((2, 7), np.nan))
+    (tmp_path / "text").write_text("who is there? " * 9)
+    done = run(*(str(tmp_path / "text") if word == "TEXT" else word for word in command), "-m", folder)
+    assert (done.code, done.err.strip().splitlines()[-1]) == (
+        1, f"error: the model's logits are not finite numbers: tensor '{name}' has nan in row 2, column 7; its file is "
+           "damaged, or was written so") and "Traceback" not in done.err

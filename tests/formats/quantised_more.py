@@ -175,10 +175,18 @@ def mlx(rng, n, k, bits=4, group=64, mode="affine", biases="biases", own=False):
     config = {"bits": bits, "group_size": group}
     if own:  # bits that this layer has by itself
         config = {"bits": 2, "group_size": group, "model.layers.0.mlp.up_proj": config, "lm_head": False}
-    if mode == "mxfp4":
-        powers = rng.integers(115, 125, (n, k // 32)).astype(np.uint8)
+    if mode == "nvfp4":
+        steps = rng.integers(0, 100, (n, k // 16)).astype(np.uint8)
+        return ({"weight": ("U32", data), "scales": ("U8", steps)}, E2M1[codes] * np.repeat(e4m3(steps), 16, 1),
+                config | {"mode": mode})
+    if mode in ("mxfp4", "mxfp8"):
+        codes = codes if bits == 4 else codes & 0xBF  # none of which is no number
+        data, powers = words(codes, bits, True).view("<u4"), rng.integers(115, 125, (n, k // 32)).astype(np.uint8)
         return ({"weight": ("U32", data), "scales": ("U8", powers)},
-                E2M1[codes] * np.repeat(2.0**(powers.astype(int) - 127), 32, 1), config | {"mode": mode})
+                (E2M1[codes] if bits == 4 else e4m3(codes)) * np.repeat(2.0**(powers.astype(int) - 127), 32, 1),
+                config | {"mode": mode})
+    if mode == "mixed":  # this layer is affine, the others are not
+        config = {"bits": 4, "group_size": 32, "mode": "mxfp4", "model.layers.0.mlp.up_proj": config}
     stored, numbers = wide("BF16", scales_of(rng, n, k // group))
     stored[1], numbers[1] = 0, 0  # all one number
     other, offsets = wide("BF16", rng.uniform(-0.1, 0.1, (n, k // group)))
@@ -246,6 +254,8 @@ MORE = {
     **{f"torchao-{kind}-tiles": (torchao4, {"kind": kind, "tiles": True}) for kind in ("nvfp4", "mxfp4", "mxfp8")},
     **{f"mlx-{bits}": (mlx, {"bits": bits}) for bits in (2, 3, 4, 6, 8)}, "mlx-own": (mlx, {"own": True}),
     "mlx-metal": (mlx, {"biases": "qbiases", "group": 32}), "mlx-mxfp4": (mlx, {"mode": "mxfp4", "group": 32}),
+    "mlx-nvfp4": (mlx, {"mode": "nvfp4", "group": 16}), "mlx-mxfp8": (mlx, {"mode": "mxfp8", "bits": 8, "group": 32}),
+    "mlx-mixed": (mlx, {"mode": "mixed", "bits": 8}),
     "bitnet": (bitnet, {}), "bitnet-times": (bitnet, {"times": True}),
     **{f"quark-{dtype}": (quark, {"dtype": dtype}) for dtype in ("fp8_e4m3", "int8", "fp4")},
 }

@@ -279,7 +279,7 @@ def test_an_unknown_method_is_named_beside_plain_tensors_too(with_config, method
     ({"quant_method": "fp8", "fmt": "e4m3fnuz"}, "fmt 'e4m3fnuz'"),
     ({"quant_method": "bitnet", "quantization_mode": "online"}, "quantization_mode 'online'"),
     ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm"),
-    ({"bits": 4, "group_size": 64, "mode": "nvfp4"}, "mode 'nvfp4'"),
+    ({"bits": 4, "group_size": 64, "mode": "mxfp6"}, "mode 'mxfp6'"),
     ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}}, "weight.dtype 'int4'"),
     ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int8", "qscheme": "per_group"}}},
      "qscheme 'per_group'"),

@@ -137,7 +137,8 @@ def test_a_code_that_stands_for_nothing(tmp_path):
 @pytest.mark.parametrize(("name", "changes", "said"), [
     ("mlx-4", {"group_size": 80}, "no whole groups of 80"), ("mlx-4", {"bits": 5}, "no whole groups of 64 codes of 5"),
     ("mlx-4", {"group_size": 32}, r"scales.*\[64, 3\], expected .*\[64, 6\]"), ("mlx-4", {"bits": 9}, "1 to 8 bits"),
-    ("mlx-mxfp4", {"group_size": 64}, "scales.*expected"), ("awq-gemv", {"group_size": 100}, "scale for each 100"),
+    ("mlx-mxfp4", {"group_size": 64}, "4 bits in groups of 64, expected 4 in groups of 32, as mxfp4"),
+    ("awq-gemv", {"group_size": 100}, "scale for each 100"),
     ("awq-gemv", {"group_size": 2}, "scale for each 2 of"),
 ])
 def test_settings_that_do_not_fit(tmp_path, name, changes, said):

@@ -8,7 +8,9 @@ import socket
 from contextlib import ExitStack
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from numflow.server.app import make_app
 from numflow.server.config.config import make_config
@@ -166,3 +168,26 @@ async def test_a_request_that_the_web_server_cancels_is_told_why():
     with pytest.raises(ApiError, match="shutting down"):
         await running
     assert len(jobs) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_weights_that_are_no_numbers_are_named(model_folders, tmp_path, stream):
+    name, folder = "model.layers.0.self_attn.v_proj.weight", tmp_path / "bad"
+    shutil.copytree(model_folders["chat"], folder)
+    tensors = {key: np.array(x) for key, x in load_file(folder / "model.safetensors").items()}
+    tensors[name][2, 7] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    service = Service(make_config({"models": {"m": {"path": str(folder), "backend": "reference"}}}))
+    try:
+        await service.pool.preload()
+        transport = httpx.ASGITransport(make_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
+            reply = await http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2, "stream": stream})
+    finally:
+        await service.pool.close()
+    text = reply.text.partition("data: ")[2].partition("\n")[0] if stream and reply.status_code == 200 else reply.text
+    told = json.loads(text)["error"]
+    assert told["code"] == "model_failed" and told["message"] == (
+        f"the model's logits are not finite numbers: tensor '{name}' has nan in row 2, column 7; its file is damaged, "
+        "or was written so"), reply.text
+    assert reply.status_code == 500 or stream

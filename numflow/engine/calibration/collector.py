@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numflow.decoding.sampler import NOT_FINITE
-from numflow.errors import RequestError
+from numflow.errors import NotFiniteError, RequestError
 from numflow.network.quantise.calibration import Calibration
 from numflow.network.quantise.quantise import matrices
 from numflow.ops import Network, Step, View
@@ -139,7 +139,7 @@ def over_windows(model: Any, windows: Sequence[Sequence[int]], widest: int,
         for step in () if deep else head:  # logits, which nobody needs, are not computed
             collector.linear(step, result)
         if np.isnan(result).any():
-            raise RequestError(NOT_FINITE)
+            raise model.runner.explained(NotFiniteError(NOT_FINITE))
         if progress is not None:
             progress(done, len(windows))
     if not collector._squares:

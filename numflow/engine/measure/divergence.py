@@ -93,7 +93,8 @@ def divergences(models, base, text: str, context: int = 512, chunks: int | None 
         for done, ids in enumerate(windows, 1):
             targets, logits = np.asarray(ids[1:]), list(base.iter_logits(ids, every))
             for name, model in models.items():
-                found[name].add(*_window(pool, logits, model.iter_logits(ids, every), targets, skipped, every))
+                columns = _window(pool, logits, model.iter_logits(ids, every), targets, skipped, every)
+                found[name].add(*(checked(column, model, base) for column in columns))
             if progress is not None:
                 progress(done, len(windows), next(iter(found.values())).mean)
     return {name: {**kept.result(), "chunks": len(windows), "context": context, "protocol": protocol}
@@ -117,7 +118,7 @@ def _window(pool: ThreadPoolExecutor, base: Sequence[tuple[int, np.ndarray]], mo
         scored = targets[start::every][:len(p)]  # the last row has no target
         first = max(0, -(-(skipped - start) // every))
         rows += pool.map(_compare, p[first:len(scored)], q[first:len(scored)], scored[first:])
-    return tuple(checked(np.array(column)) for column in zip(*rows))
+    return tuple(np.array(column) for column in zip(*rows))
 
 
 def _compare(p: np.ndarray, q: np.ndarray, target: int) -> tuple[float, bool, float, float]:

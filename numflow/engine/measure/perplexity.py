@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from numflow.decoding.sampler import NOT_FINITE
-from numflow.errors import RequestError, did_you_mean
+from numflow.errors import NotFiniteError, RequestError, did_you_mean
 
 PROTOCOLS = {
     "plain": "the text is tokenised once, with the model's start token in front if it has one, and cut into windows "
@@ -86,17 +86,18 @@ def log_likelihoods(model, ids) -> np.ndarray:
         pairs = zip(logits, targets[start:], strict=False)  # the last row has no target
         for row, (values, id) in enumerate(pairs, start):
             scores[row] = float(values[id]) - _log_sum_exp(values)
-    return checked(scores)
+    return checked(scores, model)
 
 
-def checked(values: np.ndarray) -> np.ndarray:
-    """The values, of which none is NaN: what comes of logits that are.
+def checked(values: np.ndarray, *models) -> np.ndarray:
+    """The values, of which none is NaN: what comes of logits of models that are.
 
     Raises:
-        RequestError: one is.
+        NotFiniteError: one is.
     """
     if np.isnan(values).any():
-        raise RequestError(NOT_FINITE)
+        error = NotFiniteError(NOT_FINITE)
+        raise next((told for model in models if (told := model.runner.explained(error)) is not error), error)
     return values
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from numflow.decoding.chain import processed
 from numflow.decoding.constraints import NEVER, Constraints
+from numflow.decoding.sampler import NOT_FINITE
 from numflow.decoding.select import largest
 from numflow.decoding.settings import Sampling, checked_count
-from numflow.errors import RequestError, quoted
+from numflow.errors import NotFiniteError, RequestError, quoted
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class BeamSearch:
     def advance(self, logits: np.ndarray) -> list[int]:
         """Take the logits [n, V] of the running hypotheses; returns which of them each new one continues."""
         if not np.isfinite(logits.max(axis=1)).all():  # -inf is a token that never comes
-            raise RequestError("the model's logits are not finite numbers; its weights or its specification are wrong")
+            raise NotFiniteError(NOT_FINITE)
         new, width = len(self.running[0].ids), self.beams.num_beams
         last, length = new + 1 == self.constraints.max_tokens, new + 1 + self._counted
         scores = np.stack([self._scores(row, hypothesis) for row, hypothesis in zip(logits, self.running)])

@@ -382,7 +382,7 @@ class Core:
         if self.scheduler.prefix is not None and error is None and isinstance(job, Job) and (ids := job.text()):
             self.places.put(job.group.root, ids, job.request.place)
         self.counts["failed" if error else "cancelled" if reason else "finished"] += 1
-        job.end(reason, error)
+        job.end(reason, error and self.runner.explained(error))
         self._count(job)
 
     def forget(self, text: KeptText) -> None:

@@ -11,10 +11,11 @@ from numflow.engine.request.facts import ModelFacts
 from numflow.engine.runner.batches import Batches, BatchPart
 from numflow.engine.runner.fair_lock import FairLock
 from numflow.engine.runner.kv_memory import MemoryPlan
+from numflow.engine.runner.suspects import Suspects
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.schedule.pools import CommonMemory, Pool, room, text_bytes
 from numflow.engine.schedule.sequence import NO_ADAPTER
-from numflow.errors import OutOfMemoryError
+from numflow.errors import NotFiniteError, OutOfMemoryError
 from numflow.executor.contract import TraceRow
 from numflow.network.by_length import variant
 from numflow.network.windows import STATE, kinds
@@ -29,7 +30,7 @@ class Runner:
     chunk: rows of a prompt that run at once, where the network lets a prompt be cut (causal attention).
     pools: its KV blocks, by the window of the layers that they are for, and its slots for states, if there are any, as
     the last pool; blocks: the blocks of the first. unit: bytes of what memory is counted in (kv_memory.block_bytes).
-    memory: what keys and values may take, None: all that there is.
+    memory: what keys and values may take, None: all that there is. suspects: tensors that logits may be no numbers by.
     """
 
     def __init__(self, network, program, chunk: int = 512):
@@ -48,10 +49,15 @@ class Runner:
         self._batches = Batches(self.pools, self.context, self.has_encoder)
         self.lock = FairLock()
         self.memory: MemoryPlan | None = None
+        self.suspects: Suspects | None = None
         self._there: list[int] = []  # blocks of each pool in the program's memory
         for pool in self.pools:
             pool.allocator.on_grow = partial(self._grow, pool.allocator)
         self.cross_blocks.on_grow = partial(self._grow, self.cross_blocks)
+
+    def explained(self, error: BaseException) -> BaseException:
+        """An error of the model; of logits that are no numbers one that names the tensor they come from, if one is."""
+        return self.suspects.explained(error) if self.suspects and isinstance(error, NotFiniteError) else error
 
     def _grow(self, allocator: BlockAllocator, blocks: int) -> None:
         """Let the program hold so many KV blocks of an allocator.

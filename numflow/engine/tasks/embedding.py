@@ -7,6 +7,7 @@ import numpy as np
 from numflow.decoding.settings import is_count
 from numflow.engine.request.prompt import SHRINKS, check_size
 from numflow.engine.run.forward import Text, outputs
+from numflow.engine.runner.suspects import finite
 from numflow.engine.tasks.embedding_recipe import POOLINGS, Dense, EmbeddingRecipe
 from numflow.errors import RequestError, did_you_mean, option, quoted
 
@@ -37,7 +38,7 @@ def embed(model, recipe: EmbeddingRecipe, texts: Texts, normalize: bool | None, 
             vector = layer(vector)
         if width < len(vector):
             vector = unit(vector[:width]) if layers[-1:] == [unit] else vector[:width]
-        vectors.append(vector.astype(np.float32))
+        vectors.append(finite(model, vector.astype(np.float32), "hidden states"))
     return vectors[0] if single else np.array(vectors, np.float32).reshape(len(vectors), width)
 
 

@@ -8,6 +8,7 @@ from numflow.decoding.select import largest
 from numflow.decoding.settings import checked_count
 from numflow.engine.request.ahead import check_masked
 from numflow.engine.request.prompt import check_size
+from numflow.engine.runner.suspects import finite
 from numflow.errors import RequestError
 
 
@@ -35,6 +36,7 @@ def fill_mask(model, text: str, top_k: int) -> list[list[Filling]]:
         raise RequestError(f"the text has no gap; write {mask} where a word is missing")
     ids, types = tokenizer.wrapping.apply(content)
     logits = model.logits(ids, token_type_ids=types if any(types) else None)
+    finite(model, logits, "logits")
     places = [at for at, id in enumerate(ids) if id == tokenizer.mask_id]
     return [_fillings(tokenizer, content, gap, logits[place], top_k) for gap, place in zip(gaps, places, strict=True)]
 

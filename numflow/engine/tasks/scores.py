@@ -18,6 +18,7 @@ from numflow.engine.request.ahead import check_scores
 from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.prompt import SHRINKS, check_size
 from numflow.engine.run.forward import Text, outputs
+from numflow.engine.runner.suspects import finite
 from numflow.engine.tasks.embedding import pool
 from numflow.errors import FormatError, RequestError, SpecError, quoted
 from numflow.ops import Network
@@ -137,6 +138,7 @@ def scores(model, texts: ScoredText | Sequence[ScoredText], truncate: bool, prob
     found = [head(hidden) for hidden in outputs(model.core, [_text(model, text, number, truncate)
                                                              for number, text in enumerate(several, 1)], "hidden")]
     result = np.array(found, np.float32).reshape(len(several), len(head.labels))
+    finite(model, result, "scores")
     result = head.probabilities(result) if probabilities else result
     return result[0] if single else result
 

@@ -25,7 +25,7 @@ _FORMATS = {"compressed-tensors": ("dense", "pack-quantized", "int-quantized", "
                            "auto_round:awq", "auto_round:gptqmodel", "auto_round:exllamav2", "auto_round:tritonv2",
                            "auto_round:gptq:exllamav2", "auto_round:gptq:tritonv2", "auto_round:llm_compressor",
                            "auto_round:fp8", "auto_round:fp8_static", "auto_round:fake"),
-            "bitnet": ("offline",), "mlx": ("affine", "mxfp4"),
+            "bitnet": ("offline",), "mlx": ("affine", "mxfp4", "mxfp8", "nvfp4"),
             "quark": ("fp8_e4m3", "fp8_e5m2", "int8", "fp4")}
 # Keys that say a layout of words, in the order in which they count.
 _LAYOUTS = {"gptq": ("checkpoint_format", "format"), "awq": ("version", "checkpoint_format", "format"),

@@ -242,6 +242,8 @@ def two_rows_in_a_byte(parts: StoredParts, name: str, scale: Tensor) -> CodedMat
 def _factors(parts: StoredParts, plain: str, matrices: int, name: str) -> np.ndarray:
     """Factors of all scales, f32 [1] or one for each matrix of a stack."""
     ways = ((1,), (), (matrices,), (matrices, 1), (matrices, 1, 1))
+    if parts.method.name == "mlx":
+        return np.ones(1, np.float32)
     if name.endswith("_qdata"):  # torchao's, which may have none
         found = f"{name.removesuffix('_qdata')}_per_tensor_scale"
         if found not in parts.tensors:

@@ -2,28 +2,25 @@
 
     mode affine   NAME.biases too (qbiases of transformers' "metal"), w = scale * code + bias
     mode mxfp4    E2M1 numbers, scales are powers of two
+    mode nvfp4    E2M1 numbers, scales are 8-bit floats (E4M3)
+    mode mxfp8    E4M3 numbers, scales are powers of two
 
-Bits and columns of a group are what the configuration says of the layer, else of all. Experts lie in stacks,
-NAME.switch_mlp.PART.weight, which stand for NAME.experts.0.PART.weight and so on.
-
-Causal convolutions [C, 1, K] lie as [C, K, 1]. Of other families than those below mlx-lm changes numbers too where it
-turns them (norms, factors), so there they stay what they are, and no specification has a place for them.
+Bits and columns of a group are what the configuration says of the layer, else of all. A layer with biases is affine,
+whatever mode the others have. What mlx-lm changes besides is in mlx_models.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
-
-import numpy as np
+from collections.abc import Mapping
 
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
-from numflow.formats.quantised.beside import two_in_a_byte
+from numflow.formats.quantised.beside import eight_bits, two_in_a_byte
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
 from numflow.formats.quantised.grid import scale_grid
 from numflow.formats.quantised.parts import POWERS, SCALES, StoredParts, integers
 from numflow.formats.quantised.words import unpacked_stream
 from numflow.formats.types import TYPES
+
+_FLOATS = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}  # bits and columns of a group, by mode
 
 
 def mlx(parts: StoredParts, name: str) -> CodedMatrix:
@@ -46,13 +43,17 @@ def mlx(parts: StoredParts, name: str) -> CodedMatrix:
         raise parts.fail(name, f"is U32 {show(list(words.shape))}, which are no whole groups of {size} codes of {bits} "
                                f"bits")
     shape, grid = (*words.shape[:-1], k), (*words.shape[:-1], k // size)
-    if mode == "mxfp4":
-        scale = parts.need(f"{stem}scales", POWERS, grid, beside=name)
-        if (bits, size) != (4, 32):
-            raise parts.fail(name, f"has {bits} bits in groups of {size}, expected 4 in groups of 32, as mxfp4 has")
-        data = Tensor(name, (*shape[:-1], k // 2), TYPES["U8"], words.read)
-        return two_in_a_byte(parts, name, data, scale)
     biases = f"{stem}{'qbiases' if f'{stem}qbiases' in parts.tensors else 'biases'}"
+    if mode in _FLOATS and biases not in parts.tensors:
+        if (bits, size) != _FLOATS[mode]:
+            raise parts.fail(name, f"has {bits} bits in groups of {size}, expected {_FLOATS[mode][0]} in groups of "
+                                   f"{_FLOATS[mode][1]}, as {mode} has")
+        scale = parts.need(f"{stem}scales", POWERS, grid, beside=name)
+        if mode == "mxfp8":
+            return eight_bits(parts, name, Tensor(name, shape, TYPES["F8_E4M3"], words.read), scale, None)
+        if mode == "nvfp4":
+            scale = Tensor(scale.name, scale.shape, TYPES["F8_E4M3"], scale.read)
+        return two_in_a_byte(parts, name, Tensor(name, (*shape[:-1], k // 2), TYPES["U8"], words.read), scale)
     grids = [scale_grid(parts, parts.need(part, SCALES, grid, beside=name), shape)
              for part in (f"{stem}scales", biases)]
 
@@ -62,43 +63,3 @@ def mlx(parts: StoredParts, name: str) -> CodedMatrix:
         return CodedRows(unpacked_stream(some, bits, k), *zeros_of(own, other))
 
     return CodedMatrix(name, shape, rows, bits, "F32", size, zero_type="F32", turned=len(shape) == 2, sources=(words,))
-
-
-_TURNED = ("granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h", "olmo_hybrid",
-           "recurrent_gemma")
-
-
-def unturned(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """A convolution [C, K, 1] of mlx-lm as [C, 1, K], which is the same bytes; any other tensor as it is."""
-    if config.get("model_type") not in _TURNED or len(tensor.shape) != 3 or not tensor.name.endswith("weight"):
-        return tensor
-    count, taps, one = tensor.shape
-    if one != 1 or "conv" not in tensor.name.rpartition(".")[0].rpartition(".")[2]:
-        return tensor
-    return replace(tensor, shape=(count, 1, taps), read=lambda: tensor.raw().reshape(count, -1))
-
-
-_Matrix = TypeVar("_Matrix", CodedMatrix, Tensor)
-
-
-def apart(matrix: _Matrix) -> Iterator[_Matrix]:
-    """The matrices of a stack of experts; of anything else the one it is."""
-    stem, stack, part = matrix.name.partition(".switch_mlp.")
-    if not stack or len(matrix.shape) != 3:
-        yield matrix
-        return
-    count, n, k = matrix.shape
-    for expert in range(count):
-        name, first = f"{stem}.experts.{expert}.{part}", expert * n
-        if isinstance(matrix, Tensor):
-            yield replace(matrix, name=name, shape=(n, k), read=_rows_of(matrix, first, n))
-        else:
-            yield replace(matrix, name=name, shape=(n, k), rows=_codes_from(matrix, first), turned=True)
-
-
-def _rows_of(stack: Tensor, first: int, count: int) -> Callable[[], np.ndarray]:
-    return lambda: stack.raw()[first:first + count]
-
-
-def _codes_from(stack: CodedMatrix, first: int) -> Callable[[int, int], CodedRows]:
-    return lambda begin, end: stack.rows(first + begin, first + end)

@@ -5,10 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from numflow.errors import FormatError
 from numflow.formats.checkpoint import Tensor
+from numflow.formats.mapped import show
 from numflow.formats.quantised import beside, bitnet, bitsandbytes, gptq, hqq, mlx, torchao
 from numflow.formats.quantised.coded import CodedMatrix
 from numflow.formats.quantised.method import ENDS, method_of, without_method
+from numflow.formats.quantised.mlx_models import as_published
 from numflow.formats.quantised.parts import FLOATS8, SCALES, StoredParts
 
 Reader = Callable[[StoredParts, str], CodedMatrix]
@@ -40,23 +43,21 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
     """
     method = method_of(config, tensors, folder)
     if method is None:
-        found = (each for tensor in tensors.values() for each in mlx.apart(mlx.unturned(tensor, config)))
-        return {each.name: each for each in found}, config, ""
+        return *as_published(tensors, config, lambda name, message: FormatError(
+            f"{file_of(name)}: tensor {show(name)}: {message}")), ""
     parts = StoredParts(tensors, file_of, method)
     matrices = {name: _with_factors(parts, read(parts, name)) for name, tensor in tensors.items()
                 if (read := _reader(parts, tensor))}
-    made: dict[str, Tensor] = {}
+    found: dict[str, Tensor | CodedMatrix] = {}
     for name, tensor in tensors.items():
         if name in matrices:
             if not all(matrices[name].shape):
                 raise parts.fail(name, f"stands for a matrix of {list(matrices[name].shape)}, which has no numbers")
-            for plain in (each.tensor() for each in mlx.apart(matrices[name])):
-                if plain.name in made or (plain.name != name and plain.name in tensors):
-                    raise parts.fail(name, f"stands for {plain.name!r}, which is in the file too")
-                made[plain.name] = plain
+            found[name] = matrices[name]
         elif name not in parts.used and not _is_of_activations(name):
-            made |= {each.name: each for each in mlx.apart(mlx.unturned(_plain(parts, tensor), config))}
-    return made, without_method(config), str(method)
+            found[name] = _plain(parts, tensor)
+    made, published = as_published(found, config, parts.fail)
+    return made, without_method(published), str(method)
 
 
 def _reader(parts: StoredParts, tensor: Tensor) -> Reader | None:

@@ -10,6 +10,7 @@ from numflow.errors import (
     DeviceLostError,
     DownloadError,
     ModelNotFoundError,
+    NotFiniteError,
     NumflowError,
     RequestError,
     TokenizerError,
@@ -114,6 +115,8 @@ def of_error(error: Exception) -> ApiError:
     if no_memory(error):
         return ApiError(503, "out of memory; try again later, or with a shorter prompt or fewer tokens",
                         code="out_of_memory", headers={"Retry-After": "10"})
+    if isinstance(error, NotFiniteError):
+        return ApiError(500, one_line(error), code="model_failed")
     if isinstance(error, (RequestError, TokenizerError)):
         return bad_request(one_line(error), getattr(error, "param", None), getattr(error, "code", None))
     if isinstance(error, ModelNotFoundError):
