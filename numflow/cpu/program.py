@@ -23,7 +23,7 @@ from numflow.cpu.state.matrix_state import slot_bytes
 from numflow.cpu.state.sequence_state import StateMemory
 from numflow.errors import DeviceError
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
-from numflow.executor.contract import ADAPT, DECODE, PROFILE, TRACE, WALK, Progress, TraceRow
+from numflow.executor.contract import ADAPT, DECODE, MOST_STEPS, PROFILE, TRACE, WALK, Progress, TraceRow
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.cost import all_floats
 from numflow.network.passes.grouping import Group
@@ -121,7 +121,7 @@ class Program(OneDevice):
     def decode(self, batch: Batch, steps: int, entry: str = "main") -> np.ndarray:
         """See executor.contract.Program: the steps are one walk."""
         end, arrays = self._table_rows(entry, "logits"), self._checked(batch, entry)
-        self._last.check_ahead(batch, steps, self._limits[entry], self.block_size)
+        self._last.check_ahead(batch, steps, MOST_STEPS, self._limits[entry], self.block_size)
         self._load(arrays)
         if entry not in self._greedy:
             self._greedy[entry] = GreedySteps(self._bound[entry].table[:end], self._ctx)

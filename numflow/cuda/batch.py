@@ -3,7 +3,7 @@
 One copy from pinned memory brings it: counts i32 [4] (call.py), then the arrays of `ARRAYS` one after the other, each
 with room for as many tokens, rows or sequences as there may be. Kernels of a recorded run find the next batch at the
 same addresses. The rotary frequencies of sequences where they depend on the length come with it (network.by_length), as
-bits, and how tokens are drawn (sample.py).
+bits, how tokens are drawn (sample.py), and zeros from which rows count the steps that they run in one go.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ from struct import pack_into
 import numpy as np
 
 from numflow.cuda.device.device import Device, Ref
-from numflow.cuda.lang.parameters import Places, Texts
+from numflow.cuda.lang.parameters import Following, Places, Texts
 from numflow.cuda.sample.sample import WORDS
+from numflow.executor.contract import MOST_STEPS
 from numflow.network.windows import table_name
 
 COUNTS = 16  # i32, of which the first 4 are used
@@ -21,7 +22,7 @@ COUNTS = 16  # i32, of which the first 4 are used
 ARRAYS = {"tokens": "tokens", "positions": "tokens", "types": "tokens", "sequence_of": "tokens",
           "logit_rows": "logits", "starts": "starts", "frequencies": "rows", "lengths": "sequences", "blocks": "tables",
           "cross_blocks": "tables", "cross_lengths": "sequences", "slots": "sequences", "adapters": "tokens",
-          "wanted_adapters": "logits", "choices": "choices"}
+          "wanted_adapters": "logits", "choices": "choices", "steps": "logits"}
 
 
 class BatchMemory:
@@ -45,7 +46,7 @@ class BatchMemory:
         self._host, self._sent = device.host_array(self._pinned).view(np.int32), None
         self._host[:] = 0
         self._arrays = {name: self._host[begin:begin + rooms[name]] for name, begin in self._begin.items()}
-        self._ids = device.alloc_host(4 * capacity["logits"])
+        self._ids = device.alloc_host(4 * capacity["logits"] * MOST_STEPS)
         self._chosen = device.host_array(self._ids).view(np.int32)
         self._send()
 
@@ -80,6 +81,16 @@ class BatchMemory:
     def chosen(self, count: int) -> np.ndarray:
         """The tokens picked for the first rows, once the device is done."""
         return self._chosen[:count].copy()
+
+    def chosen_by_step(self, steps: int, count: int) -> np.ndarray:
+        """The same of steps in one go, int32 [steps, count]."""
+        return self._chosen.reshape(-1, MOST_STEPS)[:count, :steps].T.copy()
+
+    @property
+    def following(self) -> Following:
+        """Place of what a row's next token changes."""
+        return Following(self.ids, self.ref("steps"), self.ref("logit_rows"), self.ref("tokens"), self.ref("positions"),
+                         self.ref("sequence_of"), self.ref("lengths"))
 
     @property
     def stride(self) -> int:

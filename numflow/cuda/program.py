@@ -15,7 +15,7 @@ from numflow.cuda.exchange.exchange import HostCall, World
 from numflow.cuda.exchange.nccl import CHOICES
 from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.cuda.patterns import Together, together
-from numflow.cuda.sample.sample import best, encode, pick
+from numflow.cuda.sample.sample import best, encode, follow, pick
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
 from numflow.cuda.state.matrix_state import slot_numbers
@@ -24,7 +24,7 @@ from numflow.cuda.weights.quantise import Quantiser
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
-from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Progress, TraceRow
+from numflow.executor.contract import ADAPT, DECODE, MOST_STEPS, SAMPLE, TRACE, Progress, TraceRow
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.batch import ends
 from numflow.network.windows import cache_windows
@@ -59,7 +59,7 @@ class Program(OneDevice):
         NetworkError, FormatError: a weight cannot be had.
     """
 
-    threads, can = None, frozenset({SAMPLE, TRACE, ADAPT})
+    threads, can = None, frozenset({SAMPLE, TRACE, ADAPT})  # and DECODE, where the host takes no part in a step
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
@@ -98,6 +98,8 @@ class Program(OneDevice):
         self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations, world,
                             device, host_embeddings, self._rooms, states)
         self._bind()
+        if world is None and not (host_embeddings or hosted):
+            self.can |= {DECODE}
 
     @classmethod
     def quantiser(cls, gpu: Device | str = "auto", device: int = 0) -> Quantiser | None:
@@ -145,6 +147,19 @@ class Program(OneDevice):
                    lambda: pick(ctx, logits) if drawn else best(ctx, logits))
         self.device.synchronize()
         return ctx.batch.chosen(rows)
+
+    def decode(self, batch: Batch, steps: int, entry: str = "main") -> np.ndarray:
+        """See executor.contract.Program: the device makes the batch of each next step, Python waits for the last."""
+        end, rows = self._end(entry, "logits"), len(batch.logit_rows)
+        sizes = self._load(batch, entry)
+        self._last.check_ahead(batch, steps, MOST_STEPS, self._limits[entry], self.block_size)
+        ctx, logits = self._ctx, self.network.outputs["logits"]
+        for _ in range(steps):
+            self._walk((entry, end, "steps"), Sizes(sizes.rows, sizes.keys + steps - 1), lambda: follow(ctx, logits))
+        self.device.synchronize()
+        self._last.moved(steps - 1)
+        self._last.went_on(batch, steps - 1)
+        return ctx.batch.chosen_by_step(steps, rows)
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run step by step, waiting for each; one TraceRow per step."""

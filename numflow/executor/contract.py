@@ -17,6 +17,7 @@ from numflow.ops import Batch, Network, View
 from numflow.quant.layout import RowScheme
 
 SAMPLE, DECODE, TRACE, WALK, PROFILE, ADAPT = "sample", "decode", "trace", "walk", "profile", "adapt"
+MOST_STEPS = 8  # of `decode`
 Progress = Callable[[str, int, int], None]  # (what is made, how many are done, of how many)
 
 
@@ -160,7 +161,7 @@ class Program(Protocol):
         -1 where logits are not finite, after which that sequence's tokens mean nothing.
 
         Raises:
-            RequestError: as `run`, or the batch is not such a one.
+            RequestError: as `run`, the batch is not such a one, or there are more than MOST_STEPS.
         """
         raise RequestError("this backend runs one step at a time")
 

@@ -121,19 +121,26 @@ class LastBatch:
             self._batch, self._key, self._gone_on = batch, key, batch.gone_on
         return self._arrays
 
-    def check_ahead(self, batch: Batch, steps: int, limits: BatchBounds, block_size: int) -> None:
+    def check_ahead(self, batch: Batch, steps: int, most: int, limits: BatchBounds, block_size: int) -> None:
         """Refuse steps that a batch cannot run one after the other: it is the one that was checked last.
 
         Raises:
-            RequestError: it has other rows than one token of each sequence, or one of them would begin a block, or
-            reach a position that is out of range.
+            RequestError: there are more than `most`, the batch has other rows than one token of each sequence, or one
+            of them would begin a block or reach a position that is out of range.
         """
-        if steps < 1 or batch is not self._batch or len(batch.logit_rows) != len(batch.tokens):
+        if not 1 <= steps <= most:
+            raise RequestError(f"steps in one go should be 1 to {most}, are {steps}")
+        if batch is not self._batch or len(batch.logit_rows) != len(batch.tokens):
             raise RequestError("several steps are run of one token of each sequence, whose rows are wanted, where the "
                                "batch has limits, neither rows of its own nor encoder memory")
         if max(position % block_size for position in batch.positions.tolist()) + steps > block_size:
             raise RequestError(f"{steps} steps of a batch should end within the KV blocks of its first")
         _check_range("position", batch.positions + np.int32(steps - 1), limits.positions or 1 << 31)
+
+    def moved(self, steps: int) -> None:
+        """Change the arrays by so many more steps, where the steps have been run on a copy of them."""
+        self._arrays["positions"] += np.int32(steps)
+        self._arrays["lengths"] += np.int32(steps)
 
     def went_on(self, batch: Batch, steps: int) -> None:
         """The batch that was checked last has run so many more steps, which have changed its arrays."""

@@ -7,11 +7,13 @@ import pytest
 
 from numflow.cuda.device.device import Launch, Simulated
 from numflow.cuda.lang.kernel import REGISTRY
-from numflow.cuda.sample.sample import encode
+from numflow.cuda.lang.parameters import Following
+from numflow.cuda.sample.sample import FOLLOW, encode
 from numflow.decoding.choice import Choice
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.sampler import Sampler
 from numflow.decoding.settings import Sampling
+from numflow.executor.contract import MOST_STEPS
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 
@@ -40,6 +42,30 @@ def on_device(kernel, logits, settings=None, seed=0):
     device.launch(Launch(REGISTRY[kernel], (rows, 1, 1), (memory[0].at(), memory[1].at(), stride, *more, counts.at(),
                                                           width)))
     return device.download(memory[0].at(), 4 * rows).view(np.int32)
+
+
+def test_picked_tokens_are_the_next_step():
+    """Three steps of two sequences whose rows lie the other way round; the second row is not finite."""
+    device, width = Simulated(seed=3), 70
+    logits = np.random.default_rng(2).normal(0, 1, (2, 96)).astype(np.float32)
+    logits[1, 5] = np.nan
+    arrays = {"ids": np.full(2 * MOST_STEPS, -7), "steps": np.zeros(2), "rows": np.array([1, 0]),
+              "tokens": np.array([8, 9]), "positions": np.array([20, 30]), "sequence_of": np.array([0, 1]),
+              "lengths": np.array([21, 31])}
+    memory = {name: device.alloc(4 * len(array)) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        device.upload(memory[name].at(), array.astype(np.int32))
+    rows, counts = device.alloc(logits.nbytes), device.alloc(64)
+    device.upload(rows.at(), logits)
+    device.upload(counts.at(), np.array([2, 2, 0, 2], np.int32))
+    batch = Following(**{name: one.at() for name, one in memory.items()})
+    for _ in range(3):
+        device.launch(Launch(FOLLOW, (4, 1, 1), (batch, rows.at(), 96, counts.at(), width)))
+    found = {name: device.download(one.at(), 4 * len(arrays[name])).view(np.int32).tolist()
+             for name, one in memory.items()}
+    likeliest = int(logits[0, :width].argmax())
+    assert found["ids"] == [*[likeliest] * 3, *[-7] * 5, *[-1] * 3, *[-7] * 5] and found["steps"] == [3, 3]
+    assert found["tokens"] == [0, likeliest] and found["positions"] == [23, 33] and found["lengths"] == [24, 34]
 
 
 def check(logits, settings=SETTINGS, seed=1):

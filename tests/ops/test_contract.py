@@ -31,7 +31,7 @@ SIZE, BLOCKS = 64, 6
 EXACT = {"activations": "f32", "block_size": SIZE}
 PROGRAMS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow), "plan", "ray"]
 CAN = {"reference": {TRACE, WALK, ADAPT}, "cpu": {TRACE, WALK, PROFILE, DECODE, ADAPT},
-       "cuda": {TRACE, SAMPLE, ADAPT},
+       "cuda": {TRACE, SAMPLE, DECODE, ADAPT},
        "plan": {TRACE, ADAPT}, "ray": set()}
 
 
@@ -268,8 +268,9 @@ def test_several_steps_take_the_likeliest_tokens(program):
     assert several.positions.tolist() == [7]
     several.go_on(wanted[2:3])
     assert program.decode(several, 2).tolist() == [[token] for token in wanted[3:]]
-    for bad, steps in ((following([7], 60), 5), (batch([7, 8], 5), 2), (batch([7], 5), 2), (following([7], 5), 0)):
-        with pytest.raises(RequestError, match=r"end within the KV blocks|one token of each sequence"):
+    for bad, steps in ((following([7], 60), 5), (batch([7, 8], 5), 2), (batch([7], 5), 2), (following([7], 5), 0),
+                       (following([7], 5), 9)):
+        with pytest.raises(RequestError, match=r"end within the KV blocks|one token of each sequence|be 1 to 8"):
             program.decode(bad, steps)
 
 

@@ -50,6 +50,21 @@ class Places(NamedTuple):
     field: u32
 
 
+class Following(NamedTuple):
+    """A batch of one token of each sequence, and what makes it that of the next step.
+
+    ids: the tokens that were picked, [R, MOST_STEPS]; steps: how many of each row.
+    """
+
+    ids: i32.ptr
+    steps: i32.ptr
+    rows: i32.ptr
+    tokens: i32.ptr
+    positions: i32.ptr
+    sequence_of: i32.ptr
+    lengths: i32.ptr
+
+
 class Texts(NamedTuple):
     """The sequences of a batch, counts[N_SEQUENCES] of them: where rows begin, positions of rows, slots."""
 

@@ -16,12 +16,14 @@ from numflow.cuda.lang.arithmetic import float_of, fmin
 from numflow.cuda.lang.intrinsic import SharedArray
 from numflow.cuda.lang.intrinsics import block_x, lane_index, shuffle_xor, sync_block, thread_index
 from numflow.cuda.lang.kernel import device, kernel
+from numflow.cuda.lang.parameters import Following
 from numflow.cuda.lang.reduce import better_of_warp
 from numflow.cuda.lang.scalar import f32, i32, u32, u64
 from numflow.cuda.sample.candidates import draw, narrower
 from numflow.cuda.sample.row import BUCKETS, INFINITE, LAST_ID, MOST_TOKENS, THREADS, WARPS, load_row, memory, score_of
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
+from numflow.executor.contract import MOST_STEPS
 from numflow.ops import View
 
 NONE, MIN_P, TOP_K, TOP_P = range(4)
@@ -56,6 +58,12 @@ def best(ctx, logits: View) -> Call:
     """logits f32 [R, V] -> ids i32 [R]: the largest of each row, the first of equals; -1 for a row that has none, or
     an infinite one, or any NaN."""
     return per_row(None, _best, N_LOGIT_ROWS, 1, ctx.batch.ids, *ctx.view(logits), ctx.batch.counts, _width(logits))
+
+
+def follow(ctx, logits: View) -> Call:
+    """The same, and the tokens are the batch of the next step; ids i32 [R, MOST_STEPS], a column for each step."""
+    return per_row(None, _follow, N_LOGIT_ROWS, 1, ctx.batch.following, *ctx.view(logits), ctx.batch.counts,
+                   _width(logits))
 
 
 def pick(ctx, logits: View) -> Call:
@@ -126,6 +134,22 @@ def _best(ids: i32.ptr, logits: f32.ptr, stride: u32, counts: i32.ptr, width: u3
         ids[row] = index
 
 
+@kernel("argmax_follow", THREADS, exact=True)
+def _follow(batch: Following, logits: f32.ptr, stride: u32, counts: i32.ptr, width: u32):
+    row = block_x()
+    if row >= counts[N_LOGIT_ROWS]:
+        return
+    _, index, _ = _survey(logits + row * stride, width)
+    if thread_index() == 0:
+        step, t = batch.steps[row], batch.rows[row]
+        sequence = batch.sequence_of[t]
+        batch.ids[i32(row * MOST_STEPS) + step] = index
+        batch.steps[row] = i32(step + 1)
+        batch.tokens[t] = index if index > 0 else i32(0)
+        batch.positions[t] = i32(batch.positions[t] + 1)
+        batch.lengths[sequence] = i32(batch.lengths[sequence] + 1)
+
+
 @kernel("sample", THREADS, exact=True)
 def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts: i32.ptr, width: u32):
     row = block_x()
@@ -157,4 +181,4 @@ def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts:
         ids[row] = i32(chosen)
 
 
-BEST, PICK = _best, _pick
+BEST, FOLLOW, PICK = _best, _follow, _pick

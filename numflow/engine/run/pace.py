@@ -10,9 +10,9 @@ from numflow.engine.run.job import Job
 from numflow.engine.runner.batches import BatchPart
 from numflow.engine.runner.runner import Runner
 from numflow.engine.schedule.sequence import SequenceGroup, StepPlan
-from numflow.executor.contract import DECODE
+from numflow.executor.contract import DECODE, MOST_STEPS
 
-FRAME_S, MOST_STEPS = 0.016, 8  # how long they take at most, which who reads along does not see; how many they are
+FRAME_S = 0.016  # how long they take at most, which who reads along does not see
 FIRST = range(1)
 
 
