@@ -12,7 +12,7 @@ from numflow.engine.runner.runner import Runner
 from numflow.engine.schedule.sequence import SequenceGroup, StepPlan
 from numflow.executor.contract import DECODE, MOST_STEPS
 
-FRAME_S = 0.016  # how long they take at most, which who reads along does not see
+FRAME_S = 0.025  # how long they take at most, which who reads along does not see
 FIRST = range(1)
 
 
