@@ -169,7 +169,7 @@ def _traced(model: Model, texts: Sequence[Text]) -> dict[str, float]:
         parts = _parts(texts, token)
         model.runner.run(parts, "logits")  # it also makes room for what the trace writes
         sums: dict[str, float] = defaultdict(float)
-        for kind, row in zip(kinds, model.program.trace(model.runner._batch(parts)), strict=True):
+        for kind, row in zip(kinds, model.program.trace(model.runner.batches.of(parts)), strict=True):
             sums[kind] += row.microseconds * 1e-6
         for kind, took in sums.items():
             found.setdefault(kind, []).append(took)

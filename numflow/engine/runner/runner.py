@@ -46,7 +46,7 @@ class Runner:
         self.unit = sum(pool.size for pool in self.pools if pool.window != STATE) or self.pools[-1].size
         self.blocks = self.pools[0].allocator
         self.cross_blocks = BlockAllocator()
-        self._batches = Batches(self.pools, self.context, self.has_encoder)
+        self.batches = Batches(self.pools, self.context, self.has_encoder)
         self.lock = FairLock()
         self.memory: MemoryPlan | None = None
         self.suspects: Suspects | None = None
@@ -176,7 +176,7 @@ class Runner:
                 self._reserve([cross], [(part.sequence.cross,) for part in parts], counts, counts)
                 for part in parts:
                     part.sequence.encoded = len(part.ids)
-                return _copied(self.program.run(self._batches.of(parts, scratch), "encode", output))
+                return _copied(self.program.run(self.batches.of(parts, scratch), "encode", output))
             finally:
                 for table in scratch:
                     table.release()
@@ -187,34 +187,34 @@ class Runner:
             self._reserve(self.pools, [part.sequence.tables for part in parts],
                           [part.sequence.length + len(part.ids) for part in parts],
                           [part.sequence.limit for part in parts])
-            result = _copied(self.program.run(self._batches.of(parts), "main", output))
+            result = _copied(self.program.run(self.batches.of(parts), "main", output))
             for part in parts:
                 part.sequence.went_on(len(part.ids))
             return result
 
     def execute(self, parts: Ids[BatchPart], entry: str, output: str | None, tables: Ids[BlockTable] | None = None):
         """One run of the program on parts whose blocks are there; tables: blocks instead of the sequences' own."""
-        return self.program.run(self._batches.of(parts, tables), entry, output)
+        return self.program.run(self.batches.of(parts, tables), entry, output)
 
     def sample(self, parts: Ids[BatchPart], choices: Ids[Choice]) -> np.ndarray:
         """As `execute` on the main entry, but the program picks the tokens: int32 [R]."""
-        return self.program.sample(self._batches.of(parts), choices)
+        return self.program.sample(self.batches.of(parts), choices)
 
     def decode(self, parts: Ids[BatchPart], steps: int) -> np.ndarray:
         """Tokens int32 [steps, n] of so many steps on the main entry, of one token of each part; see Program.decode."""
-        return self.program.decode(self._batches.of(parts), steps)
+        return self.program.decode(self.batches.of(parts), steps)
 
     def trace(self, sequence, ids) -> list[TraceRow]:
         """As `run` for one token, with a row per step of the network."""
         with self.lock:
             self._reserve(self.pools, [sequence.tables], [sequence.length + len(ids)], [sequence.limit])
-            return self.program.trace(self._batches.of([BatchPart(sequence, ids, np.zeros(1, np.int32))]))
+            return self.program.trace(self.batches.of([BatchPart(sequence, ids, np.zeros(1, np.int32))]))
 
     def walk(self, sequence, ids, first: int = 0, given=None) -> list[tuple[int, list[np.ndarray]]]:
         """As `run` for one token, with what the steps leave in memory; see Program.walk."""
         with self.lock:
             self._reserve(self.pools, [sequence.tables], [sequence.length + len(ids)], [sequence.limit])
-            batch = self._batches.of([BatchPart(sequence, ids, np.zeros(1, np.int32))])
+            batch = self.batches.of([BatchPart(sequence, ids, np.zeros(1, np.int32))])
             return list(self.program.walk(batch, "main", first, given))
 
     def _reserve(self, pools: Ids[Pool], tables: Ids[Ids[BlockTable]], tokens: Ids[int], limits: Ids[int]) -> None:
