@@ -31,6 +31,7 @@ class Runner:
     pools: its KV blocks, by the window of the layers that they are for, and its slots for states, if there are any, as
     the last pool; blocks: the blocks of the first. unit: bytes of what memory is counted in (kv_memory.block_bytes).
     memory: what keys and values may take, None: all that there is. suspects: tensors that logits may be no numbers by.
+    batches: makes what the program runs.
     """
 
     def __init__(self, network, program, chunk: int = 512):
