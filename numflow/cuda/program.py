@@ -157,8 +157,7 @@ class Program(OneDevice):
         for _ in range(steps):
             self._walk((entry, end, "steps"), Sizes(sizes.rows, sizes.keys + steps - 1), lambda: follow(ctx, logits))
         self.device.synchronize()
-        self._last.moved(steps - 1)
-        self._last.went_on(batch, steps - 1)
+        self._last.went_on(batch, steps - 1, on_copy=True)
         return ctx.batch.chosen_by_step(steps, rows)
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:

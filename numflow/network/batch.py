@@ -137,13 +137,11 @@ class LastBatch:
             raise RequestError(f"{steps} steps of a batch should end within the KV blocks of its first")
         _check_range("position", batch.positions + np.int32(steps - 1), limits.positions or 1 << 31)
 
-    def moved(self, steps: int) -> None:
-        """Change the arrays by so many more steps, where the steps have been run on a copy of them."""
-        self._arrays["positions"] += np.int32(steps)
-        self._arrays["lengths"] += np.int32(steps)
-
-    def went_on(self, batch: Batch, steps: int) -> None:
-        """The batch that was checked last has run so many more steps, which have changed its arrays."""
+    def went_on(self, batch: Batch, steps: int, on_copy: bool = False) -> None:
+        """The batch that was checked last has run so many more steps, which have changed its arrays, or a copy."""
+        if on_copy:
+            self._arrays["positions"] += np.int32(steps)
+            self._arrays["lengths"] += np.int32(steps)
         batch.positions[:] = self._arrays["positions"]
         batch.gone_on += steps
         self._gone_on = batch.gone_on

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from numflow.errors import FormatError, NumflowError, TokenizerError
 
 LONG = 1 << 14  # characters of a text that is encoded while other threads run
-KEPT = 1 << 12  # tokens whose bytes are kept
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,6 @@ class LibraryVocabulary:
         self._where = where
         self._piece = piece
         self._lock, self._without_special = Lock(), None
-        self._pieces: dict[int, bytes] = {}  # of tokens behind a text's first, that have come lately
         library.no_truncation()
         library.no_padding()
         added = library.get_added_tokens_decoder()
@@ -122,15 +120,8 @@ class LibraryVocabulary:
         return self.library.token_to_id(text)
 
     def piece(self, token: int, first: bool) -> bytes:
-        known = None if first else self._pieces.get(token)
-        if known is None:
-            text = self.text(token)
-            known = b"" if text is None or token in self.unused else self._piece(text, first)
-            if not first:
-                if len(self._pieces) == KEPT:
-                    self._pieces.clear()
-                self._pieces[token] = known
-        return known
+        text = self.text(token)
+        return b"" if text is None or token in self.unused else self._piece(text, first)
 
 
 def check_text(text: str) -> None:

@@ -6,8 +6,8 @@ from numflow.cpu.runtime.kernel import POSITIONS, TYPES, Call, Code, Kernel, slo
 from numflow.ops import Step, View, param
 
 _CODE = Code("numflow.cpu.elementwise.select_kernels")
-# b_step: columns from one head's part of b to the next one's, 0 where all heads share b.
 PICK = slots("header rows width x x_stride y goes_on")
+# b_step: columns from one head's part of b to the next one's, 0 where all heads share b.
 CONCAT = slots("header rows width y y_stride a a_stride b b_stride heads a_width b_width b_step")
 
 
