@@ -73,7 +73,7 @@ def test_head_of_a_classifier(tmp_path):
     tensors["classifier.bias"][2] = np.nan
     save_file(tensors, folder / "model.safetensors")
     with numflow.load(folder) as model, pytest.raises(
-            NotFiniteError, match="scores are not finite numbers: tensor 'classifier.bias' has nan in row 0, column 2;"):
+            NotFiniteError, match="scores are not finite numbers: tensor 'classifier.bias' has nan in row 0, column 2"):
         model.scores([5, 6, 7])
 
 
