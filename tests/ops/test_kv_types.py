@@ -56,6 +56,17 @@ def test_int8_programs_multiply_codes(kind):
             np.testing.assert_array_equal(y, again)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_bf16_programs_multiply_pairs(name):
+    """Of 8 bits each, beside the reference's numbers, of which keys and values alone are rounded."""
+    case, kv = CASES[name], {"kv_k": "bf16", "kv_v": "bf16"}
+    expected = run_case(case, Reference, **kv)
+    one, three = (run_case(case, Program, activations="int8", threads=n, **kv) for n in (1, 3))
+    for y, again, e in zip(one, three, expected, strict=True):
+        assert error(y, e) < 3e-2
+        np.testing.assert_array_equal(y, again)
+
+
 def test_bf16_rounds_what_it_multiplies():
     """Queries, keys, values and probabilities, these beside the largest one of 64 keys."""
     case, count = _writer(), 61
