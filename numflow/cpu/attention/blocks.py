@@ -10,7 +10,7 @@ import numpy as np
 from numba import types
 
 from numflow.cpu.attention.linear_attention import SLOTS
-from numflow.cpu.attention.products import add_any_products
+from numflow.cpu.attention.products import add_products
 from numflow.cpu.attention.slots import COLUMNS, HEIGHTS
 from numflow.cpu.runtime.access import f32_ptr, i64
 from numflow.cpu.simd.float32 import fma, lane_numbers, load_part, splat, store_part, where_less
@@ -39,8 +39,8 @@ def _add_products(rows, columns, n, total, total_row, x, x_row, v, v_step, ahead
         c = 0
         while c < columns:
             width = wide if c + wide <= columns else 1
-            add_any_products(height, width, None, n, total + r * total_row + 64 * c, total_row, x + r * x_row, x_row,
-                             v + 64 * c, 64, v_step, v + 64 * c + ahead)
+            add_products(height, width, n, total + r * total_row + 64 * c, total_row, x + r * x_row, x_row, v + 64 * c,
+                         64, v_step, v + 64 * c + ahead)
             c += width
         r += height
 

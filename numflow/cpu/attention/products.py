@@ -23,11 +23,13 @@ _WIDE = tuple(WIDTHS.items())
 _NARROW = tuple((rows, 1) for rows, columns in _WIDE if columns > 1)
 
 
-def _products(shapes: tuple) -> Any:
+def _products(shapes: tuple, begin: Callable[[ir.IRBuilder, ir.Value, ir.Value, int], ir.Value]) -> Any:
     @intrinsic
-    def add_outer_products(typingctx, rows, columns, half, n, total, total_row, x, x_row, v, v_column, v_step, ahead):
-        """total[r][c] += sum over i < n, in this order, of x[r][i] * v[i][c], for r < rows and c < columns.
+    def outer_products(typingctx, rows, columns, half, n, total, total_row, x, x_row, v, v_column, v_step, ahead,
+                       factors):
+        """total[r][c] = begin + sum over i < n, in this order, of x[r][i] * v[i][c], for r < rows and c < columns.
 
+        begin: made of the address of total[r][c], of `factors` and of r, by one of the functions below.
         total[r][c] is 16 float32 at total + r * total_row + 64 * c, x[r][i] a float32 at x + r * x_row + 4 * i,
         v[i][c] 16 elements at v + c * v_column + i * v_step: float32 if `half` is None, float16 if it is True. n is at
         least 1. If `half` is PAIRS, v[i][c] is 16 pairs of bfloat16 and x[r][i] the two factors of a pair.
@@ -41,12 +43,12 @@ def _products(shapes: tuple) -> Any:
                 right = builder.and_(*(builder.icmp_signed("==", value, value.type(number))
                                        for value, number in zip((rows, columns), shape, strict=True)))
                 with builder.if_then(right):
-                    _loop(builder, shape, element, *rest)
+                    _loop(builder, shape, element, begin, *rest)
             return context.get_dummy_value()
 
         i64 = types.int64
-        return types.void(i64, i64, half, *[i64] * 9), codegen
-    return add_outer_products
+        return types.void(i64, i64, half, *[i64] * 10), codegen
+    return outer_products
 
 
 @intrinsic
@@ -83,15 +85,37 @@ def put_shares_of(half, row, i, shares):
         store_f32(row + 4 * i, shares)
 
 
-add_wide_products = _products(_WIDE)  # `columns` is WIDTHS[rows]
-add_any_products = _products(_WIDE + _NARROW)  # or 1
+def _zero(builder, address, factors, r):
+    return ir.Constant(_F32X16, None)
 
 
-def _loop(builder, shape, element, n, total, total_row, x, x_row, v, v_column, v_step, ahead):
+def _as_it_is(builder, address, factors, r):
+    return load_at(builder, address, _F32X16)
+
+
+def _scaled(builder, address, factors, r):
+    """total[r][c] times the float32 factors[r]."""
+    factor = load(Value(builder, factors) + 4 * r, "f32").splat(16)
+    return builder.fmul(load_at(builder, address, _F32X16), factor.llvm)
+
+
+wide_products = _products(_WIDE, _zero)  # `columns` is WIDTHS[rows]
+scaled_products = _products(_WIDE + _NARROW, _scaled)  # or 1
+_add_products = _products(_WIDE + _NARROW, _as_it_is)
+
+
+@inline
+def add_products(rows, columns, n, total, total_row, x, x_row, v, v_column, v_step, ahead):
+    """total[r][c] + the products, of float32; there are no factors."""
+    _add_products(rows, columns, None, n, total, total_row, x, x_row, v, v_column, v_step, ahead, 0)
+
+
+def _loop(builder, shape, element, begin, n, total, total_row, x, x_row, v, v_column, v_step, ahead, factors):
     rows, columns = shape
     totals = [builder.add(total, builder.add(builder.mul(total_row, total.type(r)), total.type(64 * c)))
               for r in range(rows) for c in range(columns)]
-    sums = [cgutils.alloca_once_value(builder, load_at(builder, address, _F32X16)) for address in totals]
+    sums = [cgutils.alloca_once_value(builder, begin(builder, address, factors, place // columns))
+            for place, address in enumerate(totals)]
     before, body, after = builder.block, builder.append_basic_block("outer"), builder.append_basic_block("outer.end")
     builder.branch(body)
     builder.position_at_end(body)

@@ -20,12 +20,12 @@ import numpy as np
 from numflow.cpu.attention.coded import decode_keys, decode_values, turn
 from numflow.cpu.attention.int8 import add_coded_values, coded_scores, quantize_query
 from numflow.cpu.attention.products import (
-    add_any_products,
-    add_wide_products,
     columns_together,
     make_factors,
     put_shares_of,
+    scaled_products,
     step_bytes,
+    wide_products,
 )
 from numflow.cpu.attention.slots import (
     COLUMNS,
@@ -246,15 +246,13 @@ def _chunk(args, sequence, head, key):
 @inline
 def _scores(args, scratch, rows, half, keys, k, ahead):
     """q k^T * scale of the chunk whose `keys` keys are at k, some groups of 16 keys at a time."""
-    for at in range(SCORES, SCORES + 256 * rows, 64):
-        store_f32(scratch + at, zero_f32())
     width, step, columns = i64(args, SLOTS.k_width), 16 * step_bytes(half), _columns(rows)
     steps = width // columns_together(half)
     group = steps * step
     for first in range(0, (keys + GROUP - 1) // GROUP, columns):
-        add_wide_products(rows, columns, half, steps, scratch + SCORES + 64 * first, 256,
-                          scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, step,
-                          ahead + first * group)
+        wide_products(rows, columns, half, steps, scratch + SCORES + 64 * first, 256,
+                      scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, step,
+                      ahead + first * group, 0)
 
 
 @inline
@@ -327,16 +325,12 @@ def _biased(args, scratch, score, r, key):
 def _add_values(args, scratch, rows, half, v, keys, slot, ahead):
     """values = values * FACTOR + probabilities @ the chunk's first `keys` rows at v."""
     row, step, together = value_bytes(args), step_bytes(half), columns_together(half)
-    for r in range(rows):
-        factor = f32_ptr(scratch + FACTOR)[r]
-        for at in range(slot + VALUES + r * row, slot + VALUES + (r + 1) * row, 64):
-            store_f32(at, load_f32(at) * factor)
     first, widest = 0, _columns(rows)
     while first < row // 64:
         columns = widest if first + widest <= row // 64 else 1
-        add_any_products(rows, columns, half, (keys + together - 1) // together, slot + VALUES + 64 * first, row,
-                         scratch + SCORES, 256, v + 16 * step * first, 16 * step, row // 4 * step,
-                         ahead + CHUNK * 16 * step // together * first)
+        scaled_products(rows, columns, half, (keys + together - 1) // together, slot + VALUES + 64 * first, row,
+                        scratch + SCORES, 256, v + 16 * step * first, 16 * step, row // 4 * step,
+                        ahead + CHUNK * 16 * step // together * first, scratch + FACTOR)
         first += columns
 
 
