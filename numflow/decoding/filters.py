@@ -9,11 +9,22 @@ import math
 import numpy as np
 
 from numflow.decoding.select import Candidates, descending, leading, top
+from numflow.decoding.weights import UNIT, part
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-30, 1e30  # beyond, scores are those of these
 
 
 def temperature(c: Candidates, t: float) -> Candidates:
     """Scores divided by t: below 1 sharper, above 1 flatter."""
-    return Candidates(c.ids, (c.scores - np.max(c.scores)) / t)
+    if np.float32(divisor(t)) == 1:
+        return c
+    with np.errstate(over="ignore"):  # far below the best one
+        return Candidates(c.ids, (c.scores - np.max(c.scores)) / divisor(t))
+
+
+def divisor(t: float) -> float:
+    """What scores are divided by at a temperature above 0."""
+    return min(max(float(t), LEAST_TEMPERATURE), MOST_TEMPERATURE)
 
 
 def top_k(c: Candidates, k: int) -> Candidates:
@@ -24,7 +35,8 @@ def top_k(c: Candidates, k: int) -> Candidates:
 def top_p(c: Candidates, p: float) -> Candidates:
     """The fewest, most probable first, that hold at least p of the probability (nucleus; Holtzman et al. 2020)."""
     weights = c.weights
-    return c.keep(leading(weights, lambda places: _enough(weights, places, p * np.sum(weights, dtype=np.float64))))
+    wanted = max(part(weights, float(np.sum(weights, dtype=np.float64)), p), UNIT)
+    return c.keep(leading(c.scores, lambda places: _enough(weights, places, wanted)))
 
 
 def _enough(weights, places, wanted) -> int | None:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numflow.decoding.weights import part, weights_of
+
 COLUMNS = 16  # values of which one stands for all, when many are to be passed over
 BLOCK = 1024  # weights that are summed up before one of them is looked for
 FIRST_LOOK = 256  # values that are sorted at first; four times as many whenever that is not enough
@@ -28,9 +30,10 @@ class Candidates(NamedTuple):
 
     @property
     def weights(self) -> np.ndarray:
-        """Probabilities up to a factor, as the scores' type; the largest is 1."""
+        """Probabilities up to a factor, as the scores' type; the largest is 1. Of float32 scores those of
+        decoding.weights, which every device has."""
         below = self.scores - np.max(self.scores)
-        return np.exp(below, out=below)
+        return weights_of(below) if below.dtype == np.float32 else np.exp(below, out=below)
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -110,7 +113,7 @@ def draw(ids: np.ndarray, weights: np.ndarray, uniform: float) -> int:
     """The id at `uniform` (0 .. 1) of the cumulated weights [n], which need not be normalised."""
     starts = np.arange(0, len(weights), BLOCK)
     blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
-    target = uniform * blocks[-1]
+    target = part(weights, blocks[-1], uniform)
     block = min(int(np.searchsorted(blocks, target, side="right")), len(blocks) - 1)
     weights = weights[starts[block]:starts[block] + BLOCK]
     before = blocks[block - 1] if block else 0.0

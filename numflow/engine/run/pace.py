@@ -1,10 +1,11 @@
-"""Steps that run in one go: several likeliest tokens of every request, where nothing but the logits decides."""
+"""Steps that run in one go: several tokens of every request, where nothing but the logits and chance decides."""
 
 import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from numflow.decoding.choice import Choice
 from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.run.job import Job
 from numflow.engine.runner.batches import BatchPart
@@ -33,13 +34,14 @@ class Pace:
             if chunk.count > 1 or chunk.rows != FIRST:
                 return 0
             most = min(most, size - chunk.start % size,
-                       jobs[chunk.sequence.group].greedy_steps(chunk.sequence, most))
+                       jobs[chunk.sequence.group].steps_ahead(chunk.sequence, most))
         return most
 
-    def decode(self, parts: Sequence[BatchPart], steps: int) -> np.ndarray:
-        """Run so many steps: the tokens of each, int32 [steps, parts]."""
+    def decode(self, parts: Sequence[BatchPart], steps: int, choices: Sequence[Choice]) -> np.ndarray:
+        """Run so many steps: the tokens of each, int32 [steps, parts]. choices: of the parts."""
         begin = time.perf_counter()
-        tokens = self._runner.decode(parts, steps)
+        drawn = any(choice.temperature for choice in choices)
+        tokens = self._runner.decode(parts, steps, choices if drawn else None)
         self._step_s = (time.perf_counter() - begin) / steps
         return tokens
 
