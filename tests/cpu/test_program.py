@@ -7,7 +7,7 @@ import pytest
 
 from numflow.cpu.attention import attention as attention_op
 from numflow.cpu.attention.attention import bias_by_distance
-from numflow.cpu.elementwise.select import pick_tokens
+from numflow.cpu.sample.sample import pick_tokens
 from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.program import Program
 from numflow.cpu.runtime.kernel import on_compile
