@@ -1,9 +1,9 @@
 """Weights of candidates, the same bits wherever they are computed, and whole parts of their sums.
 
-A candidate whose score is `depth` from the best one (0 or below) weighs e^depth, rounded to a multiple of UNIT: sums
-of up to 2^20 of them are exact as float64 whatever their order, and candidates below e^-23 weigh nothing. e^depth is
-2^n (1 + f P(f)), n + f = depth log2(e), -1/2 <= f <= 1/2, by rounded float32 operations in the order of `_some`, to
-4e-7 of its value. Kernels of devices do the same operations.
+A candidate whose score is `depth` from the best one (0 or below) weighs e^depth, to 7e-7 of it, as a multiple of UNIT:
+sums of up to 2^20 of them are exact as float64 whatever their order, and what is below e^-23 weighs nothing. e^depth is
+2^n (1 + f P(f)), n + f = depth log2(e), -1/2 <= f <= 1/2, by rounded float32 operations in the order of `_some`.
+Kernels of devices do the same operations.
 """
 
 import numpy as np
