@@ -60,7 +60,7 @@ def tail_free(c: Candidates, z: float) -> Candidates:
     """
     if len(c.ids) < 3:
         return c
-    weights = c.weights
+    weights = c.exponentials
 
     def wanted(places):
         head = weights[places].astype(np.float64)
@@ -78,7 +78,7 @@ def tail_free(c: Candidates, z: float) -> Candidates:
 
 def typical(c: Candidates, p: float) -> Candidates:
     """Those whose surprise is nearest to the entropy, as few as hold at least p (Meister et al. 2023)."""
-    weights, surprise = c.weights, c.surprise
+    weights, surprise = c.exponentials, c.surprise
     total = np.sum(weights, dtype=np.float64)
     entropy = np.vdot(weights, surprise) / total
     return c.keep(leading(-np.abs(surprise - surprise.dtype.type(entropy)),

@@ -12,7 +12,7 @@ from numflow.decoding.constraints import Constraints
 from numflow.decoding.fsd import fsd
 from numflow.decoding.logprobs import TokenLogprob, token_logprobs
 from numflow.decoding.mirostat import Mirostat
-from numflow.decoding.select import Candidates, draw, greedy, uniform
+from numflow.decoding.select import Candidates, draw, greedy, uniform, uniforms
 from numflow.decoding.settings import Sampling
 from numflow.decoding.speculative import Distribution, verify
 from numflow.errors import NotFiniteError, RequestError
@@ -99,7 +99,7 @@ class Sampler:
             return None
         if self.settings.greedy:
             return Choice()
-        first, *later = (uniform(self.seed, self.index, self.new + at) for at in range(ahead, ahead + steps))
+        first, *later = uniforms(self.seed, self.index, self.new + ahead, steps)
         return Choice(self.settings.temperature, first, self._filters or (), tuple(later))
 
     def steps_ahead(self, most: int) -> int:

@@ -16,23 +16,22 @@ WHOLE = 1.5 * 2.0**23  # adding and subtracting it rounds to a whole number, whi
 COARSE = 2.0**-9       # adding and subtracting it rounds to multiples of UNIT what is below it
 # P, the constant first: least-maximum fit of the relative error, rounded to float32
 P = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
-_CHUNK = 1 << 16  # weights at once: they stay in a cache
+_CHUNK = 1 << 15  # weights at once: they stay in a cache
 _LOG2_E, _WHOLE, _COARSE, _LEAST, _ONE = map(np.float32, (LOG2_E, WHOLE, COARSE, LEAST, 1))
 _P = tuple(map(np.float32, P))
 
 
-def weights_of(depths: np.ndarray) -> np.ndarray:
-    """Weights float32 [n] of depths float32 [n], 0 or below."""
-    weights = np.empty(len(depths), np.float32)
+def weigh(depths: np.ndarray) -> np.ndarray:
+    """Put the weights of depths float32 [n], 0 or below, in their place: the same array."""
     room = np.empty((2, min(len(depths), _CHUNK)), np.float32)
     for begin in range(0, len(depths), _CHUNK):
-        own = weights[begin:begin + _CHUNK]
-        _some(depths[begin:begin + _CHUNK], own, *room[:, :len(own)])
-    return weights
+        own = depths[begin:begin + _CHUNK]
+        _some(own, *room[:, :len(own)])
+    return depths
 
 
-def _some(depths: np.ndarray, weights: np.ndarray, whole: np.ndarray, rest: np.ndarray) -> None:
-    np.maximum(depths, _LEAST, out=rest)
+def _some(weights: np.ndarray, whole: np.ndarray, rest: np.ndarray) -> None:
+    np.maximum(weights, _LEAST, out=rest)
     rest *= _LOG2_E
     np.add(rest, _WHOLE, out=whole)
     np.subtract(whole, _WHOLE, out=weights)

@@ -14,6 +14,7 @@ from numflow.decoding.constraints import Constraints
 from numflow.decoding.sampler import Sampler
 from numflow.decoding.select import draw
 from numflow.decoding.settings import Sampling
+from numflow.decoding.weights import UNIT
 from numflow.executor.contract import MOST_STEPS
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
@@ -129,6 +130,20 @@ def test_draws_follow_the_probabilities():
     at = [0.0, 0.12, 0.13, 0.62, 0.63, 0.68, 0.69, 0.9999999]
     settings = encode([Choice(1.0, uniform) for uniform in at])
     assert on_device("sample", np.tile(logits, (len(at), 1)), settings).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.merge
+def test_random_numbers_at_the_borders_between_tokens():
+    row = np.random.default_rng(7).normal(0, 1.5, 50).astype(np.float32)
+    for own in SETTINGS[2:4]:
+        choice, c = Sampler(own).choice(), Sampler(own).candidates(row)
+        units = np.cumsum(c.weights, dtype=np.float64) / UNIT
+        borders = [-(-int(units[at]) * 2**32 // int(units[-1])) for at in range(0, len(units) - 1, len(units) // 3)]
+        uniforms = [(border + step) / 2**32 for border in borders for step in (-1, 0)]
+        found = on_device("sample", np.tile(row, (len(uniforms), 1)),
+                          encode([choice._replace(uniform=uniform) for uniform in uniforms]))
+        assert found.tolist() == [draw(c.ids, c.weights, uniform) for uniform in uniforms]
+        assert len(set(found.tolist())) > len(borders)
 
 
 def test_rows_that_are_not_numbers():

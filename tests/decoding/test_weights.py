@@ -5,13 +5,13 @@ import pytest
 
 from numflow.decoding.choice import Choice, draws, encode
 from numflow.decoding.select import Candidates, draw
-from numflow.decoding.weights import LEAST, UNIT, fraction, part, weights_of
+from numflow.decoding.weights import LEAST, UNIT, fraction, part, weigh
 from numflow.errors import RequestError
 
 
 def test_weights_are_e_to_the_depth_in_units():
     depths = -30 * np.random.default_rng(0).random(200_000).astype(np.float32)
-    weights, exact = weights_of(depths), np.exp(depths.astype(np.float64))
+    weights, exact = weigh(depths.copy()), np.exp(depths.astype(np.float64))
     assert weights.dtype == np.float32
     assert (weights / UNIT == np.rint(weights / UNIT)).all()
     np.testing.assert_allclose(weights, exact, rtol=7e-7, atol=UNIT)
@@ -19,19 +19,19 @@ def test_weights_are_e_to_the_depth_in_units():
 
 
 def test_the_best_one_weighs_one_and_what_is_far_nothing():
-    assert weights_of(np.array([0, -0.0, LEAST, -1e30, -np.inf], np.float32)).tolist() == [1, 1, 0, 0, 0]
-    assert weights_of(np.zeros(0, np.float32)).tolist() == []
+    assert weigh(np.array([0, -0.0, LEAST, -1e30, -np.inf], np.float32)).tolist() == [1, 1, 0, 0, 0]
+    assert weigh(np.zeros(0, np.float32)).tolist() == []
 
 
-@pytest.mark.parametrize("count", [65_535, 65_537, 150_000])
+@pytest.mark.parametrize("count", [32_767, 32_769, 150_000])
 def test_a_weight_does_not_depend_on_its_place(count):
     depths = -20 * np.random.default_rng(count).random(count).astype(np.float32)
     some = np.random.default_rng(1).permutation(count)[:3000]
-    assert weights_of(depths)[some].tolist() == weights_of(depths[some]).tolist()
+    assert weigh(depths.copy())[some].tolist() == weigh(depths[some]).tolist()
 
 
 def test_sums_are_exact_in_any_order():
-    weights = weights_of(-15 * np.random.default_rng(2).random(1 << 18).astype(np.float32))
+    weights = weigh(-15 * np.random.default_rng(2).random(1 << 18).astype(np.float32))
     exact = sum((weights / UNIT).astype(np.int64).tolist())
     assert np.sum(weights, dtype=np.float64) / UNIT == np.cumsum(weights[::-1], dtype=np.float64)[-1] / UNIT == exact
 

@@ -10,7 +10,7 @@ from numflow.engine.load import load
 from numflow.engine.model import Model
 from numflow.engine.run import pace
 from numflow.errors import RequestError
-from tests.engine.fake import used_blocks
+from tests.engine.fake import FakeTokenizer, used_blocks
 from tests.engine.tiny import CONFIG, write_checkpoint
 
 ENDS = frozenset({2, 3})
@@ -106,8 +106,8 @@ def test_company_changes_no_token(model):
 
 
 @pytest.mark.parametrize("settings", [
-    {**DRAWN, "logprobs": 2}, {**DRAWN, "typical_p": 0.9}, {"logprobs": 2}, {"repetition_penalty": 1.2}, {"num_beams": 2},
-    {"speculate": "ngram"}])
+    {**DRAWN, "logprobs": 2}, {**DRAWN, "typical_p": 0.9}, {"logprobs": 2}, {"repetition_penalty": 1.2},
+    {"num_beams": 2}, {"speculate": "ngram"}])
 def test_what_else_decides_is_asked_for_every_token(model, settings):
     assert len(model.generate([5, 6], max_tokens=9, ignore_eos=True, **settings).ids) == 9
     assert model.steps == []
@@ -127,6 +127,20 @@ def test_a_text_that_ends_in_the_midst(model):
     found = [model.generate([5], seed=seed, **settings) for seed in range(12)]
     assert [(one.ids, one.finish_reason) for one in found] == wanted
     assert sum(reason == "stop" for _, reason in wanted) > 3 and used_blocks(model) == 0
+
+
+@pytest.mark.parametrize("drawn", [{}, DRAWN], ids=str)
+def test_a_stop_string_in_the_midst(model, drawn):
+    """The text ends before what came behind it in the same go."""
+    settings = {"max_tokens": 60, "ignore_eos": True, **drawn}
+    ids = model.generate([5, 6], **settings).ids
+    at = next(at for at in range(10, 60) if ids[at] not in ids[:at])
+    model.steps.clear()
+    texts = Model(model.network, model.program, FakeTokenizer, ends=ENDS)
+    found = texts.generate([5, 6], stop=[chr(ids[at])], **settings)
+    assert (found.ids, found.finish_reason) == (ids[:at + 1], "stop_string")
+    assert found.text == "".join(map(chr, ids[:at])) and used_blocks(texts) == 0
+    assert sum(model.steps) >= at and max(model.steps) > 1
 
 
 def test_logprobs_and_samples_change_no_token(model):

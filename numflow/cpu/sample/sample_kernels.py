@@ -1,4 +1,4 @@
-"""Kernel that picks tokens (sample.py). Nothing is sorted, and the tokens are those of decoding.sampler to the last bit.
+"""Kernel that picks tokens (sample.py), those of decoding.sampler to the last bit. Nothing is sorted.
 
 A thread works on a row. Logits lie in chunks of 256, as 16 columns of 16 each, whose largest values are found first:
 how many candidates are above a bound, and where, is then seen without the others. What a filter leaves is listed: keys,
@@ -172,8 +172,8 @@ def _swap(keys, weights, i, j):
 
 @inline
 def _leading(keys, weights, count, goal, counting):
-    """Number of listed candidates, first in the order of keys, that have weights of `goal`, or are so many. They come to
-    the front of the list, and the last of them to their end. All have as much."""
+    """Number of listed candidates, first in the order of keys, that have weights of `goal`, or are so many. All listed
+    ones have as much. They come to the front of the list, in no order but that the last of them ends it."""
     key, weight = i64_ptr(keys), f32_ptr(weights)
     begin, end, before = 0, count, 0.0
     while end - begin > 1:
