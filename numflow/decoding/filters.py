@@ -23,7 +23,7 @@ def temperature(c: Candidates, t: float) -> Candidates:
 
 
 def divisor(t: float) -> float:
-    """What scores are divided by at a temperature above 0."""
+    """A temperature above 0 as scores are divided by it: a float32 that is neither 0 nor infinite."""
     return min(max(float(t), LEAST_TEMPERATURE), MOST_TEMPERATURE)
 
 

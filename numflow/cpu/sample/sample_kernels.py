@@ -13,7 +13,7 @@ from numflow.cpu.runtime.kernel import LENGTHS, LOGIT_ROWS, POSITIONS, SEQUENCE_
 from numflow.cpu.sample.sample import BLOCK, CHUNK, PICK
 from numflow.cpu.simd.float32 import keep_lanes, larger, max_lanes, splat, sum_lanes, two_to, where_less
 from numflow.cpu.simd.float64 import add_wide, sum_wide, zero_f64
-from numflow.cpu.simd.vector import inline, load_f32, store_f32, zero_f32
+from numflow.cpu.simd.vector import inline, load_f32, merged, store_f32, zero_f32
 from numflow.decoding.choice import MIN_P, NONE, TOP_K, TOP_P, WORDS
 from numflow.decoding.weights import BITS, COARSE, LEAST, LOG2_E, UNIT, WHOLE, P
 from numflow.executor.contract import MOST_STEPS
@@ -70,7 +70,7 @@ def _weights(depth):
     return (power * two_to(whole) + _COARSE) - _COARSE
 
 
-@inline
+@merged
 def _survey(x, width, columns):
     """The best logit, with the largest of each column; -inf: the row is not finite."""
     best, wrong = splat(_LOWEST), zero_f32()
@@ -85,14 +85,14 @@ def _survey(x, width, columns):
     return max_lanes(best) if max_lanes(wrong) == _ZERO else _LOWEST
 
 
-@inline
+@merged
 def _lower(columns, count, peak, t):
     """Columns as depths."""
     for i in range(0, count, 16):
         store_f32(columns + 4 * i, (load_f32(columns + 4 * i) - peak) / t)
 
 
-@inline
+@merged
 def _bound(columns, count, wanted):
     """A depth that at least `wanted` columns reach, twice as many at most where that is found soon; LEAST: fewer do
     that weigh anything."""
@@ -115,7 +115,7 @@ def _bound(columns, count, wanted):
     return low
 
 
-@inline
+@merged
 def _key(score, id):
     """Smaller for better candidates; -0 is 0."""
     bits = f32_bits(score + _ZERO)
@@ -123,7 +123,7 @@ def _key(score, id):
     return (-1 - rising) << 32 | id
 
 
-@inline
+@merged
 def _list(x, width, columns, bound, peak, t, keys, weights):
     """List the candidates that reach a bound: how many there are."""
     count = 0
@@ -144,7 +144,7 @@ def _list(x, width, columns, bound, peak, t, keys, weights):
     return count
 
 
-@inline
+@merged
 def _reaching(x, bound, peak, t, keys, weights, count):
     """Leave the listed candidates that reach a bound: how many there are."""
     kept = 0
@@ -219,7 +219,7 @@ def _sum_up(x, width, peak, t, sums):
     return total
 
 
-@inline
+@merged
 def _draw_of_all(x, width, peak, t, sums, target, weights):
     """The first id whose weight, with that of all before it, is above the target."""
     before, block = 0.0, 0
@@ -235,7 +235,7 @@ def _draw_of_all(x, width, peak, t, sums, target, weights):
     return -1
 
 
-@inline
+@merged
 def _drawn(x, width, settings, number, keys, weights, columns, sums):
     """The token of a row by its settings and a random number; -1: the row is not finite."""
     own, peak, t = i32_ptr(settings), _survey(x, width, columns), f32_from_bits(i32_ptr(settings)[0])

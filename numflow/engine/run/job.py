@@ -263,7 +263,7 @@ class Job:
         return next((sample.steps_ahead(most) for sample in self.samples if sequence in sample.sequences), 0)
 
     def choice(self, sequence: Sequence, steps: int) -> Choice:
-        """How a device picks so many tokens of a sequence in one go, no more than `steps_ahead`."""
+        """The parameters with which a device picks so many tokens of a sequence in one go, up to `steps_ahead`."""
         search = next(sample.search for sample in self.samples if sequence in sample.sequences)
         assert not isinstance(search, BeamSearch)
         found = search.sampler.choice(steps=steps)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from numflow.decoding.choice import Choice
+from numflow.decoding.choice import MOST_TOKENS
 from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.run.job import Job
 from numflow.engine.runner.batches import BatchPart
@@ -21,7 +21,8 @@ class Pace:
     """Knows how many steps of a runner take less than FRAME_S."""
 
     def __init__(self, runner: Runner):
-        self._runner, self._can = runner, DECODE in runner.program.can and not runner.has_encoder
+        self._runner = runner
+        self._can = DECODE in runner.program.can and not runner.has_encoder and runner.vocabulary <= MOST_TOKENS
         self._step_s = FRAME_S  # of the last ones
 
     def steps(self, plan: StepPlan, jobs: Mapping[SequenceGroup, Job | ForwardJob], alone: bool) -> int:
@@ -37,9 +38,11 @@ class Pace:
                        jobs[chunk.sequence.group].steps_ahead(chunk.sequence, most))
         return most
 
-    def decode(self, parts: Sequence[BatchPart], steps: int, choices: Sequence[Choice]) -> np.ndarray:
-        """Run so many steps: the tokens of each, int32 [steps, parts]. choices: of the parts."""
+    def decode(self, parts: Sequence[BatchPart], steps: int, plan: StepPlan,
+               jobs: Mapping[SequenceGroup, Job | ForwardJob]) -> np.ndarray:
+        """Run so many steps of a plan, whose parts these are: the tokens of each, int32 [steps, parts]."""
         begin = time.perf_counter()
+        choices = [jobs[chunk.sequence.group].choice(chunk.sequence, steps) for chunk in plan.chunks]
         drawn = any(choice.temperature for choice in choices)
         tokens = self._runner.decode(parts, steps, choices if drawn else None)
         self._step_s = (time.perf_counter() - begin) / steps
