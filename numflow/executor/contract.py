@@ -54,8 +54,8 @@ class Program(Protocol):
     activations: "int8", "int16", "auto", "bf16" or "f32": the arithmetic of matrices.
     threads:     threads that compute, of all devices; None where there is no say in it.
     compile_s:   seconds that kernels took to compile while the program was made.
-    can:         optional methods that it has: SAMPLE (`sample`), DECODE (`decode`), TRACE (`trace`), WALK (`walk`), PROFILE
-                 (`weight_cost`, `groups`), ADAPT (`set_adapter`).
+    can:         optional methods that it has: SAMPLE (`sample`), DECODE (`decode`), TRACE (`trace`), WALK (`walk`),
+                 PROFILE (`weight_cost`, `groups`), ADAPT (`set_adapter`).
 
     Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
     own, 0 stands for layers that see the whole text (network/windows.py). The states of recurrent steps lie in slots,
