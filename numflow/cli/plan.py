@@ -35,7 +35,7 @@ def plan(
                                          help="Tensor type of the matrices, such as F16 or Q4_0; of a model also a "
                                          "scheme, a preset or a recipe file, as when it is loaded.")] = "",
     kv: Annotated[str | None, typer.Option(metavar="TYPE", show_default="f16; f32 with float weights on a processor",
-                                           help="Type of cached values: f32, f16, q8 .. q2.")] = None,
+                                           help="Type of cached values: f32, f16, bf16 (CPU), q8 .. q2.")] = None,
     clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that numflow describes.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,
     spec: options.SpecFile = None,
@@ -156,16 +156,16 @@ def _sizes(kv: str | None, network, backend: str) -> dict:
     from numflow.cuda import estimate as cuda
     from numflow.network.cost import all_floats, f32_bytes
     from numflow.partition.price.price import Holding
-    from numflow.quant.kv import CODED
+    from numflow.quant.kv import KV_TYPES, value_bytes
 
-    plain = {"f32": 4.0, "f16": 2.0}
-    if kv is not None and kv not in plain and kv not in CODED:
-        raise RequestError(f"--kv should be one of {', '.join((*plain, *CODED))}, is {kv!r}")
+    known = KV_TYPES if backend == "cpu" else cuda.KV_TYPES
+    if kv is not None and kv not in known:
+        raise RequestError(f"--kv should be one of {', '.join(known)}, is {kv!r}")
     on_cpu, on_gpu = kv or ("f32" if all_floats(network) else "f16"), kv or "f16"
     value = on_cpu if backend == "cpu" else on_gpu
     holdings = {"cpu": Holding(cpu.weight_bytes, lambda c: cpu.cache_bytes(c, on_cpu, on_cpu), f32_bytes),
                 "cuda": Holding(cuda.weight_bytes, lambda c: cuda.cache_bytes(c, on_gpu, on_gpu))}
-    return {"kv_bytes": plain[value] if value in plain else CODED[value].bits_per_value / 8, "backend": backend,
+    return {"kv_bytes": value_bytes(value), "backend": backend,
             "weigh": holdings[backend].weigh, "hold": holdings[backend].hold, "holdings": holdings}
 
 

@@ -43,8 +43,9 @@ class Program(OneDevice):
                  matrices of floats meet bfloat16, both rounded, and quantised ones pairs of int8; "f32": exact.
     threads:     None: one per physical core this process may use.
     block_size:  tokens per KV block, a multiple of 64.
-    kv_k, kv_v:  types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f16 unless activations are f32, or
-                 all weights floats and activations not bf16.
+    kv_k, kv_v:  types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f32 with activations "f32" and where
+                 all weights are floats and activations not bf16; f16 with "int16", and of keys that are values as well;
+                 else bf16.
     state_type:  type of states that are matrices, of quant.state.STATE_TYPES, or "auto": what the network says.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     fused:       let kernels do neighbouring steps together (patterns.py); the results are the same bits.
@@ -65,7 +66,8 @@ class Program(OneDevice):
                  state_type: str = "auto", beside: "Program | None" = None):
         check_choice("activations", activations, OPERANDS)
         exact = activations == "f32" or (activations != "bf16" and all_floats(network))
-        kv = kv_types("f32" if exact else "f16", kv_k, kv_v)
+        auto = "f32" if exact else "f16" if activations == "int16" else "bf16"
+        kv = kv_types(auto, kv_k, kv_v)
         super().__init__(network, block_size)
         self._progress = progress or (lambda what, done, total: None)
         threads, self._world = default_threads() if threads is None else threads, world
@@ -76,8 +78,9 @@ class Program(OneDevice):
         told = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
         self._weights: Weights = Weights(weights, n_threads, told, None if beside is None else beside._weights)
         own, self._tables = cache_windows(network), table_fields(windows(network))
-        caches = {name: KVCache(cache, block_size, kv[0], kv[1], own.get(name, 0), self._tables[own.get(name, 0)])
-                  for name, cache in network.caches.items()}
+        turned = kv_types(auto.removeprefix("b"), kv_k, kv_v)  # keys that are values too become float32 first
+        caches = {name: KVCache(cache, block_size, *(turned if cache.prefix else kv), own.get(name, 0),
+                                self._tables[own.get(name, 0)]) for name, cache in network.caches.items()}
         states = {state.name: StateMemory(state, nbytes) for state, nbytes in slot_bytes(network, state_type).items()}
         self._caches, self._states = caches, states
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}

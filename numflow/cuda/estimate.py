@@ -15,6 +15,7 @@ from numflow.quant.stored import Kind, kept_as
 
 _ALIGN = 256  # bytes that every part of a matrix begins on a multiple of
 _PLAIN = {"f32": 4.0, "f16": 2.0}
+KV_TYPES = (*_PLAIN, *CODED)  # of keys and values on a GPU
 
 
 def planned(weight: Weight) -> Planned:

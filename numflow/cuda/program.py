@@ -11,6 +11,7 @@ from numflow.cuda.context import Context, Weights
 from numflow.cuda.device.call import N_LOGIT_ROWS, Call, Sizes
 from numflow.cuda.device.device import Device, Launch
 from numflow.cuda.device.gpu import chosen_device, open_device
+from numflow.cuda.estimate import KV_TYPES
 from numflow.cuda.exchange.exchange import HostCall, World
 from numflow.cuda.exchange.nccl import CHOICES
 from numflow.cuda.graphs import Graphs, is_decode, rounded
@@ -38,7 +39,7 @@ class Program(OneDevice):
     activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
     threads:     accepted because every executor has it; a GPU has its own.
     block_size:  tokens per KV block.
-    kv_type:     one of quant.kv.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
+    kv_type:     one of estimate.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     fused:       let kernels do neighbouring steps together (patterns.py); numbers may differ in their last bits.
     units:       also where blocks must own 32 neighbouring results for that (linear/unit.py).
@@ -70,7 +71,7 @@ class Program(OneDevice):
         check_choice("activations", activations, ("int8", "f32"))
         check_choice("collectives", collectives, CHOICES)
         kinds = kv_types("f32" if activations == "f32" else "f16", *(kv_type if kind == "auto" else kind
-                                                                     for kind in (kv_k, kv_v)))
+                                                                     for kind in (kv_k, kv_v)), known=KV_TYPES)
         if not 0 <= host_kv_percent <= 100:
             raise RequestError(f"{option('host_kv_percent')} should be in 0 .. 100, is {host_kv_percent!r}")
         super().__init__(network, block_size)

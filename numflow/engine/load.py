@@ -116,11 +116,12 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
             program = placed_program(built, backend, BACKENDS, how.devices, checkpoint,
                                      FileWeights(checkpoint.path, chosen, quantising, merging), how.transport,
                                      cpu_layers=how.cpu_layers, options=options, adapting=choosing is not None)
+    scores = _score_head(checkpoint, chosen)
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
                   _begin(checkpoint), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
-                  lambda: registry.sampling(path_or_name, place), _score_head(checkpoint, chosen))
-    model.runner.suspects = Suspects(built, checkpoint)
+                  lambda: registry.sampling(path_or_name, place), scores)
+    model.runner.suspects = Suspects(built, checkpoint, () if scores is None else scores.tensors)
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     if choosing is not None:
         _add_adapters(model, Adapters(model.runner, checkpoint, chosen, how.offline, how.progress),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dataclasses import Field
     from typing import Any
 
-KV = ("f32", "f16", "q8", "q6", "q5", "q4", "q3h", "q3", "q2")  # types of cached keys and values
+KV = ("f32", "f16", "bf16", "q8", "q6", "q5", "q4", "q3h", "q3", "q2")  # types of cached keys and values
 STATES = ("f32", "f16", "bf16", "q8")  # types of their states
 COMMANDS, CONFIG = "commands", "config"  # every command that runs a model; the service's configuration
 
@@ -120,7 +120,7 @@ class LoadOptions:
         None, "Names of adapters to merge when the model is loaded.", "NAME", TEXTS, places=(CONFIG,))
     kv: str | None = opt(
         None, f"How keys and values are cached: {', '.join(KV[:-1])} or {KV[-1]}.", "TYPE", KV_TYPE,
-        ("device_kv_cache_data_type",), shown="f16, or f32 with float32 arithmetic")
+        ("device_kv_cache_data_type",), shown="bf16 on a processor, f16 on a GPU, f32 with float32 arithmetic")
     kv_k: str | None = opt(None, "The same for keys alone.", "TYPE", KV_TYPE, shown="{kv}")
     kv_v: str | None = opt(None, "The same for values alone.", "TYPE", KV_TYPE, shown="{kv}")
     state_type: str = opt(

@@ -246,12 +246,12 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> None:
         raise RequestError(f"{option(name)} should be one of {', '.join(known)}, is {value!r}")
 
 
-def kv_types(auto: str, kv_k: str, kv_v: str) -> tuple[str, str]:
-    """Types of cached keys and values, `auto` for "auto".
+def kv_types(auto: str, kv_k: str, kv_v: str, known: Iterable[str] = KV_TYPES) -> tuple[str, str]:
+    """Types of cached keys and values, of those that the executor knows; `auto` for "auto".
 
     Raises:
         RequestError: no such type.
     """
     for name, kind in (("kv_k", kv_k), ("kv_v", kv_v)):
-        check_choice(name, kind, ("auto", *KV_TYPES))
+        check_choice(name, kind, ("auto", *known))
     return auto if kv_k == "auto" else kv_k, auto if kv_v == "auto" else kv_v

@@ -57,3 +57,10 @@ def unpack_planes(packed: np.ndarray, planes: tuple[Plane, ...], codes: int) -> 
         result |= plane.unpack(packed[..., at:at + plane.bytes(codes)])
         at += plane.bytes(codes)
     return result
+
+
+def to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """float32 [...]: the nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    even = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    return np.where(np.isnan(x), x, (even & np.uint32(0xFFFF0000)).view(np.float32))

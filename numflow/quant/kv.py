@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numflow.quant.bits import Plane
+from numflow.quant.bits import Plane, to_bfloat16
 
 BLOCK = 32
 HEADER_BYTES = 4           # scale, then minimum
@@ -90,7 +90,13 @@ CODED = {kind.name: kind for kind in (
     KVType("q8", 256, _PLANES[8]), KVType("q6", 64, _PLANES[6]), KVType("q5", 32, _PLANES[5]),
     KVType("q4", 16, _PLANES[4], (0.0, 0.025, 0.05)), KVType("q3h", PAIR_LEVELS, _PLANES[7], (0.0, 0.025, 0.05)),
     KVType("q3", 8, _PLANES[3], (0.0, 0.04, 0.08)), KVType("q2", 4, _PLANES[2], (0.0, 0.075, 0.15)))}
-KV_TYPES = ("f32", "f16", *CODED)
+PLAIN = {"f32": 4, "f16": 2, "bf16": 2}  # types of numbers as they are, and their bytes
+KV_TYPES = (*PLAIN, *CODED)
+
+
+def value_bytes(kind: str) -> float:
+    """Bytes of a column, of a header's share too."""
+    return PLAIN[kind] if kind in PLAIN else CODED[kind].bits_per_value / 8
 
 
 def stored(x: np.ndarray, kind: str) -> np.ndarray:
@@ -100,6 +106,8 @@ def stored(x: np.ndarray, kind: str) -> np.ndarray:
     if kind == "f16":
         with np.errstate(over="ignore"):
             return x.astype(np.float16).astype(np.float32)
+    if kind == "bf16":
+        return to_bfloat16(x)
     return CODED[kind].decode(*CODED[kind].encode(x), x.shape[-1])
 
 

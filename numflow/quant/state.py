@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from numflow.quant.bits import to_bfloat16
+
 STATE_BLOCK = 16  # tokens after which a state is rounded to its type, at fixed positions of a text
 STATE_TYPES = ("f32", "f16", "bf16", "q8")  # q8: 8 bits a number, and a float32 scale for each row
 SMALLEST = np.float32(1e-30)  # of a row's largest number, below which all are stored as zeros
@@ -13,9 +15,7 @@ def stored(state: np.ndarray, dtype: str) -> np.ndarray:
         with np.errstate(over="ignore"):
             return state.astype(np.float16).astype(np.float32)
     if dtype == "bf16":
-        bits = state.view(np.uint32)
-        even = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
-        return np.where(np.isnan(state), state, (even & np.uint32(0xFFFF0000)).view(np.float32))
+        return to_bfloat16(state)
     if dtype == "q8":
         most = np.abs(state).max(axis=-1, keepdims=True)
         some = most > SMALLEST

@@ -51,7 +51,8 @@ def test_dots_of_the_largest_numbers():
 @pytest.mark.parametrize("isa", PROCESSORS)
 def test_same_bits_of_networks(isa):
     """Attention on floats and on codes, norms, activations, rotations and what is fused with matrices."""
-    _check(isa, [("network", "int8", "1"), ("network", "f32", "1"), ("cache", "q8", "1"), ("cache", "q3h", "1")])
+    _check(isa, [("network", "int8", "1"), ("network", "f32", "1"),
+                 *(("cache", kind, "1") for kind in ("bf16", "q8", "q3h"))])
 
 
 @emulated

@@ -216,8 +216,8 @@ def test_batches_that_would_read_outside_memory_are_refused(change, message):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"activations": "int4"}, "activations should be one of int8, int16, auto, bf16, f32"),
-    ({"kv_k": "f8"}, "kv_k should be one of auto, f32, f16, q8"),
-    ({"kv_v": "Q4"}, "kv_v should be one of auto, f32, f16, q8"),
+    ({"kv_k": "f8"}, "kv_k should be one of auto, f32, f16, bf16, q8"),
+    ({"kv_v": "Q4"}, "kv_v should be one of auto, f32, f16, bf16, q8"),
     ({"block_size": 48}, "multiple of 64")])
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(RequestError, match=message):
@@ -228,8 +228,9 @@ def test_kv_type_follows_the_weights():
     network, weights = decoder()
     assert all(c.kinds == ("f32", "f32") for c in Program(network, weights)._caches.values())
     quantised = replace(network, weights={n: replace(w, types=("Q8_0",)) for n, w in network.weights.items()})
-    assert all(c.kinds == ("f16", "f16") for c in Program(quantised, weights)._caches.values())
-    assert all(c.kinds == ("f16", "q3h") for c in Program(quantised, weights, kv_v="q3h")._caches.values())
+    assert all(c.kinds == ("bf16", "bf16") for c in Program(quantised, weights)._caches.values())
+    assert all(c.kinds == ("bf16", "q3h") for c in Program(quantised, weights, kv_v="q3h")._caches.values())
+    assert all(c.kinds == ("f16", "f16") for c in Program(quantised, weights, activations="int16")._caches.values())
     assert all(c.kinds == ("f32", "f32") for c in Program(quantised, weights, activations="f32")._caches.values())
 
 

@@ -65,7 +65,7 @@ def test_same_codes(name):
 @pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_bits_of_networks(name):
     """Attention, norms, activations, rotations and what is fused with matrices."""
-    _check(name, [("network", "int8"), ("network", "f32")])
+    _check(name, [("network", "int8"), ("network", "f32"), ("cache", "bf16")])
 
 
 @pytest.mark.slow

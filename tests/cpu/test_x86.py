@@ -18,7 +18,8 @@ from tests.cpu.x86 import PROCESSORS
 pytestmark = pytest.mark.skipif(
     find_spec("bochscpu") is None or not sys.platform.startswith("linux") or platform.machine() != "x86_64",
     reason="no emulator (bochscpu-python), or a system that tests/cpu/x86.py does not know")
-NETWORKS = [("network", "int8", "1"), ("network", "f32", "1"), *(("cache", kind, "1") for kind in ("q8", "q3h", "q2"))]
+NETWORKS = [("network", "int8", "1"), ("network", "f32", "1"),
+            *(("cache", kind, "1") for kind in ("bf16", "q8", "q3h", "q2"))]
 
 
 def _run(isa, *arguments):

@@ -62,5 +62,5 @@ def test_a_cache_of_few_bits_takes_less_memory(folder):
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_an_unknown_type_is_refused(folder, backend):
-    with pytest.raises(RequestError, match="kv_v should be one of auto, f32, f16, q8, .*q3h, q3, q2, is 'q7'"):
+    with pytest.raises(RequestError, match="kv_v should be one of auto, f32, f16, bf16, q8, .*q3h, q3, q2, is 'q7'"):
         load(folder, backend=backend, kv_v="q7")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import numflow
 from numflow import network
@@ -10,7 +11,9 @@ from numflow.engine.runner.suspects import Suspects, _may_not_be_finite
 from numflow.errors import NotFiniteError
 from numflow.formats import open_checkpoint
 from numflow.formats.types import TYPES, to_f32
+from tests.engine.classifiers import classifier
 from tests.engine.test_export import write_gguf
+from tests.formats.make import dictionary, stored, tensor, torch_zip
 from tests.quant.small import write_model
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -49,6 +52,29 @@ def test_gguf(tmp_path):
     with numflow.load(path, backend="reference") as model, pytest.raises(
             NotFiniteError, match=FOUND.format("logits", "blk.1.ffn_up.weight", "nan")):
         model.generate("hello", max_tokens=3)
+
+
+def test_pickle(tmp_path):
+    folder = write_model(tmp_path, change=damaged(np.nan))
+    tensors = {name: np.ascontiguousarray(array, np.float32)
+               for name, array in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    value = dictionary({name: tensor(stored(str(i), array.size), array.shape, [s // 4 for s in array.strides])
+                        for i, (name, array) in enumerate(tensors.items())})
+    storages = {str(i): array.tobytes() for i, array in enumerate(tensors.values())}
+    (folder / "pytorch_model.bin").write_bytes(torch_zip(value, storages))
+    with numflow.load(folder, backend="reference") as model, pytest.raises(
+            NotFiniteError, match=FOUND.format("logits", UP, "nan")):
+        model.generate("hello", max_tokens=3)
+
+
+def test_head_of_a_classifier(tmp_path):
+    folder, tensors = classifier(tmp_path, 3)
+    tensors["classifier.bias"][2] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    with numflow.load(folder) as model, pytest.raises(
+            NotFiniteError, match="scores are not finite numbers: tensor 'classifier.bias' has nan in row 0, column 2"):
+        model.scores([5, 6, 7])
 
 
 def test_nothing_is_looked_for_while_logits_are_numbers(tmp_path, monkeypatch):

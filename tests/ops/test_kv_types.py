@@ -10,7 +10,8 @@ from numflow.learn.cases.attention_cases import attention_cases
 from numflow.learn.cases.build import VOCABULARY, error, run_case
 from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.ops import Batch
-from numflow.quant.kv import CODED, KV_TYPES, stored
+from numflow.quant.bits import to_bfloat16
+from numflow.quant.kv import CODED, KV_TYPES, stored, value_bytes
 from numflow.reference.program import Program as Reference
 
 # Causal with grouped heads, a head that no block of 32 columns divides, a window, both ways with a window, values of
@@ -35,7 +36,8 @@ def test_every_type(name, kind):
     _compare(name, kind, kind)
 
 
-@pytest.mark.parametrize(("kv_k", "kv_v"), [("f32", "f16"), ("f16", "q4"), ("q8", "f32"), ("q5", "q3h"), ("q2", "q6")])
+@pytest.mark.parametrize(("kv_k", "kv_v"), [
+    ("f32", "f16"), ("f16", "q4"), ("bf16", "q4"), ("f16", "bf16"), ("q8", "f32"), ("q5", "q3h"), ("q2", "q6")])
 def test_keys_and_values_of_two_types(kv_k, kv_v):
     _compare("attention-grouped", kv_k, kv_v)
     _compare("attention-value-size", kv_k, kv_v)
@@ -54,7 +56,40 @@ def test_int8_programs_multiply_codes(kind):
             np.testing.assert_array_equal(y, again)
 
 
-@pytest.mark.parametrize("kind", ["q8", "q3h"])
+@pytest.mark.parametrize("name", NAMES)
+def test_bf16_programs_multiply_pairs(name):
+    """Of 8 bits each, beside the reference's numbers, of which keys and values alone are rounded."""
+    case, kv = CASES[name], {"kv_k": "bf16", "kv_v": "bf16"}
+    expected = run_case(case, Reference, **kv)
+    one, three = (run_case(case, Program, activations="int8", threads=n, **kv) for n in (1, 3))
+    for y, again, e in zip(one, three, expected, strict=True):
+        assert error(y, e) < 3e-2
+        np.testing.assert_array_equal(y, again)
+
+
+def test_bf16_rounds_what_it_multiplies():
+    """Queries, keys, values and probabilities, these beside the largest one of 64 keys."""
+    case, count = _writer(), 61
+    (table,) = case.weights.arrays.values()
+    rows = table[np.arange(count) % VOCABULARY].astype(np.float64)
+    q, k, v = (rows[:, at:at + 96].reshape(count, 2, 48).swapaxes(0, 1) for at in (0, 100, 200))
+    expected = []
+    for rounded in (to_bfloat16, np.array):
+        s = rounded(0.1 * q) @ rounded(k).swapaxes(1, 2)
+        s = np.where(np.tri(count, dtype=bool), s, -np.inf)
+        p = np.exp(s - s.max(axis=2, keepdims=True))
+        y = rounded(p) @ rounded(v) / p.sum(axis=2, keepdims=True)
+        expected.append(y.swapaxes(0, 1).reshape(count, 96).astype(np.float32))
+    found = []
+    for threads in (1, 3):
+        program = Program(case.network, case.weights, threads=threads, kv_k="bf16", kv_v="bf16", activations="int8")
+        program.reserve(9)
+        found.append(program.run(_batch(0, count, [3, 5])))
+    np.testing.assert_array_equal(*found)
+    assert error(found[0], expected[0]) < 1e-3 < error(found[0], expected[1]) / 3
+
+
+@pytest.mark.parametrize("kind", ["bf16", "q8", "q3h"])
 def test_int8_programs_have_the_same_bits_in_pieces(kind):
     case, results = _writer(), []
     for cuts in ((0, 100), (0, 37, 99, 100)):
@@ -101,8 +136,7 @@ def test_bytes_of_a_block_are_those_of_the_types():
     case = _writer()
     for kind in KV_TYPES:
         program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind)
-        bits, columns = (CODED[kind].bits_per_value, 64) if kind in CODED else ({"f32": 32, "f16": 16}[kind], 48)
-        assert program.block_bytes == 64 * 2 * 2 * columns * bits / 8
+        assert program.block_bytes == 64 * 2 * 2 * (64 if kind in CODED else 48) * value_bytes(kind)
 
 
 def test_error_falls_with_the_bits():

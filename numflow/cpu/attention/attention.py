@@ -21,6 +21,7 @@ from numflow.cpu.state.cache import GROUP
 from numflow.network.t5_buckets import bucket
 from numflow.ops import Step, param
 
+_AS_THEY_ARE = ("f32", "f32"), ("f16", "f16")  # keys and values that need no decoding, whatever the arithmetic
 _CODE, _INDEX = Code("numflow.cpu.attention.attention_kernels"), Code("numflow.cpu.attention.index_kernels")
 
 
@@ -38,8 +39,9 @@ def attention(step: Step, ctx) -> list[Call]:
     scratch = ctx.scratch("attention", ctx.n_threads * per_thread)
     partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
-    kind = {("f32", "f32"): "f32", ("f16", "f16"): "f16"}.get(
-        cache.kinds, "coded_int8" if ctx.activations != "f32" and not shape.prefix else "coded")
+    integers = ctx.activations != "f32" and not shape.prefix
+    kind = cache.kinds[0] if cache.kinds in _AS_THEY_ARE or (integers and cache.kinds == ("bf16", "bf16")) else \
+        "coded_int8" if integers else "coded"
     kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
     return [Call.named(
         step, kernel, SLOTS, header=ctx.header, **ctx.strided("q", step.inputs[0]), **ctx.strided("y", step.outputs[0]),

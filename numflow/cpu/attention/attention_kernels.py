@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from numflow.cpu.attention.products import PAIRS
 from numflow.cpu.attention.slots import (
     DONE,
     FACTOR,
@@ -35,7 +36,7 @@ from numflow.cpu.runtime.kernel import N_SEQUENCES, STARTS, kernel
 from numflow.cpu.simd.float32 import larger, store_part
 from numflow.cpu.simd.functions import exp
 from numflow.cpu.simd.vector import inline, load_f32, merged, store_f32
-from numflow.cpu.state.kv_rows import F16
+from numflow.cpu.state.kv_rows import BF16
 
 
 @kernel
@@ -46,6 +47,11 @@ def attention_f32(args, thread, n_threads):
 @kernel
 def attention_f16(args, thread, n_threads):
     _attention(args, thread, n_threads, True, None, None)
+
+
+@kernel
+def attention_bf16(args, thread, n_threads):
+    _attention(args, thread, n_threads, PAIRS, None, None)
 
 
 @kernel
@@ -163,7 +169,7 @@ def _finish(args, scratch, count, total):
         under = f32_ptr(total + TOTALS)[r]
         factor = weight / under if under != 0 else np.float32(0)
         y, values = i64(scratch + WHERE, r), total + VALUES + r * value_bytes(args)
-        if i64(args, SLOTS.v_kind) > F16:
+        if i64(args, SLOTS.v_kind) > BF16:
             rotate_row(values, i64(args, SLOTS.v_width))
         for column in range(0, i64(args, SLOTS.v_dim), 16):
             store_part(y + 4 * column, load_f32(values + 4 * column) * factor, i64(args, SLOTS.v_dim) - column)

@@ -48,6 +48,10 @@ def unpack_values(kind, width, keys, source, size, y, ahead):
 def decode_keys(kind, width, keys, source, size, buffer, y, ahead):
     """`keys` keys -> f32 [groups of 16][width][16] at y; `buffer` is for their codes."""
     groups = (keys + GROUP - 1) // GROUP
+    if kind == rows.BF16:
+        for i in range(0, width * groups * GROUP, 2 * GROUP):
+            _pair_rows(source + 2 * i, y + 4 * i, 4 * GROUP)
+        return
     if kind <= rows.F16:
         _plain(kind, source, width * groups * GROUP, y)
         return
@@ -59,6 +63,10 @@ def decode_keys(kind, width, keys, source, size, buffer, y, ahead):
 @inline
 def decode_values(kind, width, keys, source, size, buffer, y, ahead):
     """`keys` values -> f32 [keys][width] at y."""
+    if kind == rows.BF16:
+        for i in range(0, (keys + 1) // 2 * width, 16):  # a chunk has room for one key more
+            _pair_rows(source + 4 * i, y + 4 * (i // width * width + i), 4 * width)
+        return
     if kind <= rows.F16:
         _plain(kind, source, width * keys, y)
         return
@@ -76,6 +84,14 @@ def _plain(kind, source, count, y):
     """`count` float32 or float16, a multiple of 16."""
     for i in range(0, count, 16):
         store_f32(y + 4 * i, load_f32(source + 4 * i) if kind == rows.F32 else load_f16(source + 2 * i))
+
+
+@staged(types.void, _i64, _i64, _i64)
+def _pair_rows(source, y, row):
+    """16 pairs of bfloat16 -> two rows f32 [16], `row` bytes apart, at y."""
+    pairs = load(source, "i32", 16)
+    save(y, (pairs << 16).as_("f32", 16))
+    save(y + row, (pairs & -0x10000).as_("f32", 16))
 
 
 @inline

@@ -10,7 +10,7 @@ from numflow.cpu.simd.float32 import fma, larger
 from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32, zero_f32
 from numflow.cpu.state.cache import GROUP
 from numflow.cpu.state.kv_code import rotate
-from numflow.cpu.state.kv_rows import F16
+from numflow.cpu.state.kv_rows import BF16, F16
 from numflow.quant.kv import BLOCK
 
 
@@ -24,7 +24,7 @@ def index_select(args, thread, n_threads):
         keys = min(np.int64(positions[t]) + 1, 32 * i64(args, INDEX.words))
         table = i32_ptr(i64(header, i64(args, INDEX.table))
                         + 4 * np.int64(sequence_of[t]) * i64(header, i64(args, INDEX.table_stride)))
-        if i64(args, INDEX.kind) > F16:
+        if i64(args, INDEX.kind) > BF16:
             _turn_queries(args, t, scratch + i64(args, INDEX.turned))
         for first in range(0, keys, GROUP):
             store_f32(scratch + 4 * first, _scores(args, scratch, t, table, first))
@@ -54,9 +54,10 @@ def _scores(args, scratch, t, table, first):
     k = i64(i64(args, INDEX.cache), 0) + key * i64(args, INDEX.row)
     q, columns = i64(args, INDEX.q) + 4 * t * i64(args, INDEX.q_stride), i64(args, INDEX.size)
     if kind > F16:
-        columns = width
-        q = scratch + i64(args, INDEX.turned)
-        codes = q + 4 * width * i64(args, INDEX.heads)
+        codes = scratch + i64(args, INDEX.turned)
+        if kind > BF16:
+            q, columns = codes, width
+        codes = codes + 4 * width * i64(args, INDEX.heads)
         decode_keys(kind, width, np.int64(GROUP), k, i64(args, INDEX.row), codes, codes + GROUP * width, k)
         k = codes + GROUP * width
     q, weights = f32_ptr(q), f32_ptr(i64(args, INDEX.weights) + 4 * t * i64(args, INDEX.weights_stride))

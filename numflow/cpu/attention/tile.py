@@ -7,7 +7,8 @@ for each row the maximum m, l = sum exp(s - m) and sum exp(s - m) v. Partial res
 keys. Chunks and spans begin at fixed positions of the sequence and a row's arithmetic does not depend on the other
 rows of its tile, so a row's bits are the same whoever computes which spans. A hidden key adds exactly 0.
 
-`half` is None where the inner loops read float32, anything else for float16; `coded` is None where they read the cache
+`half` is None where the inner loops read float32, True for float16, PAIRS for pairs of bfloat16, which queries and
+probabilities become too. `coded` is None where they read the cache
 itself, anything else where it has few bits: chunks are then decoded to float32 first, or with `half` multiplied as they
 are (int8.py). `prefix` is None where values are stored, anything else where they are the first columns of
 keys, which are then turned around. Kernels are compiled for one of these. A row of keys or values of few bits is a
@@ -18,7 +19,14 @@ import numpy as np
 
 from numflow.cpu.attention.coded import decode_keys, decode_values, turn
 from numflow.cpu.attention.int8 import add_coded_values, coded_scores, quantize_query
-from numflow.cpu.attention.products import add_any_products, add_wide_products
+from numflow.cpu.attention.products import (
+    add_any_products,
+    add_wide_products,
+    columns_together,
+    make_factors,
+    put_shares_of,
+    step_bytes,
+)
 from numflow.cpu.attention.slots import (
     COLUMNS,
     FACTOR,
@@ -60,7 +68,7 @@ from numflow.cpu.simd.functions import exp, exp_to_1, tanh
 from numflow.cpu.simd.vector import inline, load_f32, store_f32, zero_f32
 from numflow.cpu.state.cache import CHUNK, GROUP
 from numflow.cpu.state.kv_code import rotate
-from numflow.cpu.state.kv_rows import F16
+from numflow.cpu.state.kv_rows import BF16
 
 _NEVER, _HIDDEN = np.float32(-3e38), np.float32(-np.inf)
 
@@ -94,10 +102,11 @@ def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
         where = scratch + QUERIES + 2 * partial_bytes(args) + 4 * r * k_width
         for e in range(0, k_width, 16):
             store_part(where + 4 * e, load_part(q + 4 * e, k_dim - e) * scale, k_width - e)
-        if i64(args, SLOTS.k_kind) > F16:
+        if i64(args, SLOTS.k_kind) > BF16:
             rotate_row(where, k_width)
             if coded is not None and half is not None:
                 quantize_query(where, k_width, _region(args, scratch), r)
+        make_factors(half, where, k_width)
     return least, most
 
 
@@ -158,7 +167,7 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
             _scores(args, scratch, rows, half, keys, k, v)
         else:
             _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
-        _probabilities(args, scratch, rows, base, most)
+        _probabilities(args, scratch, rows, half, base, most)
         if prefix is not None:
             _add_turned_keys(args, scratch, rows, half, keys, k if coded is None else decoded, slot)
         elif coded is None:
@@ -174,7 +183,7 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
 def _coded_scores(args, scratch, rows, half, keys, k, ahead, decoded):
     kind, width, size = i64(args, SLOTS.k_kind), i64(args, SLOTS.k_width), i64(args, SLOTS.k_size)
     region = _region(args, scratch)
-    if half is not None and kind > F16:
+    if half is not None and kind > BF16:
         coded_scores(rows, kind, width, size, keys, k, ahead, region, scratch + SCORES)
     else:
         decode_keys(kind, width, keys, k, size, region, decoded, ahead)
@@ -185,7 +194,7 @@ def _coded_scores(args, scratch, rows, half, keys, k, ahead, decoded):
 def _add_coded_values(args, scratch, rows, half, keys, v, ahead, decoded, slot):
     kind, width, size = i64(args, SLOTS.v_kind), i64(args, SLOTS.v_width), i64(args, SLOTS.v_size)
     region = _region(args, scratch)
-    if half is not None and kind > F16:
+    if half is not None and kind > BF16:
         add_coded_values(rows, kind, width, i64(args, SLOTS.k_width), size, keys, v, ahead, region, scratch + SCORES,
                          scratch + FACTOR, slot + VALUES)
     else:
@@ -239,21 +248,22 @@ def _scores(args, scratch, rows, half, keys, k, ahead):
     """q k^T * scale of the chunk whose `keys` keys are at k, some groups of 16 keys at a time."""
     for at in range(SCORES, SCORES + 256 * rows, 64):
         store_f32(scratch + at, zero_f32())
-    size = 4 if half is None else 2
-    width, group, columns = i64(args, SLOTS.k_width), 16 * size * i64(args, SLOTS.k_width), _columns(rows)
+    width, step, columns = i64(args, SLOTS.k_width), 16 * step_bytes(half), _columns(rows)
+    steps = width // columns_together(half)
+    group = steps * step
     for first in range(0, (keys + GROUP - 1) // GROUP, columns):
-        add_wide_products(rows, columns, half, width, scratch + SCORES + 64 * first, 256,
-                          scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, 16 * size,
+        add_wide_products(rows, columns, half, steps, scratch + SCORES + 64 * first, 256,
+                          scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, step,
                           ahead + first * group)
 
 
 @inline
-def _probabilities(args, scratch, rows, base, most):
+def _probabilities(args, scratch, rows, half, base, most):
     """exp(score - running maximum), hidden keys 0; FACTOR is what older sums are to be multiplied by."""
     if _as_they_are(args, scratch, rows, base):
-        _probabilities_of(args, scratch, rows, base, base + CHUNK, True)
+        _probabilities_of(args, scratch, rows, half, base, base + CHUNK, True)
     else:
-        _probabilities_of(args, scratch, rows, base, min(base + CHUNK, most + 1), None)
+        _probabilities_of(args, scratch, rows, half, base, min(base + CHUNK, most + 1), None)
 
 
 @inline
@@ -267,7 +277,7 @@ def _as_they_are(args, scratch, rows, base):
 
 
 @inline
-def _probabilities_of(args, scratch, rows, base, end, plain):
+def _probabilities_of(args, scratch, rows, half, base, end, plain):
     """The probabilities of keys base .. end - 1; `plain`: as `_as_they_are` says, which unrolls the loops."""
     for r in range(rows):
         peak, group = splat(_HIDDEN), scratch + SCORES + 256 * r
@@ -286,7 +296,7 @@ def _probabilities_of(args, scratch, rows, base, end, plain):
         peak, total, group = splat(f32_ptr(scratch + PEAK)[r]), zero_f32(), scratch + SCORES + 256 * r
         for at in range(0, 4 * (end - base) if plain is None else 4 * CHUNK, 64):
             probability = exp_to_1(load_f32(group + at) - peak)
-            store_f32(group + at, probability)
+            put_shares_of(half, group, at // 4, probability)
             total = total + probability
         older = load_f32(scratch + SUMS + 64 * r) * f32_ptr(scratch + FACTOR)[r]
         store_f32(scratch + SUMS + 64 * r, older + total)
@@ -316,7 +326,7 @@ def _biased(args, scratch, score, r, key):
 @inline
 def _add_values(args, scratch, rows, half, v, keys, slot, ahead):
     """values = values * FACTOR + probabilities @ the chunk's first `keys` rows at v."""
-    row, size = value_bytes(args), 4 if half is None else 2
+    row, step, together = value_bytes(args), step_bytes(half), columns_together(half)
     for r in range(rows):
         factor = f32_ptr(scratch + FACTOR)[r]
         for at in range(slot + VALUES + r * row, slot + VALUES + (r + 1) * row, 64):
@@ -324,8 +334,9 @@ def _add_values(args, scratch, rows, half, v, keys, slot, ahead):
     first, widest = 0, _columns(rows)
     while first < row // 64:
         columns = widest if first + widest <= row // 64 else 1
-        add_any_products(rows, columns, half, keys, slot + VALUES + 64 * first, row, scratch + SCORES, 256,
-                         v + 16 * size * first, 16 * size, row // 4 * size, ahead + CHUNK * 16 * size * first)
+        add_any_products(rows, columns, half, (keys + together - 1) // together, slot + VALUES + 64 * first, row,
+                         scratch + SCORES, 256, v + 16 * step * first, 16 * step, row // 4 * step,
+                         ahead + CHUNK * 16 * step // together * first)
         first += columns
 
 

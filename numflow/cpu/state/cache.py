@@ -3,7 +3,10 @@
 Token p of a sequence lies in block table[p // block_size] at place p % block_size. In a block
     K  [G][block_size / 16][E][16]   16 tokens side by side: a vector holds one column of 16 keys
     V  [G][block_size][Ep]           Ep = E_v rounded up to 16; the columns that are added stay zero
-of float32, or float16 kept as its bits. Where values are a prefix of keys, there is no V: attention turns what it needs
+of float32, or float16 kept as its bits. bfloat16 lies in pairs (simd/bfloat16.py), of a key's columns, and of the
+values of two tokens, an even one and the next:
+    K  [G][block_size / 16][E / 2][16][2]        V  [G][block_size / 2][Ep][2]
+Where values are a prefix of keys, there is no V: attention turns what it needs
 of K around, 64 keys at a time. Types of fewer bits have 16 tokens side by side in both, as blocks of 32
 columns (kv_code.py). K and V may differ in type.
 """

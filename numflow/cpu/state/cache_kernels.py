@@ -1,9 +1,12 @@
 """The kernels of `cache_write` (cache.py)."""
 
+import numpy as np
+
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, SEQUENCE_OF, kernel
+from numflow.cpu.simd.bfloat16 import put_odds, put_pair, put_pairs, put_pairs_apart
 from numflow.cpu.simd.float32 import load_part, store_as_f16
-from numflow.cpu.simd.vector import inline, merged
+from numflow.cpu.simd.vector import inline, load_f32, merged, zero_f32
 from numflow.cpu.state import kv_code as code
 from numflow.cpu.state import kv_rows as rows
 from numflow.cpu.state.cache import GROUP, SLOTS
@@ -37,10 +40,16 @@ def _write(args, thread, n_threads, coded):
             columns, kind = i64(args, SLOTS.k_dim + which), i64(args, SLOTS.k_kind + which)
             x = i64(args, SLOTS.k + 2 * which) + 4 * (t * i64(args, SLOTS.k_stride + 2 * which) + head * columns)
             # Rows that lie side by side: 16, but for values as plain numbers.
-            beside = 1 if which and (coded is None or kind <= rows.F16) else GROUP
+            beside = 1 if which and (coded is None or kind <= rows.BF16) else GROUP
             row, lane = place // beside * beside, place % beside
             y = i64(i64(args, SLOTS.cache), which) + (at + row) * i64(args, SLOTS.k_size + which)
-            if coded is None or kind <= rows.F16:
+            if kind == rows.BF16 and which:
+                first, last = _ends(args, t)
+                _store_values(x, y - place % 2 * i64(args, SLOTS.v_size), columns, 4 * i64(args, SLOTS.v_stride),
+                              place % 2, first, last)
+            elif kind == rows.BF16:
+                _store_keys(x, y, columns, lane)
+            elif coded is None or kind < rows.BF16:
                 _store(f32_ptr(x), y, columns, beside, lane, kind)
             else:
                 blocks = i64(args, SLOTS.k_width + which) // CODED_BLOCK
@@ -59,6 +68,42 @@ def _store(x, y, count, step, lane, kind):
     else:
         for i in range(count):
             f32_ptr(y)[step * i + lane] = x[i]
+
+
+@inline
+def _ends(args, t):
+    """Of a row, whether it is the first and the last one of its sequence in the batch."""
+    header = i64(args, SLOTS.header)
+    sequence_of, rows_here = i32_ptr(i64(header, SEQUENCE_OF)), i64(header, i64(args, SLOTS.rows))
+    return t == 0 or sequence_of[t - 1] != sequence_of[t], \
+        t + 1 == rows_here or sequence_of[t + 1] != sequence_of[t]
+
+
+@inline
+def _store_keys(x, y, count, lane):
+    """`count` columns of a key at x as pairs of bfloat16, 64 bytes apart; an odd one is paired with zero."""
+    for i in range(0, count, 16):
+        if count - i >= 16:
+            put_pairs_apart(y + 32 * i + 4 * lane, load_f32(x + 4 * i))
+        else:
+            for j in range(i, count, 2):
+                odd = f32_ptr(x)[j + 1] if j + 1 < count else np.float32(0)
+                put_pair(y + 32 * j + 4 * lane, f32_ptr(x)[j], odd)
+
+
+@inline
+def _store_values(x, pair, count, stride, odd, first, last):
+    """`count` columns of a value as bfloat16 to the pairs at `pair`, an even token's together with the next one's,
+    `stride` bytes behind it; zeros where the batch has no next one."""
+    if odd and not first:
+        return
+    for i in range(0, count, 16):
+        value = load_part(x + 4 * i, count - i)
+        if odd:
+            put_odds(pair + 4 * i, value)
+        else:
+            following = zero_f32() if last else load_part(x + stride + 4 * i, count - i)
+            put_pairs(pair + 4 * i, value, following)
 
 
 @inline

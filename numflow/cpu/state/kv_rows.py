@@ -2,15 +2,16 @@
 
 from numflow.cpu.memory.buffers import padded
 from numflow.ops import Cache
-from numflow.quant.kv import BLOCK, CODED, KV_TYPES
+from numflow.quant.kv import BLOCK, CODED, KV_TYPES, PLAIN
 
-F32, F16, Q8, Q6, Q5, Q4, Q3H, Q3, Q2 = range(len(KV_TYPES))  # the kind of a type
+F32, F16, BF16, Q8, Q6, Q5, Q4, Q3H, Q3, Q2 = range(len(KV_TYPES))  # the kind of a type; few bits behind BF16
 KINDS = {name: kind for kind, name in enumerate(KV_TYPES)}
 
 
 def width(kind: str, columns: int) -> int:
     """Columns of a row of keys in the attention's arithmetic."""
-    return -(-columns // BLOCK) * BLOCK if kind in CODED else columns
+    each = BLOCK if kind in CODED else 2 if kind == "bf16" else 1
+    return -(-columns // each) * each
 
 
 def widths(cache: Cache, kv_k: str, kv_v: str) -> tuple[int, int]:
@@ -30,4 +31,4 @@ def sizes(cache: Cache, kv_k: str, kv_v: str) -> tuple[int, int]:
 
 def row_bytes(kind: str, columns: int) -> int:
     """Bytes of a row of `columns` columns, as `width` has them."""
-    return columns // BLOCK * CODED[kind].block_bytes if kind in CODED else columns * (2 if kind == "f16" else 4)
+    return columns // BLOCK * CODED[kind].block_bytes if kind in CODED else columns * PLAIN[kind]

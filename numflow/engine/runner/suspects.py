@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,11 +20,12 @@ PATIENCE_S = 30.0   # requests of the model wait meanwhile
 class Suspects:
     """The tensors that a network's weights come from.
 
-    patience: seconds after which no more of them are looked at.
+    more: names of others, which are looked at first. patience: seconds after which no more of them are looked at.
     """
 
-    def __init__(self, network: Network, checkpoint: Checkpoint, patience: float = PATIENCE_S):
-        self._network, self._checkpoint, self._patience = network, checkpoint, patience
+    def __init__(self, network: Network, checkpoint: Checkpoint, more: Sequence[str] = (),
+                 patience: float = PATIENCE_S):
+        self._network, self._checkpoint, self._more, self._patience = network, checkpoint, more, patience
         self._found: str | None = None
 
     @property
@@ -38,7 +40,10 @@ class Suspects:
         return NotFiniteError(f"{str(error).partition(';')[0]}: {self.found}") if self.found else error
 
     def _look(self) -> str:
-        until, seen = time.monotonic() + self._patience, set[str]()
+        until, seen = time.monotonic() + self._patience, set(self._more)
+        for name in self._more:
+            if found := _first_in(self._checkpoint.tensors[name], until):
+                return found
         for weight in self._network.weights.values():
             for part in weight.parts:
                 if part.tensor not in seen and (found := _first_in(stored_tensor(self._checkpoint, part), until)):

@@ -41,6 +41,7 @@ class ScoreHead:
 
     dense, output: (weight f32 [N, K], bias f32 [N] or None). norm: (kind, weight, bias, epsilon) of "rms" or "layer".
     labels: names of the scores. several: whether a text may have several labels, so that none excludes another.
+    tensors: names of those in the checkpoint that all this comes from.
     """
 
     pooling: str
@@ -50,6 +51,7 @@ class ScoreHead:
     activation: str = "tanh"
     norm: tuple[str, np.ndarray | None, np.ndarray | None, float] | None = None
     several: bool = False
+    tensors: tuple[str, ...] = ()
 
     def __call__(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [labels] of hidden states [n, D]."""
@@ -88,12 +90,18 @@ def read_score_head(checkpoint, spec) -> ScoreHead | None:
     if not resolved.option("head", "scores"):
         return None
 
+    read = []
+
     def vector(module: str, role: str) -> np.ndarray | None:
         found = names.find(module, role)
-        return None if found is None else found.f32().reshape(-1)
+        if found is None:
+            return None
+        read.append(found.name)
+        return found.f32().reshape(-1)
 
     def affine(module: str, columns: int) -> tuple[np.ndarray, np.ndarray | None]:
         tensor = names.need(module)
+        read.append(tensor.name)
         weight, bias = tensor.f32().reshape(tensor.rows, tensor.columns), vector(module, "bias")
         if weight.shape[1] != columns or (bias is not None and len(bias) != len(weight)):
             raise SpecError(f"{checkpoint.path}: tensor {tensor.name!r} is {list(weight.shape)}, but spec "
@@ -109,7 +117,7 @@ def read_score_head(checkpoint, spec) -> ScoreHead | None:
     output = affine("score_output", width)
     return ScoreHead(resolved.option("head", "score_pooling"), output, _labels(checkpoint, len(output[0])), dense,
                      resolved.option("head", "score_activation"), norm,
-                     checkpoint.config.get("problem_type") == "multi_label_classification")
+                     checkpoint.config.get("problem_type") == "multi_label_classification", tuple(read))
 
 
 def _labels(checkpoint, count: int) -> tuple[str, ...]:
