@@ -6,8 +6,8 @@ from experiments.gpu_suite.setting import Setting, each, seconds
 from numflow.cuda.device.call import Sizes
 from numflow.cuda.device.device import Launch
 from numflow.cuda.program import Program
-from numflow.cuda.sample.sample import BEST, PICK, encode
-from numflow.decoding.choice import Choice
+from numflow.cuda.sample.sample import BEST, PICK
+from numflow.decoding.choice import Choice, encode
 from numflow.learn.cases.build import VOCABULARY
 from numflow.ops import Batch
 from tests.cuda.matrices import experts_case

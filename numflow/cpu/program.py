@@ -1,16 +1,14 @@
 """Runs a network on the CPU: its steps bound to memory and compiled kernels, walked by threads outside the GIL."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from numflow.cpu.batch import fill_header, table_fields
 from numflow.cpu.bind import Bound
 from numflow.cpu.context import Context, Weights
-from numflow.cpu.elementwise.select import picking
 from numflow.cpu.exchange.exchange import by_host
 from numflow.cpu.exchange.world import World
-from numflow.cpu.greedy import GreedySteps
 from numflow.cpu.linear.activations import INT8, INT16, OPERANDS
 from numflow.cpu.linear.linear import operand_of
 from numflow.cpu.measure.clock import Stamps
@@ -18,9 +16,12 @@ from numflow.cpu.patterns import groups
 from numflow.cpu.runtime.cores import default_threads
 from numflow.cpu.runtime.kernel import ROW_FIELD, compile_seconds
 from numflow.cpu.runtime.threads import Threads, shared_threads
+from numflow.cpu.sample.sample import picking
 from numflow.cpu.state.cache import KVCache
 from numflow.cpu.state.matrix_state import slot_bytes
 from numflow.cpu.state.sequence_state import StateMemory
+from numflow.cpu.steps import SeveralSteps
+from numflow.decoding.choice import Choice
 from numflow.errors import DeviceError
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import ADAPT, DECODE, MOST_STEPS, PROFILE, TRACE, WALK, Progress, TraceRow
@@ -121,17 +122,18 @@ class Program(OneDevice):
             raise DeviceError("the run was broken off: another device failed")
         return self.result(output) if wanted and output is not None else None
 
-    def decode(self, batch: Batch, steps: int, entry: str = "main") -> np.ndarray:
+    def decode(self, batch: Batch, steps: int, choices: Sequence[Choice] | None = None,
+               entry: str = "main") -> np.ndarray:
         """See executor.contract.Program: the steps are one walk."""
-        end, arrays = self._table_rows(entry, "logits"), self._checked(batch, entry)
+        rows, end, arrays = len(batch.logit_rows), self._table_rows(entry, "logits"), self._checked(batch, entry)
         self._last.check_ahead(batch, steps, MOST_STEPS, self._limits[entry], self.block_size)
         self._load(arrays)
-        if entry not in self._greedy:
-            self._greedy[entry] = GreedySteps(self._bound[entry].table[:end], self._ctx)
-        table = self._greedy[entry].table(steps)
+        if entry not in self._several:
+            self._several[entry] = SeveralSteps(self._bound[entry].table[:end], self._ctx)
+        table = self._several[entry].table(steps, choices, rows)
         self.pool.run(table, len(table))
         self._last.went_on(batch, steps - 1)
-        return self._greedy[entry].picked(steps, len(arrays["logit_rows"]))
+        return self._several[entry].picked(steps, choices is not None, rows)
 
     def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits") -> None:
         """All of a run but the walk, which the pool's threads are then to do by themselves (exchange/lockstep.py).
@@ -207,7 +209,7 @@ class Program(OneDevice):
     def _bind(self) -> None:
         """Bind every entry to the buffers as they are now."""
         self._loaded: dict[str, np.ndarray] | None = None  # what the header points to
-        self._greedy: dict[str, GreedySteps] = {}
+        self._several: dict[str, SeveralSteps] = {}
         self._bound = {entry: Bound(steps, self._ctx, self._groups[entry])
                        for entry, steps in self.network.entries.items()}
         total, done = len(self.kernels), 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from numflow.cuda.device.device import Device, Ref
 from numflow.cuda.lang.parameters import Following, Places, Texts
-from numflow.cuda.sample.sample import WORDS
+from numflow.decoding.choice import WORDS
 from numflow.executor.contract import MOST_STEPS
 from numflow.network.windows import table_name
 
@@ -22,7 +22,7 @@ COUNTS = 16  # i32, of which the first 4 are used
 ARRAYS = {"tokens": "tokens", "positions": "tokens", "types": "tokens", "sequence_of": "tokens",
           "logit_rows": "logits", "starts": "starts", "frequencies": "rows", "lengths": "sequences", "blocks": "tables",
           "cross_blocks": "tables", "cross_lengths": "sequences", "slots": "sequences", "adapters": "tokens",
-          "wanted_adapters": "logits", "choices": "choices", "steps": "logits"}
+          "wanted_adapters": "logits", "choices": "choices", "draws": "draws", "steps": "logits"}
 
 
 class BatchMemory:
@@ -35,7 +35,7 @@ class BatchMemory:
         self.device, self.capacity = device, capacity
         room = {**capacity, "starts": capacity["sequences"] + 1,
                 "tables": capacity["sequences"] * capacity["table"], "rows": capacity["sequences"] * frequencies,
-                "choices": capacity["logits"] * WORDS}
+                "choices": capacity["logits"] * WORDS, "draws": capacity["logits"] * MOST_STEPS}
         rooms = {name: room[what] for name, what in ARRAYS.items()}
         rooms |= {table_name(window): room["tables"] for window in windows}
         self._begin, at = {}, COUNTS
@@ -89,8 +89,8 @@ class BatchMemory:
     @property
     def following(self) -> Following:
         """Place of what a row's next token changes."""
-        return Following(self.ids, self.ref("steps"), self.ref("logit_rows"), self.ref("tokens"), self.ref("positions"),
-                         self.ref("sequence_of"), self.ref("lengths"))
+        return Following(self.ids, *map(self.ref, ("draws", "steps", "logit_rows", "tokens", "positions", "sequence_of",
+                                                   "lengths")))
 
     @property
     def stride(self) -> int:

@@ -1,7 +1,7 @@
 """Runs a network on a GPU, or on the simulator of one: its steps bound to device memory and kernels."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -16,13 +16,13 @@ from numflow.cuda.exchange.exchange import HostCall, World
 from numflow.cuda.exchange.nccl import CHOICES
 from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.cuda.patterns import Together, together
-from numflow.cuda.sample.sample import best, encode, follow, pick
+from numflow.cuda.sample.sample import best, follow, follow_drawn, pick
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
 from numflow.cuda.state.matrix_state import slot_numbers
 from numflow.cuda.state.sequence_state import StateMemory
 from numflow.cuda.weights.quantise import Quantiser
-from numflow.decoding.choice import Choice
+from numflow.decoding.choice import Choice, draws, encode
 from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import ADAPT, DECODE, MOST_STEPS, SAMPLE, TRACE, Progress, TraceRow
@@ -139,24 +139,28 @@ class Program(OneDevice):
 
     def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
         """A token for each wanted row, picked as its choice says; see executor.contract.Program."""
-        if len(choices) != (rows := len(batch.logit_rows)):
-            raise RequestError(f"{rows} rows cannot be picked from by {len(choices)} choices")
-        end, drawn = self._end(entry, "logits"), any(choice.temperature for choice in choices)
-        sizes = self._load(batch, entry, encode(choices).reshape(-1) if drawn else None)
+        rows, end = len(batch.logit_rows), self._end(entry, "logits")
+        settings, drawn = encode(choices, rows), any(choice.temperature for choice in choices)
+        sizes = self._load(batch, entry, {"choices": settings} if drawn else None)
         ctx, logits = self._ctx, self.network.outputs["logits"]
         self._walk((entry, end, "drawn" if drawn else "greedy"), sizes,
                    lambda: pick(ctx, logits) if drawn else best(ctx, logits))
         self.device.synchronize()
         return ctx.batch.chosen(rows)
 
-    def decode(self, batch: Batch, steps: int, entry: str = "main") -> np.ndarray:
+    def decode(self, batch: Batch, steps: int, choices: Sequence[Choice] | None = None,
+               entry: str = "main") -> np.ndarray:
         """See executor.contract.Program: the device makes the batch of each next step, Python waits for the last."""
         end, rows = self._end(entry, "logits"), len(batch.logit_rows)
-        sizes = self._load(batch, entry)
+        what, choose, settings = "steps", follow, None
+        if choices is not None:
+            what, choose = "drawn steps", follow_drawn
+            settings = {"choices": encode(choices, rows), "draws": draws(choices, steps, MOST_STEPS)}
+        sizes = self._load(batch, entry, settings)
         self._last.check_ahead(batch, steps, MOST_STEPS, self._limits[entry], self.block_size)
         ctx, logits = self._ctx, self.network.outputs["logits"]
         for _ in range(steps):
-            self._walk((entry, end, "steps"), Sizes(sizes.rows, sizes.keys + steps - 1), lambda: follow(ctx, logits))
+            self._walk((entry, end, what), Sizes(sizes.rows, sizes.keys + steps - 1), lambda: choose(ctx, logits))
         self.device.synchronize()
         self._last.went_on(batch, steps - 1, on_copy=True)
         return ctx.batch.chosen_by_step(steps, rows)
@@ -254,7 +258,7 @@ class Program(OneDevice):
         works = [work for call in calls for work in call.launches(sizes) if isinstance(work, Launch)]
         return works[-1].kernel.location if works else "-"
 
-    def _load(self, batch: Batch, entry: str, choices: np.ndarray | None = None) -> Sizes:
+    def _load(self, batch: Batch, entry: str, settings: Mapping[str, np.ndarray] | None = None) -> Sizes:
         """Check the batch, make room for it and bring it to the device, with how tokens are drawn."""
         arrays, rows = self._checked(batch, entry), self._rows(batch)
         sequences, limits = arrays["lengths"].size, arrays["limits"]
@@ -267,8 +271,8 @@ class Program(OneDevice):
         arrays = {name: array for name, array in arrays.items() if name != "limits"}
         if self._ctx.by_length.width:
             arrays["frequencies"] = self._ctx.by_length.rows(limits).reshape(-1).view(np.int32)
-        if choices is not None:
-            arrays["choices"] = choices
+        for name, words in (settings or {}).items():
+            arrays[name] = words.reshape(-1).view(np.int32)
         self._ctx.batch.load(arrays, counts)
         self._sizes = Sizes(counts, max(ends(arrays["lengths"])[1], ends(arrays["cross_lengths"])[1]))
         return self._sizes

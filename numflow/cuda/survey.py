@@ -6,7 +6,7 @@ from numflow.cuda.device.call import Sizes
 from numflow.cuda.device.device import Launch, Memory, Ref
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.program import Program
-from numflow.cuda.sample.sample import BEST, FOLLOW, PICK
+from numflow.cuda.sample.sample import BEST, FOLLOW, FOLLOW_DRAWN, PICK
 from numflow.ops import Network
 
 SIZES = tuple((rows, keys) for rows in (1, 3, 5, 16, 64, 500) for keys in (40, 5000))
@@ -72,4 +72,5 @@ def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
                   for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
     program.close()
     found = {work.kernel.name: work.kernel for work in works}
-    return found | {made.name: made for made in (BEST, FOLLOW, PICK)} if "logits" in network.outputs else found
+    return found | {made.name: made for made in (BEST, FOLLOW, PICK, FOLLOW_DRAWN)} \
+        if "logits" in network.outputs else found

@@ -1,12 +1,28 @@
-"""Parameters with which a device picks the token that `Sampler.pick` would, where logits alone decide."""
+"""Parameters with which a device picks the token that `Sampler.pick` would, where logits alone decide.
 
+Kernels have those of a row as WORDS words: the temperature (f32; 0: the best token), the random number of the draw (in
+2^-32), then (filter, value) for each filter in order, ended by NONE: MIN_P (f32: the logarithm of the share), TOP_K (a
+count), TOP_P (in 2^-32).
+"""
+
+import math
+from collections.abc import Sequence
+from struct import pack
 from typing import NamedTuple
 
+import numpy as np
+
 from numflow.decoding.constraints import Constraints
+from numflow.decoding.filters import divisor
 from numflow.decoding.settings import FILTERS, Sampling
+from numflow.decoding.weights import fraction
+from numflow.errors import RequestError
 
 FIRST = "temperature"
 ON_DEVICE = ("min_p", "top_k", "top_p")  # filters that leave the leading candidates, and need no more than scores
+MOST_TOKENS = 1 << 20  # of a vocabulary that a device chooses from: its sums of weights are exact
+NONE, MIN_P, TOP_K, TOP_P = range(4)
+WORDS = 12
 _ALONE = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "mirostat",
           "fsd", "pool_size", "eos_bypassing_max", "logprobs")  # settings that a device does not have
 
@@ -17,11 +33,13 @@ class Choice(NamedTuple):
     temperature: scores are divided by it; 0: the largest is taken, the first of equals, and nothing else counts.
     uniform:     the random number 0 .. 1 of the draw (select.draw).
     filters:     (name of ON_DEVICE, value) in the order in which they are applied, after the temperature.
+    later:       the random numbers of draws that follow it in one go (Program.decode), like this one but for that.
     """
 
     temperature: float = 0.0
     uniform: float = 0.0
     filters: tuple[tuple[str, float], ...] = ()
+    later: tuple[float, ...] = ()
 
 
 def plain_filters(settings: Sampling) -> tuple[tuple[str, float], ...] | None:
@@ -42,3 +60,43 @@ def unconstrained(constraints: Constraints, new: int) -> bool:
     c = constraints
     return not (c.no_repeat_ngram or c.banned or (c.ends and new < c.min_tokens)
                 or (c.forced_last is not None and new + 1 == c.max_tokens))
+
+
+def encode(choices: Sequence[Choice], rows: int | None = None) -> np.ndarray:
+    """The words of rows, int32 [R, WORDS].
+
+    Raises:
+        RequestError: they are not as many as `rows`.
+    """
+    if rows is not None and len(choices) != rows:
+        raise RequestError(f"{rows} rows cannot be picked from by {len(choices)} choices")
+    words = b"".join(_row(choice).ljust(4 * WORDS, b"\0") for choice in choices)
+    return np.frombuffer(words, np.int32).reshape(-1, WORDS)
+
+
+def draws(choices: Sequence[Choice], steps: int, most: int) -> np.ndarray:
+    """The random numbers of rows for so many steps in one go, in 2^-32, uint32 [R, most]; 0 where there is none.
+
+    Raises:
+        RequestError: a choice has not as many.
+    """
+    found, steps = np.zeros((len(choices), most), np.uint32), min(steps, most)
+    for row, choice in zip(found, choices):
+        if choice.temperature:
+            if len(choice.later) < steps - 1:
+                raise RequestError(f"{steps} steps in one go take as many random numbers, a choice has "
+                                   f"{1 + len(choice.later)}")
+            row[:steps] = [fraction(uniform) for uniform in (choice.uniform, *choice.later[:steps - 1])]
+    return found
+
+
+def _row(choice: Choice) -> bytes:
+    temperature = divisor(choice.temperature) if choice.temperature else 0.0
+    row = pack("<fI", temperature, fraction(choice.uniform))
+    for name, value in choice.filters:
+        if name == "min_p":
+            row += pack("<If", MIN_P, math.log(value))
+        else:
+            row += pack("<II", *((TOP_P, fraction(value)) if name == "top_p" else
+                                 (TOP_K, min(int(value), MOST_TOKENS))))
+    return row

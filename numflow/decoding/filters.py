@@ -9,11 +9,22 @@ import math
 import numpy as np
 
 from numflow.decoding.select import Candidates, descending, leading, top
+from numflow.decoding.weights import UNIT, part
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-30, 1e30  # beyond, scores are those of these
 
 
 def temperature(c: Candidates, t: float) -> Candidates:
     """Scores divided by t: below 1 sharper, above 1 flatter."""
-    return Candidates(c.ids, (c.scores - np.max(c.scores)) / t)
+    if np.float32(divisor(t)) == 1:
+        return c
+    with np.errstate(over="ignore"):  # far below the best one
+        return Candidates(c.ids, (c.scores - np.max(c.scores)) / divisor(t))
+
+
+def divisor(t: float) -> float:
+    """A temperature above 0 as scores are divided by it: a float32 that is neither 0 nor infinite."""
+    return min(max(float(t), LEAST_TEMPERATURE), MOST_TEMPERATURE)
 
 
 def top_k(c: Candidates, k: int) -> Candidates:
@@ -24,7 +35,8 @@ def top_k(c: Candidates, k: int) -> Candidates:
 def top_p(c: Candidates, p: float) -> Candidates:
     """The fewest, most probable first, that hold at least p of the probability (nucleus; Holtzman et al. 2020)."""
     weights = c.weights
-    return c.keep(leading(weights, lambda places: _enough(weights, places, p * np.sum(weights, dtype=np.float64))))
+    wanted = max(part(weights, float(np.sum(weights, dtype=np.float64)), p), UNIT)
+    return c.keep(leading(c.scores, lambda places: _enough(weights, places, wanted)))
 
 
 def _enough(weights, places, wanted) -> int | None:
@@ -48,7 +60,7 @@ def tail_free(c: Candidates, z: float) -> Candidates:
     """
     if len(c.ids) < 3:
         return c
-    weights = c.weights
+    weights = c.exponentials
 
     def wanted(places):
         head = weights[places].astype(np.float64)
@@ -66,7 +78,7 @@ def tail_free(c: Candidates, z: float) -> Candidates:
 
 def typical(c: Candidates, p: float) -> Candidates:
     """Those whose surprise is nearest to the entropy, as few as hold at least p (Meister et al. 2023)."""
-    weights, surprise = c.weights, c.surprise
+    weights, surprise = c.exponentials, c.surprise
     total = np.sum(weights, dtype=np.float64)
     entropy = np.vdot(weights, surprise) / total
     return c.keep(leading(-np.abs(surprise - surprise.dtype.type(entropy)),

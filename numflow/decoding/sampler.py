@@ -12,7 +12,7 @@ from numflow.decoding.constraints import Constraints
 from numflow.decoding.fsd import fsd
 from numflow.decoding.logprobs import TokenLogprob, token_logprobs
 from numflow.decoding.mirostat import Mirostat
-from numflow.decoding.select import Candidates, draw, greedy, uniform
+from numflow.decoding.select import Candidates, draw, greedy, uniform, uniforms
 from numflow.decoding.settings import Sampling
 from numflow.decoding.speculative import Distribution, verify
 from numflow.errors import NotFiniteError, RequestError
@@ -90,23 +90,28 @@ class Sampler:
         self.accept(id, logits)
         return id
 
-    def choice(self, ahead: int = 0) -> Choice | None:
+    def choice(self, ahead: int = 0, steps: int = 1) -> Choice | None:
         """Parameters with which a device picks as `pick` would, `ahead` tokens after the next one.
 
-        None if more than the logits decides.
+        steps: so many tokens in one go. None if more than the logits decides the first of them.
         """
-        if self._filters is None or self.grammar is not None or not unconstrained(self.constraints, self.new + ahead):
+        if not self._by_logits(ahead):
             return None
         if self.settings.greedy:
             return Choice()
-        return Choice(self.settings.temperature, uniform(self.seed, self.index, self.new + ahead), self._filters)
+        first, *later = uniforms(self.seed, self.index, self.new + ahead, steps)
+        return Choice(self.settings.temperature, first, self._filters or (), tuple(later))
 
-    def greedy_steps(self, most: int) -> int:
-        """Number of tokens from the next one on, up to `most`, that the largest logit decides alone."""
-        if not self.settings.greedy or self.choice() is None:
+    def steps_ahead(self, most: int) -> int:
+        """Number of tokens from the next one on, up to `most`, that the logits decide, with random numbers that are
+        known."""
+        if not self._by_logits():
             return 0
         most = min(most, max(1, self.constraints.max_tokens - self.new))
-        return most if most <= 1 or self.choice(most - 1) is not None else most - 1
+        return most if most <= 1 or self._by_logits(most - 1) else most - 1
+
+    def _by_logits(self, ahead: int = 0) -> bool:
+        return self._filters is not None and self.grammar is None and unconstrained(self.constraints, self.new + ahead)
 
     def picked(self, id: int) -> int:
         """Remember the token that a device has picked by `choice`; below 0: the logits were not finite.

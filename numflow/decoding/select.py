@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numflow.decoding.weights import part, weigh
+
 COLUMNS = 16  # values of which one stands for all, when many are to be passed over
 BLOCK = 1024  # weights that are summed up before one of them is looked for
 FIRST_LOOK = 256  # values that are sorted at first; four times as many whenever that is not enough
@@ -28,7 +30,13 @@ class Candidates(NamedTuple):
 
     @property
     def weights(self) -> np.ndarray:
-        """Probabilities up to a factor, as the scores' type; the largest is 1."""
+        """Probabilities up to a factor, as the scores' type; the largest is 1. Of float32 scores those of
+        decoding.weights, which every device has."""
+        return weigh(self.scores - np.max(self.scores)) if self.scores.dtype == np.float32 else self.exponentials
+
+    @property
+    def exponentials(self) -> np.ndarray:
+        """The same but for their last bits, sooner: for what no device does."""
         below = self.scores - np.max(self.scores)
         return np.exp(below, out=below)
 
@@ -42,7 +50,7 @@ class Candidates(NamedTuple):
     def surprise(self) -> np.ndarray:
         """-ln of the probabilities, as the scores' type."""
         peak = np.max(self.scores)
-        return (peak + self.scores.dtype.type(np.log(np.sum(self.weights, dtype=np.float64)))) - self.scores
+        return (peak + self.scores.dtype.type(np.log(np.sum(self.exponentials, dtype=np.float64)))) - self.scores
 
 
 def greedy(scores: np.ndarray) -> int:
@@ -110,7 +118,7 @@ def draw(ids: np.ndarray, weights: np.ndarray, uniform: float) -> int:
     """The id at `uniform` (0 .. 1) of the cumulated weights [n], which need not be normalised."""
     starts = np.arange(0, len(weights), BLOCK)
     blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
-    target = uniform * blocks[-1]
+    target = part(weights, blocks[-1], uniform)
     block = min(int(np.searchsorted(blocks, target, side="right")), len(blocks) - 1)
     weights = weights[starts[block]:starts[block] + BLOCK]
     before = blocks[block - 1] if block else 0.0
@@ -126,5 +134,16 @@ def uniform(seed: int, index: int, position: int, number: int = 0) -> float:
     seed, index: of a request, and of one of its parallel samples. position: of the token. number: of those that one
     token needs.
     """
+    return uniforms(seed, index, position, 1, number)[0]
+
+
+def uniforms(seed: int, index: int, position: int, count: int, number: int = 0) -> list[float]:
+    """The same of so many tokens, from `position` on."""
     key = np.array([seed & (2**64 - 1), index], np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key, counter=[0, position, number, 0])).random())
+    bits = np.random.Philox(key=key, counter=[0, position, number, 0])
+    generator = np.random.Generator(bits)
+    found = [float(generator.random())]
+    while len(found) < count:
+        bits.advance(2**64 - 1)  # the counter is one further already; positions are 2^64 apart
+        found.append(float(generator.random()))
+    return found

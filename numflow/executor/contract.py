@@ -54,8 +54,8 @@ class Program(Protocol):
     activations: "int8", "int16", "auto", "bf16" or "f32": the arithmetic of matrices.
     threads:     threads that compute, of all devices; None where there is no say in it.
     compile_s:   seconds that kernels took to compile while the program was made.
-    can:         optional methods that it has: SAMPLE (`sample`), TRACE (`trace`), WALK (`walk`), PROFILE
-                 (`weight_cost`, `groups`), ADAPT (`set_adapter`).
+    can:         optional methods that it has: SAMPLE (`sample`), DECODE (`decode`), TRACE (`trace`), WALK (`walk`),
+                 PROFILE (`weight_cost`, `groups`), ADAPT (`set_adapter`).
 
     Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
     own, 0 stands for layers that see the whole text (network/windows.py). The states of recurrent steps lie in slots,
@@ -153,15 +153,19 @@ class Program(Protocol):
         """
         raise RequestError("this backend does not pick tokens")
 
-    def decode(self, batch: Batch, steps: int, entry: str = "main") -> np.ndarray:
-        """Several steps one after the other: each takes the likeliest tokens of the one before, one position later.
+    def decode(self, batch: Batch, steps: int, choices: Sequence[Choice] | None = None,
+               entry: str = "main") -> np.ndarray:
+        """Several steps one after the other: each takes the tokens picked in the one before, one position later.
+
+        choices: how they are picked, of each row, as in `sample`; None: the likeliest of all rows.
 
         The batch has one token of each sequence, whose row is wanted; it has gone on to the last step afterwards
         (Batch.go_on). No step but the first may begin a KV block. Returns the tokens of every step, int32 [steps, B];
         -1 where logits are not finite, after which that sequence's tokens mean nothing.
 
         Raises:
-            RequestError: as `run`, the batch is not such a one, or there are more than MOST_STEPS.
+            RequestError: as `run`, the batch is not such a one, or there are more than MOST_STEPS, not as many choices
+                as rows, or not as many random numbers as steps.
         """
         raise RequestError("this backend runs one step at a time")
 

@@ -7,10 +7,10 @@ import pytest
 
 from numflow.cpu.attention import attention as attention_op
 from numflow.cpu.attention.attention import bias_by_distance
-from numflow.cpu.elementwise.select import pick_tokens
 from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.program import Program
 from numflow.cpu.runtime.kernel import on_compile
+from numflow.cpu.sample.sample import pick_tokens
 from numflow.errors import RequestError
 from numflow.learn.cases.build import VOCABULARY, error
 from numflow.learn.cases.build import CaseBuilder as Builder

@@ -1,8 +1,8 @@
 """The host's time of a token, without a GPU: `python -m tests.cuda.host_time [LAYERS] [WEIGHTS]`.
 
 numflow's runtime over cuda.bindings as they are published, over a driver of C that does nothing, with recorded graphs.
-A decoder of toy width with the layers of an 8B model; the median processor time of `Program.sample`, greedy and drawn,
-and of `Program.decode`.
+A decoder of toy width with the layers of an 8B model; the median processor time of `Program.sample` and of
+`Program.decode`, greedy and drawn.
 """
 
 import os
@@ -43,15 +43,17 @@ def main(layers: int, weights: str) -> None:
             program.sample(batch, [choice])
             times.append((time.process_time_ns() - begun) / 1e3)
         print(f"{layers} layers, {weights}, {name}: {statistics.median(times[TOKENS // 4:]):.0f} us a token")
-    times, table = [], table.astype(np.int32)
-    for position in range(0, MOST_STEPS * TOKENS, MOST_STEPS):
-        several = Batch(*(np.array(one, np.int32) for one in ([7], [position], [0, 1])), table, np.zeros(1, np.int32),
-                        limits=np.array([4096], np.int32))
-        begun = time.process_time_ns()
-        program.decode(several, MOST_STEPS)
-        times.append((time.process_time_ns() - begun) / 1e3 / MOST_STEPS)
-    print(f"{layers} layers, {weights}, {MOST_STEPS} steps in one go: {statistics.median(times[TOKENS // 4:]):.0f} us "
-          "a token")
+    table, drawn = table.astype(np.int32), Choice(0.8, 0.5, (("top_p", 0.9),), (0.5,) * (MOST_STEPS - 1))
+    for name, choices in {"greedy": None, "drawn": [drawn]}.items():
+        times = []
+        for position in range(0, MOST_STEPS * TOKENS, MOST_STEPS):
+            several = Batch(*(np.array(one, np.int32) for one in ([7], [position], [0, 1])), table,
+                            np.zeros(1, np.int32), limits=np.array([4096], np.int32))
+            begun = time.process_time_ns()
+            program.decode(several, MOST_STEPS, choices)
+            times.append((time.process_time_ns() - begun) / 1e3 / MOST_STEPS)
+        print(f"{layers} layers, {weights}, {name}, {MOST_STEPS} steps in one go: "
+              f"{statistics.median(times[TOKENS // 4:]):.0f} us a token")
     program.close()
 
 

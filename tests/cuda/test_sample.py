@@ -1,4 +1,4 @@
-"""Tokens chosen on the device are those that the host's sampler picks from the same logits."""
+"""Tokens chosen on the device are those that the host's sampler picks from the same logits, to the last bit."""
 
 from dataclasses import replace
 
@@ -8,11 +8,13 @@ import pytest
 from numflow.cuda.device.device import Launch, Simulated
 from numflow.cuda.lang.kernel import REGISTRY
 from numflow.cuda.lang.parameters import Following
-from numflow.cuda.sample.sample import FOLLOW, encode
-from numflow.decoding.choice import Choice
+from numflow.cuda.sample.sample import FOLLOW, FOLLOW_DRAWN
+from numflow.decoding.choice import Choice, draws, encode
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.sampler import Sampler
+from numflow.decoding.select import draw
 from numflow.decoding.settings import Sampling
+from numflow.decoding.weights import UNIT
 from numflow.executor.contract import MOST_STEPS
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
@@ -44,12 +46,15 @@ def on_device(kernel, logits, settings=None, seed=0):
     return device.download(memory[0].at(), 4 * rows).view(np.int32)
 
 
-def test_picked_tokens_are_the_next_step():
+@pytest.mark.parametrize("drawn", [False, True])
+def test_picked_tokens_are_the_next_step(drawn):
     """Three steps of two sequences whose rows lie the other way round; the second row is not finite."""
     device, width = Simulated(seed=3), 70
     logits = np.random.default_rng(2).normal(0, 1, (2, 96)).astype(np.float32)
     logits[1, 5] = np.nan
-    arrays = {"ids": np.full(2 * MOST_STEPS, -7), "steps": np.zeros(2), "rows": np.array([1, 0]),
+    choices = [Choice(0.8, 0.1, (("top_k", 40),), (0.5, 0.9)), Choice(0.7, 0.5, (), (0.5, 0.5))]
+    arrays = {"ids": np.full(2 * MOST_STEPS, -7), "draws": draws(choices, 3, MOST_STEPS).reshape(-1).view(np.int32),
+              "steps": np.zeros(2), "rows": np.array([1, 0]),
               "tokens": np.array([8, 9]), "positions": np.array([20, 30]), "sequence_of": np.array([0, 1]),
               "lengths": np.array([21, 31])}
     memory = {name: device.alloc(4 * len(array)) for name, array in arrays.items()}
@@ -59,13 +64,26 @@ def test_picked_tokens_are_the_next_step():
     device.upload(rows.at(), logits)
     device.upload(counts.at(), np.array([2, 2, 0, 2], np.int32))
     batch = Following(**{name: one.at() for name, one in memory.items()})
+    settings = device.alloc(encode(choices).nbytes)
+    device.upload(settings.at(), encode(choices))
     for _ in range(3):
-        device.launch(Launch(FOLLOW, (4, 1, 1), (batch, rows.at(), 96, counts.at(), width)))
+        device.launch(Launch(FOLLOW_DRAWN if drawn else FOLLOW, (4, 1, 1), (
+            batch, rows.at(), 96, *([settings.at()] if drawn else []), counts.at(), width)))
     found = {name: device.download(one.at(), 4 * len(arrays[name])).view(np.int32).tolist()
              for name, one in memory.items()}
-    likeliest = int(logits[0, :width].argmax())
-    assert found["ids"] == [*[likeliest] * 3, *[-7] * 5, *[-1] * 3, *[-7] * 5] and found["steps"] == [3, 3]
-    assert found["tokens"] == [0, likeliest] and found["positions"] == [23, 33] and found["lengths"] == [24, 34]
+    row = logits[0, :width]
+    picked = [int(row.argmax())] * 3 if not drawn else [picked_by_host(row, choices[0]._replace(uniform=at))
+                                                        for at in (0.1, 0.5, 0.9)]
+    assert len(set(picked)) == (3 if drawn else 1)
+    assert found["ids"] == [*picked, *[-7] * 5, *[-1] * 3, *[-7] * 5] and found["steps"] == [3, 3]
+    assert found["tokens"] == [0, picked[-1]] and found["positions"] == [23, 33] and found["lengths"] == [24, 34]
+
+
+def picked_by_host(row, choice):
+    """The token that the host's sampler picks with a choice's random number."""
+    sampler = Sampler(Sampling(temperature=choice.temperature, **dict(choice.filters)))
+    c = sampler.candidates(row)
+    return draw(c.ids, c.weights, choice.uniform)
 
 
 def check(logits, settings=SETTINGS, seed=1):
@@ -112,6 +130,20 @@ def test_draws_follow_the_probabilities():
     at = [0.0, 0.12, 0.13, 0.62, 0.63, 0.68, 0.69, 0.9999999]
     settings = encode([Choice(1.0, uniform) for uniform in at])
     assert on_device("sample", np.tile(logits, (len(at), 1)), settings).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.merge
+def test_random_numbers_at_the_borders_between_tokens():
+    row = np.random.default_rng(7).normal(0, 1.5, 50).astype(np.float32)
+    for own in SETTINGS[2:4]:
+        choice, c = Sampler(own).choice(), Sampler(own).candidates(row)
+        units = np.cumsum(c.weights, dtype=np.float64) / UNIT
+        borders = [-(-int(units[at]) * 2**32 // int(units[-1])) for at in range(0, len(units) - 1, len(units) // 3)]
+        uniforms = [(border + step) / 2**32 for border in borders for step in (-1, 0)]
+        found = on_device("sample", np.tile(row, (len(uniforms), 1)),
+                          encode([choice._replace(uniform=uniform) for uniform in uniforms]))
+        assert found.tolist() == [draw(c.ids, c.weights, uniform) for uniform in uniforms]
+        assert len(set(found.tolist())) > len(borders)
 
 
 def test_rows_that_are_not_numbers():

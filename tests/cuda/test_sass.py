@@ -91,7 +91,7 @@ def test_outliers(kind, capability):
 
 def test_choosing_tokens():
     """Rows are read 16 bytes a lane; buckets are filled without loops that try again."""
-    for name in ("argmax", "sample"):
+    for name in ("argmax", "sample", "sample_follow"):
         assert found(name, r"LDG\.E\.128")
         assert not found(name, "LDL|STL|DADD|DMUL|DFMA")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numflow.decoding.select import Candidates, descending, draw, greedy, largest, leading, uniform
+from numflow.decoding.select import Candidates, descending, draw, greedy, largest, leading, uniform, uniforms
 
 
 def test_greedy_takes_the_lowest_of_equals():
@@ -58,6 +58,8 @@ def test_random_numbers_depend_on_their_place_alone():
     first = numbers(1)
     assert first == numbers(1)
     assert first == list(reversed([uniform(1, 0, position) for position in reversed(range(200))]))
+    assert uniforms(1, 0, 3, 9) == first[3:12] and uniforms(2**64 - 1, 1, 5, 3, 2) == [
+        uniform(2**64 - 1, 1, position, 2) for position in (5, 6, 7)]
     others = [numbers(2), numbers(1, index=1), numbers(1, number=1), numbers(2**64 - 1)]
     assert all(set(first).isdisjoint(other) for other in others)
     together = np.concatenate([first, *others])

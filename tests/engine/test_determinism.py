@@ -23,7 +23,8 @@ SHARED = [7 + i * 5 % 43 for i in range(150)]  # two blocks and some
 PROMPTS = [[5], SHARED[:64], SHARED[:140], [*SHARED, 4], SHARED[:129], list(range(1, 40)), [9] * 70, SHARED[:100]]
 DECODING = [{}, {"temperature": 0.9, "seed": 11, "logprobs": 0}, {"num_beams": 3}, {"ignore_eos": True},
             {"temperature": 1.3, "seed": 2, "n": 3, "top_k": 20}, {"repetition_penalty": 1.3},
-            {"speculate": "ngram", "ignore_eos": True}, {"temperature": 0.8, "seed": 5, "speculate": "ngram"}]
+            {"speculate": "ngram", "ignore_eos": True}, {"temperature": 0.8, "seed": 5, "speculate": "ngram"},
+            {"temperature": 1.1, "seed": 8}, {"temperature": 0.9, "seed": 6, "top_p": 0.9, "ignore_eos": True}]
 
 
 @pytest.fixture(scope="module")

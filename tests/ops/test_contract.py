@@ -11,6 +11,8 @@ import pytest
 from numflow.cpu.program import Program as CpuProgram
 from numflow.cuda.program import Program as CudaProgram
 from numflow.decoding.choice import Choice
+from numflow.decoding.sampler import Sampler
+from numflow.decoding.settings import Sampling
 from numflow.errors import NumflowError, RequestError
 from numflow.executor import contract
 from numflow.executor.contract import ADAPT, DECODE, PROFILE, SAMPLE, TRACE, WALK
@@ -272,6 +274,25 @@ def test_several_steps_take_the_likeliest_tokens(program):
                        (following([7], 5), 9)):
         with pytest.raises(RequestError, match=r"end within the KV blocks|one token of each sequence|be 1 to 8"):
             program.decode(bad, steps)
+
+
+def test_several_steps_draw_what_the_sampler_draws(program):
+    program.reserve(BLOCKS)
+    program.run(batch(text(5)))
+    if DECODE not in program.can:
+        with pytest.raises(RequestError, match="this backend runs one step at a time"):
+            program.decode(following([7], 5), 2, [Choice()])
+        return
+    sampler = Sampler(Sampling(temperature=1.5, top_p=0.95, seed=4))
+    choice, wanted, token = sampler.choice(steps=4), [], 7
+    for at in range(4):
+        token = sampler.pick(program.run(batch([token], 5 + at))[0])
+        wanted.append([token])
+    assert program.decode(following([7], 5), 4, [choice]).tolist() == wanted
+    assert len(choice.later) == 3 and len({token for token, in wanted}) > 1
+    for bad, steps in (([choice] * 2, 3), ([choice], 5), ([], 1)):
+        with pytest.raises(RequestError, match=r"1 rows cannot be picked from|5 steps in one go take as many"):
+            program.decode(following([7], 5), steps, bad)
 
 
 def test_a_batch_that_goes_on_is_checked_and_gives_the_same(program):

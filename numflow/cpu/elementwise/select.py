@@ -1,12 +1,9 @@
 """Ops that move or look up rows: `select_rows`, `embed_position`, `embed_type`, `head_concat`."""
 
-import numpy as np
-
-from numflow.cpu.runtime.kernel import POSITIONS, TYPES, Call, Code, Kernel, slots
-from numflow.ops import Step, View, param
+from numflow.cpu.runtime.kernel import POSITIONS, TYPES, Call, Code, slots
+from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.elementwise.select_kernels")
-PICK = slots("header rows width x x_stride y goes_on")
 # b_step: columns from one head's part of b to the next one's, 0 where all heads share b.
 CONCAT = slots("header rows width y y_stride a a_stride b b_stride heads a_width b_width b_step")
 
@@ -35,17 +32,6 @@ def head_concat(step: Step, ctx) -> list[Call]:
     return [Call.named(step, _CODE.kernel("head_concat"), CONCAT, header=ctx.header, rows=ctx.rows(y), width=y.width,
                        **ctx.strided("y", y), **ctx.strided("a", a), **ctx.strided("b", b), heads=heads,
                        a_width=a_width, b_width=b_width, b_step=b_width if b.width == heads * b_width else 0)]
-
-
-def picking() -> Kernel:
-    """The kernel of `pick_tokens`."""
-    return _CODE.kernel("pick_tokens")
-
-
-def pick_tokens(ctx, logits: View, y: np.ndarray, goes_on: bool) -> Call:
-    """logits f32 [R, V] -> y i32 [R], the likeliest token of each row; goes_on: these are the batch's next ones."""
-    return Call.named(None, picking(), PICK, header=ctx.header, rows=ctx.rows(logits),
-                      width=logits.width, **ctx.strided("x", logits), y=y, goes_on=int(goes_on))
 
 
 def _bind_table(step, ctx, index, offset):

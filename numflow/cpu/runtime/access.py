@@ -21,6 +21,7 @@ def _pointer(numba_type: types.Type, llvm_type: ir.Type) -> Any:
 
 
 f32_ptr = _pointer(types.float32, ir.FloatType())
+f64_ptr = _pointer(types.float64, ir.DoubleType())
 i64_ptr = _pointer(types.int64, ir.IntType(64))
 i32_ptr = _pointer(types.int32, ir.IntType(32))
 u16_ptr = _pointer(types.uint16, ir.IntType(16))

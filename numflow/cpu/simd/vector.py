@@ -18,7 +18,7 @@ from numba.extending import intrinsic, models, register_model
 from numflow.cpu.simd.isa import has_half
 
 _I32 = ir.IntType(32)
-_ELEMENT = {"i32": _I32, "f32": ir.FloatType()}
+_ELEMENT = {"i32": _I32, "f32": ir.FloatType(), "f64": ir.DoubleType()}
 
 # For the helpers of kernels: `inline` ones are merged by LLVM, so that constant arguments select code at compile time;
 # `merged` ones become part of the kernel before that, which compiles faster where a function is called once.

@@ -53,10 +53,12 @@ class Places(NamedTuple):
 class Following(NamedTuple):
     """A batch of one token of each sequence, and what makes it that of the next step.
 
-    ids: the tokens that were picked, [R, MOST_STEPS]; steps: how many of each row.
+    ids: the tokens that were picked, [R, MOST_STEPS]; steps: how many of each row. draws: the random numbers of the
+    steps, [R, MOST_STEPS].
     """
 
     ids: i32.ptr
+    draws: u32.ptr
     steps: i32.ptr
     rows: i32.ptr
     tokens: i32.ptr

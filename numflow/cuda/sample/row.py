@@ -1,8 +1,8 @@
 """A row of logits as the candidates for the next token: their order, their weights, and walks over all of them.
 
 Candidates are ordered as on the host: the largest score first, of equal ones the lower id. The place of one in this
-order is a number of 52 bits made of its score and its id, smaller for better ones. Weights are fixed-point numbers, so
-that sums are exact and the same whatever the order of threads.
+order is a number of 52 bits made of its score and its id, smaller for better ones. Weights are those of
+decoding.weights, in whole UNITs, so that sums are exact and the same whatever the order of threads.
 
 A block works on a row. What it knows of the row, `what` in the functions below, is a tuple:
     peak, t, top, per      the best logit; the temperature; the best score; buckets per unit of score
@@ -15,17 +15,19 @@ A block works on a row. What it knows of the row, `what` in the functions below,
     warps, found, border   what threads tell each other
 """
 
-from numflow.cuda.lang.arithmetic import bits_of, exp, float_of
+from numflow.cuda.lang.arithmetic import add_exactly, bits_of, float_of, fmax, multiply_exactly
 from numflow.cuda.lang.intrinsic import SharedArray
 from numflow.cuda.lang.intrinsics import lane_index, load4, shuffle, sync_block, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.scalar import f32, u32, u64
+from numflow.decoding.choice import MOST_TOKENS
+from numflow.decoding.weights import BITS, COARSE, LEAST, LOG2_E, WHOLE, P
 
 THREADS = 512
 WARPS = THREADS // 32
-ONE = 2.0**43          # the weight of the best candidate
-MOST_TOKENS = 1 << 20  # of a vocabulary: sums of weights are below 2**64, ids take 20 bits
-ID_BITS = 20
+ONE = 2.0**BITS        # the weight of the best candidate
+ID_BITS = 20           # of up to MOST_TOKENS
+P0, P1, P2, P3, P4 = P
 BUCKETS = 2048         # 4 for each thread
 LISTED = THREADS       # one for each thread
 LAST_ID = MOST_TOKENS - 1
@@ -60,7 +62,7 @@ def stand(x, id, what):
 @device
 def place_of(score, id):
     """A candidate's place in the order."""
-    bits = bits_of(score)
+    bits = bits_of(score + f32(0))  # -0 is 0
     falling = bits if bits >> u32(31) else u32(bits ^ u32(0x7FFFFFFF))
     return u64(u64(u64(falling) << u64(ID_BITS)) | u64(id))
 
@@ -74,8 +76,17 @@ def at_place(place):
 
 @device
 def weight_of(depth):
-    """The weight of a candidate."""
-    return u64(exp(depth) * f32(ONE))
+    """The weight of a candidate; the same operations as on the host."""
+    depth = multiply_exactly(fmax(depth, f32(LEAST)), f32(LOG2_E))
+    whole = add_exactly(depth, f32(WHOLE))
+    rest = add_exactly(depth, -add_exactly(whole, f32(-WHOLE)))
+    power = add_exactly(multiply_exactly(rest, f32(P4)), f32(P3))
+    power = add_exactly(multiply_exactly(power, rest), f32(P2))
+    power = add_exactly(multiply_exactly(power, rest), f32(P1))
+    power = add_exactly(multiply_exactly(power, rest), f32(P0))
+    power = add_exactly(multiply_exactly(power, rest), f32(1))
+    weight = float_of(u32(bits_of(power) + u32(bits_of(whole) << u32(23))))
+    return u64(add_exactly(add_exactly(weight, f32(COARSE)), f32(-COARSE)) * f32(ONE))
 
 
 @device

@@ -1,15 +1,7 @@
 """Choosing tokens on the device, so that ids come back and not rows of logits.
 
-A row's settings are WORDS words: the temperature (f32; 0: the best token), the random number of the draw (in 2**-32),
-then (filter, value) for each filter in order, ended by NONE: MIN_P (f32: the logarithm of the share), TOP_K (a count),
-TOP_P (in 2**-32).
+A row's settings are those of decoding.choice, which has them as words.
 """
-
-import math
-from collections.abc import Sequence
-from struct import pack
-
-import numpy as np
 
 from numflow.cuda.device.call import N_LOGIT_ROWS, Call, per_row
 from numflow.cuda.lang.arithmetic import float_of, fmin
@@ -20,38 +12,16 @@ from numflow.cuda.lang.parameters import Following
 from numflow.cuda.lang.reduce import better_of_warp
 from numflow.cuda.lang.scalar import f32, i32, u32, u64
 from numflow.cuda.sample.candidates import draw, narrower
-from numflow.cuda.sample.row import BUCKETS, INFINITE, LAST_ID, MOST_TOKENS, THREADS, WARPS, load_row, memory, score_of
-from numflow.decoding.choice import Choice
+from numflow.cuda.sample.row import BUCKETS, INFINITE, LAST_ID, THREADS, WARPS, load_row, memory, score_of
+from numflow.decoding.choice import MIN_P, MOST_TOKENS, NONE, TOP_K, WORDS
 from numflow.errors import RequestError
 from numflow.executor.contract import MOST_STEPS
 from numflow.ops import View
 
-NONE, MIN_P, TOP_K, TOP_P = range(4)
-WORDS = 12
 LOWEST = -3.4028235e38
 WIDEST = 64.0  # distance from the best score that the buckets reach over at most
 _values, _places, _lows = SharedArray(f32, WARPS), SharedArray(i32, WARPS), SharedArray(f32, WARPS)
 _top_k, _top_p = narrower(True), narrower(False)
-
-
-def encode(choices: Sequence[Choice]) -> np.ndarray:
-    """The settings of rows, int32 [R, WORDS]."""
-    rows = b"".join(_row(choice).ljust(4 * WORDS, b"\0") for choice in choices)
-    return np.frombuffer(rows, np.int32).reshape(-1, WORDS)
-
-
-def _row(choice: Choice) -> bytes:
-    row = pack("<fI", choice.temperature, _share(choice.uniform))
-    for name, value in choice.filters:
-        if name == "min_p":
-            row += pack("<If", MIN_P, math.log(value))
-        else:
-            row += pack("<II", *((TOP_P, _share(value)) if name == "top_p" else (TOP_K, min(int(value), MOST_TOKENS))))
-    return row
-
-
-def _share(value: float) -> int:
-    return min(int(value * 2.0**32), 2**32 - 1)
 
 
 def best(ctx, logits: View) -> Call:
@@ -66,8 +36,14 @@ def follow(ctx, logits: View) -> Call:
                    _width(logits))
 
 
+def follow_drawn(ctx, logits: View) -> Call:
+    """As `follow`, but drawn as each row's settings say, with the random number of the step."""
+    return per_row(None, _follow_drawn, N_LOGIT_ROWS, 1, ctx.batch.following, *ctx.view(logits),
+                   ctx.batch.ref("choices"), ctx.batch.counts, _width(logits))
+
+
 def pick(ctx, logits: View) -> Call:
-    """The same, but drawn as each row's settings say."""
+    """As `best`, but drawn as each row's settings say."""
     batch = ctx.batch
     return per_row(None, _pick, N_LOGIT_ROWS, 1, batch.ids, *ctx.view(logits), batch.ref("choices"), batch.counts,
                    _width(logits))
@@ -134,34 +110,35 @@ def _best(ids: i32.ptr, logits: f32.ptr, stride: u32, counts: i32.ptr, width: u3
         ids[row] = index
 
 
+@device
+def _go_on(row, index, ids, draws, steps, rows, tokens, positions, sequence_of, lengths):
+    """Make a row's token, or -1, that of the next step."""
+    if thread_index() == 0:
+        step, t = steps[row], rows[row]
+        sequence = sequence_of[t]
+        ids[i32(row * MOST_STEPS) + step] = index
+        steps[row] = i32(step + 1)
+        tokens[t] = index if index > 0 else i32(0)
+        positions[t] = i32(positions[t] + 1)
+        lengths[sequence] = i32(lengths[sequence] + 1)
+
+
 @kernel("argmax_follow", THREADS, exact=True)
 def _follow(batch: Following, logits: f32.ptr, stride: u32, counts: i32.ptr, width: u32):
     row = block_x()
     if row >= counts[N_LOGIT_ROWS]:
         return
     _, index, _ = _survey(logits + row * stride, width)
-    if thread_index() == 0:
-        step, t = batch.steps[row], batch.rows[row]
-        sequence = batch.sequence_of[t]
-        batch.ids[i32(row * MOST_STEPS) + step] = index
-        batch.steps[row] = i32(step + 1)
-        batch.tokens[t] = index if index > 0 else i32(0)
-        batch.positions[t] = i32(batch.positions[t] + 1)
-        batch.lengths[sequence] = i32(batch.lengths[sequence] + 1)
+    _go_on(row, index, *batch)
 
 
-@kernel("sample", THREADS, exact=True)
-def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts: i32.ptr, width: u32):
-    row = block_x()
-    if row >= counts[N_LOGIT_ROWS]:
-        return
-    source, own = logits + row * stride, settings + row * WORDS
+@device
+def _drawn(source, width, own, share):
+    """The token of a row by its settings and a random number, in every thread; -1: the row is not finite."""
     peak, index, low = _survey(source, width)
     t = float_of(own[0])
     if t == f32(0) or index < 0:
-        if thread_index() == 0:
-            ids[row] = index
-        return
+        return index
     room, top = memory(), score_of(peak, peak, t)
     reach = fmin(top - score_of(low, peak, t), f32(WIDEST))
     per = f32(BUCKETS - 1) / (reach if reach > f32(1e-3) else f32(1e-3))
@@ -176,9 +153,28 @@ def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts:
             border, last, listed = _top_p(source, width, what, own[i + 1], listed, room)
         i = u32(i + 2)
     what = (peak, t, top, per, least, border, last, u32(0), u32(64), u64(0))
-    chosen = draw(source, width, what, own[1], listed, room)
+    return i32(draw(source, width, what, share, listed, room))
+
+
+@kernel("sample", THREADS, exact=True)
+def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts: i32.ptr, width: u32):
+    row = block_x()
+    if row >= counts[N_LOGIT_ROWS]:
+        return
+    own = settings + row * WORDS
+    index = _drawn(logits + row * stride, width, own, own[1])
     if thread_index() == 0:
-        ids[row] = i32(chosen)
+        ids[row] = index
 
 
-BEST, FOLLOW, PICK = _best, _follow, _pick
+@kernel("sample_follow", THREADS, exact=True)
+def _follow_drawn(batch: Following, logits: f32.ptr, stride: u32, settings: u32.ptr, counts: i32.ptr, width: u32):
+    row = block_x()
+    if row >= counts[N_LOGIT_ROWS]:
+        return
+    share = batch.draws[u32(row * MOST_STEPS) + u32(batch.steps[row])]
+    index = _drawn(logits + row * stride, width, settings + row * WORDS, share)
+    _go_on(row, index, *batch)
+
+
+BEST, FOLLOW, PICK, FOLLOW_DRAWN = _best, _follow, _pick, _follow_drawn

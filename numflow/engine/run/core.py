@@ -220,7 +220,7 @@ class Core:
                 self._encode(plan)
                 if parts := [self._part(chunk) for chunk in plan.chunks]:
                     if steps := self._pace.steps(plan, self.jobs, not (self.waiting or self._leaving)):
-                        tokens = self._pace.decode(parts, steps)
+                        tokens = self._pace.decode(parts, steps, plan, self.jobs)
                         for at in range(steps):
                             self._deliver(plan, tokens[at])
                             tokens = went_on(plan, tokens, self.jobs)

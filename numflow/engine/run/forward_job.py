@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from numflow.decoding.choice import Choice
 from numflow.engine.runner.texts import Text
 from numflow.engine.schedule.sequence import NO_ADAPTER, Sequence, SequenceGroup
 
@@ -50,9 +51,13 @@ class ForwardJob:
     def saw(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
         """Nothing is drafted."""
 
-    def greedy_steps(self, sequence: Sequence, most: int) -> int:
+    def steps_ahead(self, sequence: Sequence, most: int) -> int:
         """No tokens are picked."""
         return 0
+
+    def choice(self, sequence: Sequence, steps: int) -> Choice:
+        """No tokens are picked."""
+        raise TypeError("a forward-only request picks no tokens")
 
     def device_choices(self, sequence: Sequence, drafts) -> None:
         """None: the rows themselves are wanted, no tokens."""

@@ -48,13 +48,13 @@ class Sample:
         """Draws with which a device picks the next tokens; None if a device cannot."""
         return None if isinstance(self.search, BeamSearch) else self.search.choices(drafts)
 
-    def greedy_steps(self, most: int) -> int:
-        """Number of tokens, up to `most`, that are the likeliest ones whatever they are; 0: more decides."""
+    def steps_ahead(self, most: int) -> int:
+        """Number of tokens, up to `most`, that a device can pick in one go; 0: it cannot."""
         if isinstance(self.search, BeamSearch):
             return 0
         if self._context:
             most = min(most, max(1, self._context - len(self.sequences[0].ids)))
-        return self.search.sampler.greedy_steps(most)
+        return self.search.sampler.steps_ahead(most)
 
     def advance(self, rows: np.ndarray, drafts: Ids[int], scheduler) -> None:
         """Take the logits [n, V] of the sequences, or the tokens [n] picked by `choices`, and give each new hypothesis
@@ -256,11 +256,19 @@ class Job:
         found = [sample for sample in self.samples if sequence in sample.sequences] or self.samples
         return found[0].choices(drafts) if len(found) == 1 else None
 
-    def greedy_steps(self, sequence: Sequence, most: int) -> int:
-        """As Sample.greedy_steps."""
+    def steps_ahead(self, sequence: Sequence, most: int) -> int:
+        """As Sample.steps_ahead."""
         if self._drafts:
             return 0
-        return next((sample.greedy_steps(most) for sample in self.samples if sequence in sample.sequences), 0)
+        return next((sample.steps_ahead(most) for sample in self.samples if sequence in sample.sequences), 0)
+
+    def choice(self, sequence: Sequence, steps: int) -> Choice:
+        """The parameters with which a device picks so many tokens of a sequence in one go, up to `steps_ahead`."""
+        search = next(sample.search for sample in self.samples if sequence in sample.sequences)
+        assert not isinstance(search, BeamSearch)
+        found = search.sampler.choice(steps=steps)
+        assert found is not None
+        return found
 
     def advance(self, rows: Mapping[Sequence, tuple[np.ndarray, Ids[int]]], scheduler) -> None:
         """Take sequence -> (logits [n, V] or tokens [n] as in Sample.advance, the drafts that ran) of all sequences of

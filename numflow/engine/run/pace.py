@@ -1,10 +1,11 @@
-"""Steps that run in one go: several likeliest tokens of every request, where nothing but the logits decides."""
+"""Steps that run in one go: several tokens of every request, where nothing but the logits and chance decides."""
 
 import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from numflow.decoding.choice import MOST_TOKENS
 from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.run.job import Job
 from numflow.engine.runner.batches import BatchPart
@@ -20,7 +21,8 @@ class Pace:
     """Knows how many steps of a runner take less than FRAME_S."""
 
     def __init__(self, runner: Runner):
-        self._runner, self._can = runner, DECODE in runner.program.can and not runner.has_encoder
+        self._runner = runner
+        self._can = DECODE in runner.program.can and not runner.has_encoder and runner.vocabulary <= MOST_TOKENS
         self._step_s = FRAME_S  # of the last ones
 
     def steps(self, plan: StepPlan, jobs: Mapping[SequenceGroup, Job | ForwardJob], alone: bool) -> int:
@@ -33,13 +35,16 @@ class Pace:
             if chunk.count > 1 or chunk.rows != FIRST:
                 return 0
             most = min(most, size - chunk.start % size,
-                       jobs[chunk.sequence.group].greedy_steps(chunk.sequence, most))
+                       jobs[chunk.sequence.group].steps_ahead(chunk.sequence, most))
         return most
 
-    def decode(self, parts: Sequence[BatchPart], steps: int) -> np.ndarray:
-        """Run so many steps: the tokens of each, int32 [steps, parts]."""
+    def decode(self, parts: Sequence[BatchPart], steps: int, plan: StepPlan,
+               jobs: Mapping[SequenceGroup, Job | ForwardJob]) -> np.ndarray:
+        """Run so many steps of a plan, whose parts these are: the tokens of each, int32 [steps, parts]."""
         begin = time.perf_counter()
-        tokens = self._runner.decode(parts, steps)
+        choices = [jobs[chunk.sequence.group].choice(chunk.sequence, steps) for chunk in plan.chunks]
+        drawn = any(choice.temperature for choice in choices)
+        tokens = self._runner.decode(parts, steps, choices if drawn else None)
         self._step_s = (time.perf_counter() - begin) / steps
         return tokens
 

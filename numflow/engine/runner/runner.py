@@ -201,9 +201,9 @@ class Runner:
         """As `execute` on the main entry, but the program picks the tokens: int32 [R]."""
         return self.program.sample(self.batches.of(parts), choices)
 
-    def decode(self, parts: Ids[BatchPart], steps: int) -> np.ndarray:
+    def decode(self, parts: Ids[BatchPart], steps: int, choices: Ids[Choice] | None = None) -> np.ndarray:
         """Tokens int32 [steps, n] of so many steps on the main entry, of one token of each part; see Program.decode."""
-        return self.program.decode(self.batches.of(parts), steps)
+        return self.program.decode(self.batches.of(parts), steps, choices)
 
     def trace(self, sequence, ids) -> list[TraceRow]:
         """As `run` for one token, with a row per step of the network."""

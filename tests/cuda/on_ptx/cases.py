@@ -234,7 +234,9 @@ def _functions() -> Iterator[Job]:
         yield _function(test_sample, f"sample-{width}", ("sample",), "test_the_same_tokens_as_on_the_host", width)
     yield _function(test_sample, "sample-pieces", ("sample",), "test_a_vocabulary_in_several_pieces")
     yield _function(test_sample, "argmax", ("argmax", "sample"), "test_rows_that_are_not_numbers")
-    yield _function(test_sample, "argmax-follow", ("argmax_follow",), "test_picked_tokens_are_the_next_step")
+    for name, drawn in (("argmax_follow", False), ("sample_follow", True)):
+        yield _function(test_sample, name.replace("_", "-"), (name,), "test_picked_tokens_are_the_next_step", drawn)
+    yield _function(test_sample, "sample-borders", ("sample",), "test_random_numbers_at_the_borders_between_tokens")
     yield _function(test_sample, "sample-equal", ("sample",), "test_equal_logits")
     yield _function(test_sample, "sample-unlikely", ("sample",), "test_unlikely_and_impossible_tokens")
     for values in ((1, 1, 1, 0, 16), (150, 2, 7, 0, 16), (40, 3, 4, 2, 64), (5, 4, 40, 0, 16)):
