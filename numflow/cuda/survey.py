@@ -18,7 +18,7 @@ class Notebook:
     name, graphs = "notebook", False
 
     def __init__(self, wgmma: bool = False):
-        self.wgmma = wgmma
+        self.wgmma = self.tma = wgmma
         self.launches: list[Launch] = []
 
     def alloc(self, nbytes: int) -> Memory:

@@ -6,17 +6,34 @@ warpgroups put tiles into shared memory, and the tensor cores read those in the 
 of the matrix for each group. Four tiles of each operand take turns:
 
     step u:   the tensor cores begin to multiply tile u; tile u - 1 may still be on its way
-              cp.async brings the tokens (and float weights) of tile u + 2
+              tokens (and float weights) of tile u + 2 are asked for
               codes of tile u + 1, which came during step u - 1, become halves; those of tile u + 2 are asked for
               tile u - 1 has been multiplied
 
-A step brings 24 KB of halves for 1 M products: at 7 TB/s of the second cache that is 600 TFLOP/s, where 128 rows would
-bound it at 460.
+A step needs 24 KB of halves for 1 M products: at 7 TB/s of the second cache that is 600 TFLOP/s, where 128 rows would
+bound it at 460. So two blocks with the same tokens are a cluster (lang/cluster.py): each has the copy engine bring half
+of a tile of tokens to both, 20 KB a block and step, 730 TFLOP/s. Float weights come by cp.async, and so do the tokens
+of experts, whose rows lie anywhere, and all without the copy engine (device.tma).
+
+Who may touch the tokens of a tile: at the count `full` of its place the block waits until they have come. At the count
+`free` all blocks of the cluster arrive when they have multiplied it, before anybody asks for the next tile there.
 """
 
 import functools
 
 from numflow.cuda.device.device import Device
+from numflow.cuda.lang.cluster import (
+    arrive_at,
+    begin_count,
+    cluster_rank,
+    cluster_size,
+    copy_bulk,
+    expect_bytes,
+    share_bulk,
+    show_counts,
+    sync_cluster,
+    wait_turn,
+)
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
     block_x,
@@ -30,6 +47,7 @@ from numflow.cuda.lang.intrinsics import (
     load4,
     store4,
     sync_block,
+    sync_warp,
     thread_index,
 )
 from numflow.cuda.lang.kernel import Kernel, device, kernel
@@ -39,6 +57,7 @@ from numflow.cuda.lang.warpgroup import (
     ALIGNMENT,
     SUMS,
     TILE,
+    TILE_WORDS,
     begin_tiles,
     fence_tiles,
     multiply_tiles_bf16,
@@ -53,6 +72,7 @@ from numflow.cuda.linear.gemm import SCALE, code_fetch, code_halves, load_bias, 
 from numflow.cuda.linear.parameters import Bias, Planes, Shape
 from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES
+from numflow.cuda.weights.operand import half_place
 
 TOKENS = 128            # of a block
 ROWS = 256              # of the matrix, of a block
@@ -62,22 +82,32 @@ _X_AT = ROWS * 16       # words of a tile of the matrix, 256 rows of 32 halves, 
 _STAGE = _X_AT + TOKENS * 16
 _GROUP = 2 * TILE * 16  # words of the rows of a warpgroup
 _COPIES = 4             # of 16 bytes, of each thread for a tile of the matrix: twice those for tokens
+CLUSTER = 2             # blocks with the same tokens that share what they bring, where there are as many
+_WASTE = 8              # tiles of rows from which on one more, so that clusters are whole, is a small matter
+_FULL = STAGES * _STAGE             # words of the counts of each place, behind all tiles
+_FREE = _FULL + 2 * STAGES
 
 
 @functools.cache
-def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
-    """grid (N / 256, rows / 128, parts); parameters as those of gemm.gemm, without outliers."""
+def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
+    """grid (N / 256, rows / 128, parts); parameters as those of gemm.gemm, without outliers.
+
+    tma: tokens come by the copy engine, shared by the blocks of a cluster along N; not grouped.
+    """
+    assert not (grouped and tma)
     floats = kind in ("f16", "bf16")
+    copies = floats or not tma
     multiply = multiply_tiles_bf16 if kind == "bf16" else multiply_tiles_f16
     fetch, halves = (_no_fetch, _no_halves) if floats else (code_fetch(kind), code_halves(kind))
     has_rows = not floats and SCHEMES[kind].row_words > 0
     row_of = row_header(SCHEMES[kind]) if has_rows else None
-    memory = SharedArray(u32, STAGES * _STAGE, ALIGNMENT, dynamic=True)
+    words_in_all = STAGES * _STAGE + 4 * STAGES * tma
+    memory = SharedArray(u32, words_in_all, ALIGNMENT, dynamic=True)
     sums, staged, coded = LocalArray(f32, 2 * SUMS), LocalArray(u32, 16), LocalArray(u32, 8)
     sources, plus = LocalArray(u32, _COPIES // 2), LocalArray(f32, 4)
     put = put_sums(2, TOKENS // 8, 1.0 if floats else 1.0 / SCALE, grouped, TILE)
 
-    @kernel(f"wgmma_{kind}{'_grouped' * grouped}", 256, blocks=1, hopper=True, dynamic=4 * STAGES * _STAGE)
+    @kernel(f"wgmma_{kind}{'_grouped' * grouped}{'_tma' * tma}", 256, blocks=1, hopper=True, dynamic=4 * words_in_all)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
         # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
@@ -102,23 +132,32 @@ def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
             acc[i] = f32(0)
         row = u32(first_row + thread) if first_row + thread < shape.n else u32(shape.n - 1)
         row = u32(above_row + row)
-        for i in range(_COPIES // 2):
-            at = u32(first_token + (thread + 256 * i >> 2))
-            at = at if at < count else u32(count - 1)
-            rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
+        if not tma:
+            for i in range(_COPIES // 2):
+                at = u32(first_token + (thread + 256 * i >> 2))
+                at = at if at < count else u32(count - 1)
+                rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if has_rows:
             base, step, z, dz = row_of(planes.per_row, row)
         # The first tile, what is copied of the second, and its codes.
-        tile, turn = memory(), u32(0)
+        tile, turn, number = memory(), u32(0), u32(0)
         a, c, a16, c16 = f32(0), f32(0), f32(0), f32(0)
+        if tma:
+            _begin_counts(tile, thread)
+            _clear_tokens(tile, u32(count - first_token), thread)
         for i in range(2):
             if unit + i < last:
-                _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), shape.units, thread)
+                if tma:
+                    if thread == 0:
+                        _bring_tokens(tile, u32(i), x, first_token, count, u32(unit + i), shape.units)
+                else:
+                    _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), shape.units, thread)
                 if floats:
                     _copy_matrix(tile, u32(i * _STAGE), planes.low, first_row, above_row, shape.n, u32(unit + i),
                                  shape.units, thread)
-            copy_commit()
+            if copies:
+                copy_commit()
         if not floats and unit < last:
             a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head, planes.above,
                                    row, unit, shape.units, base, step, z, dz)
@@ -129,9 +168,12 @@ def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
                                        planes.above, row, u32(unit + 1), shape.units, base, step, z, dz)
         while unit < last:
             # The tile is there, and the tensor cores see it; all warps have done with the one before the last.
-            copy_wait_older()
+            if copies:
+                copy_wait_older()
             fence_tiles()
             sync_block()
+            if tma:
+                wait_turn(tile, u32(_FULL + 2 * turn), u32(number >> u32(2) & u32(1)))
             # Multiply it in the background ...
             begin_tiles()
             own, at = u32(turn * _STAGE + (warp >> u32(2)) * _GROUP), u32(turn * _STAGE + _X_AT)
@@ -141,11 +183,19 @@ def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
             # ... while copies of the tile after the next one begin, and the next one's codes become halves.
             if unit + 2 < last:
                 free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
-                _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
+                if tma:
+                    if number >= STAGES - 2 and thread < cluster_size():
+                        arrive_at(tile, u32(_FREE + 2 * (number + 2 & u32(STAGES - 1))), thread)
+                    if thread == 0:
+                        _bring_tokens(tile, u32(number + 2), x, first_token, count, u32(unit + 2), shape.units)
+                    sync_warp()
+                else:
+                    _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
                 if floats:
                     _copy_matrix(tile, free, planes.low, first_row, above_row, shape.n, u32(unit + 2), shape.units,
                                  thread)
-            copy_commit()
+            if copies:
+                copy_commit()
             turn = u32(turn + 1 & u32(STAGES - 1))
             if not floats and unit + 1 < last:
                 halves(words, codes, a, c, a16, c16)
@@ -154,8 +204,10 @@ def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
                     a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
                                            planes.above, row, u32(unit + 2), shape.units, base, step, z, dz)
             wait_older_tiles()
-            unit = u32(unit + 1)
+            unit, number = u32(unit + 1), u32(number + 1)
         wait_tiles(acc)
+        if tma:
+            sync_cluster()                   # what goes to a block's memory, or from it, has come before it ends
         # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
         lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
         place, added = u32(first_token + 2 * (lane & u32(3))), plus()
@@ -177,12 +229,20 @@ def on_hopper(device: Device, tokens: int, apart: bool) -> bool:
 
 def gemm_for(device: Device, kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
     """The kernel of a tile of so many tokens on a device."""
-    return wgmma_gemm(kind, grouped) if on_hopper(device, tokens, apart) else mma.gemm(kind, tokens, grouped, apart)
+    if on_hopper(device, tokens, apart):
+        return wgmma_gemm(kind, grouped, device.tma and not grouped)
+    return mma.gemm(kind, tokens, grouped, apart)
 
 
 def rows_for(device: Device, kind: str, tokens: int, apart: bool) -> int:
     """Rows of the matrix that a block of that kernel has."""
     return ROWS if on_hopper(device, tokens, apart) else mma.rows_of(kind, tokens, apart)
+
+
+def cluster_for(device: Device, n: int, tokens: int, apart: bool) -> int:
+    """Blocks of a cluster of that kernel, not grouped: each has a tile of rows, which some may lie beyond."""
+    tiles = -(-n // ROWS)
+    return CLUSTER if on_hopper(device, tokens, apart) and device.tma and (tiles % CLUSTER == 0 or tiles > _WASTE) else 1
 
 
 def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: int) -> int:
@@ -194,11 +254,55 @@ def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: 
 
 
 @device
+def _begin_counts(tile, thread):
+    """Counts of all places, for the blocks of the cluster to see."""
+    if thread == 0:
+        for i in range(STAGES):
+            begin_count(tile, u32(_FULL + 2 * i), u32(1))
+            begin_count(tile, u32(_FREE + 2 * i), cluster_size())
+        show_counts()
+    sync_cluster()
+
+
+@device
+def _clear_tokens(tile, count, thread):
+    """Zeros for tokens beyond the last, which are never brought: of those that a tile has room for `count` are there."""
+    at = thread
+    while at < STAGES * TOKENS * 4:
+        token = u32(at >> u32(2) & u32(TOKENS - 1))
+        if token >= count:
+            place = u32(u32(at >> u32(9)) * _STAGE + _X_AT + 16 * token + 4 * (at & u32(3)))
+            store4(tile, place, u32(0), u32(0), u32(0), u32(0))
+        at = u32(at + 256)
+
+
+@device
+def _bring_tokens(tile, number, x, first, count, unit, units):
+    """32 columns of 128 tokens, of those that are there, to the place of a tile of this number in all blocks of the
+    cluster: this block's share of them. One thread does."""
+    rank, blocks, turn = u32(cluster_rank()), u32(cluster_size()), u32(number & u32(STAGES - 1))
+    full, there = u32(_FULL + 2 * turn), u32(count - first) if count - first < TOKENS else u32(TOKENS)
+    if number >= STAGES:
+        wait_turn(tile, u32(_FREE + 2 * turn), u32(u32(number >> u32(2)) + 1 & u32(1)))
+    expect_bytes(tile, full, u32(64 * there))
+    for half in range(TOKENS // TILE):
+        begin = TILE * half
+        if begin < there and u32(half) & u32(blocks - 1) == rank:
+            rows = u32(there - begin) if there - begin < TILE else u32(TILE)
+            to = u32(turn * _STAGE + _X_AT + TILE_WORDS * half)
+            source = half_place(u32(first + begin), unit, u32(0), units)
+            if blocks == 1:
+                copy_bulk(tile, to, x, source, u32(64 * rows), full)
+            else:
+                share_bulk(tile, to, x, source, u32(64 * rows), full, u32((u32(1) << blocks) - 1))
+
+
+@device
 def _copy_tokens(tile, at, x, rows_of, unit, units, thread):
     """32 columns of 128 tokens into a tile. rows_of: the rows of this thread's copies."""
     for i in range(_COPIES // 2):
         token, part = u32(thread + 256 * i) >> u32(2), thread & u32(3)
-        copy_async(tile, u32(at + tile_place(token, part)), x, u32((rows_of[i] * units + unit) * 16 + 4 * part))
+        copy_async(tile, u32(at + tile_place(token, part)), x, half_place(rows_of[i], unit, part, units))
 
 
 @device
