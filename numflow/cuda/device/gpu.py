@@ -97,7 +97,7 @@ class Gpu:
         self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.dependent = not (self.capability < DEPENDENT_FROM or self.careful
                               or os.environ.get("NUMFLOW_CUDA_DEPENDENT") == "0")
-        self._ways: dict[tuple[bool, int], Any] = {}
+        self._ways: dict[tuple[bool, int, bool], Any] = {}
         self._slabs = Slabs(lambda n: int(self._ask("cuMemAlloc", n)), lambda address: self._ask("cuMemFree", address))
         self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
@@ -194,23 +194,23 @@ class Gpu:
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         function = self._function(kernel)
         behind = self.dependent and not work.beside and self._asked.startswith("cuLaunchKernel")
-        stream = self._beside() if work.beside else self._stream
         if not behind and work.cluster == 1:
-            self._ask("cuLaunchKernel", function, *work.grid, kernel.threads, 1, 1, kernel.dynamic, stream,
-                      ctypes.addressof(addresses), 0)
+            self._ask("cuLaunchKernel", function, *work.grid, kernel.threads, 1, 1, kernel.dynamic,
+                      self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)
         else:
-            how = self._way(behind, work.cluster)
+            how = self._way(behind, work.cluster, work.beside)
             how.gridDimX, how.gridDimY, how.gridDimZ, how.blockDimX = *work.grid, kernel.threads
-            how.sharedMemBytes, how.hStream = kernel.dynamic, stream
+            how.sharedMemBytes = kernel.dynamic
             self._ask("cuLaunchKernelEx", how, function, ctypes.addressof(addresses), 0)
         self._asked = "" if work.beside else self._asked
         if self.careful:
             self._await(work)
 
-    def _way(self, behind: bool, cluster: int) -> Any:
-        """Configuration of a launch of clusters; behind: another launch, and begins before that ends
+    def _way(self, behind: bool, cluster: int, beside: bool) -> Any:
+        """Configuration of a launch of clusters. behind: another launch, and begins before that ends
         (compiler/dependent.py)."""
-        if (behind, cluster) not in self._ways:
+        key = behind, cluster, beside
+        if key not in self._ways:
             cu, which, attributes = self._cu, self._cu.CUlaunchAttributeID, []
             if behind:
                 attributes.append(cu.CUlaunchAttribute())
@@ -221,10 +221,11 @@ class Gpu:
                 attributes[-1].id = which.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
                 shape = attributes[-1].value.clusterDim
                 shape.x, shape.y, shape.z = cluster, 1, 1
-            how = self._ways[behind, cluster] = cu.CUlaunchConfig()
+            how = self._ways[key] = cu.CUlaunchConfig()
             how.blockDimY = how.blockDimZ = 1
+            how.hStream = self._beside() if beside else self._stream
             how.attrs, how.numAttrs = attributes, len(attributes)
-        return self._ways[behind, cluster]
+        return self._ways[key]
 
     def _await(self, work: Launch) -> None:
         """Wait for a launch.

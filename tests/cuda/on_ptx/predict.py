@@ -65,8 +65,9 @@ class Sampling(PtxDevice):
         if isinstance(work, Order) or not self.counts:
             return
         checks, kernel, total = Checks(False, False, counted=True), work.kernel, int(np.prod(work.grid))
-        count = min(total, max(self.how.lanes // kernel.threads, 1))
-        grid = Grid(work.grid, kernel.threads, (total - count) // 2, count, kernel.dynamic)
+        count = min(total, max(self.how.lanes // kernel.threads // work.cluster, 1) * work.cluster)
+        first = (total - count) // 2 // work.cluster * work.cluster
+        grid = Grid(work.grid, kernel.threads, first, count, kernel.dynamic, work.cluster)
         values = [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)]
         newer = self.how.early or kernel.hopper
         text = parsed(kernel.name, digest_of(kernel), kernel) if newer else parse(assembly(kernel))

@@ -75,10 +75,20 @@ class Tiles:
         warps, rest = self._warps(mask), []
         for product in self.begun:
             done = warps & (product.groups >= 0) & (product.groups < self.open - most)
+            self._reads(product, done, "release")
             product.groups = np.where(done, -1, product.groups)
             if (product.groups >= 0).any():
                 rest.append(product)
         self.begun = rest
+        for product in rest if self.machine.bulk else ():
+            self._reads(product, product.groups >= 0, "keep")
+
+    def _reads(self, product: Begun, warps: np.ndarray, what: str) -> None:
+        """Tell who keeps accesses that reads of these warps have ended, or go on."""
+        if self.machine.bulk and warps.any():
+            for _, offset, lanes in product.reads:
+                of = warps[lanes // WARP]
+                getattr(self.machine.bulk, what)(offset[of], lanes[of])
 
     def meet(self, mask) -> None:
         """These warps have passed a barrier: what they still multiply is read behind it too."""
@@ -161,6 +171,7 @@ def _product(step):
             tiles._hand(register.number, value, mask)
         groups = np.where(warps, tiles.open, -1)
         tiles.begun.append(Begun(numbers, groups, reads))
+        tiles._reads(tiles.begun[-1], warps, "keep")
         tiles.count[chosen] += 1
         if machine.counters:
             machine.counters.products["wgmma"] += 16 * across * 16 * chosen.size
