@@ -20,6 +20,7 @@ WARP = 32
 PIECE = 16             # bytes of the grain at which accesses are kept
 ON_ITS_WAY = 1 << 30   # clock of an access that has not ended
 REMOTE = 24            # bits of an address within a block; above them is the rank in the cluster, plus one
+_NOTHING = np.zeros(0, np.int32)
 
 
 @dataclass(eq=False)
@@ -38,8 +39,8 @@ class Count:
     owed: int = 0
     turn: int = 0
     shown: bool = False
-    told: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    done: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    told: np.ndarray = field(default_factory=lambda: _NOTHING)
+    done: np.ndarray = field(default_factory=lambda: _NOTHING)
     time: float = 0.0
     last: float = 0.0
 
@@ -152,23 +153,19 @@ class Bulk:
         count = self.count_at(step, place, warp, not own)
         if not own:
             self.abroad.append((count.block, warp, self._clock(warp), -1, step.text))
-        told = self._hand_on(warp)
-        if count.told.size < told.size:
-            count.told = np.pad(count.told, (0, told.size - count.told.size))
-        np.maximum(count.told, told, out=count.told)
+        count.told = _joined(count.told, self._hand_on(warp))
         count.owed += nbytes
         count.left -= 1
         if count.left < 0:
-            self.machine.note(f"more threads arrive at an mbarrier than it has: {step.text}")
+            raise Fault("more threads arrive at an mbarrier than it has")
         count.time = max(count.time, self._now(warp))
         self._end_turn(count)
 
     def _end_turn(self, count: Count) -> None:
         if count.left or count.owed:
             return
-        size = max(count.told.size, count.done.size)
-        count.done = np.maximum(*(np.pad(part, (0, size - part.size)) for part in (count.told, count.done)))
-        count.told, count.last, count.time = np.zeros(0, np.int32), max(count.last, count.time), 0.0
+        count.done = _joined(count.done, count.told)
+        count.told, count.last, count.time = _NOTHING, max(count.last, count.time), 0.0
         count.turn, count.left = count.turn + 1, count.arrivals
 
     def is_over(self, step, places, parities, lanes) -> np.ndarray:
@@ -239,8 +236,7 @@ class Bulk:
         lanes = machine.lanes(mask)
         for warp in sorted(set((lanes // WARP).tolist())):
             key = warp // self.of_block // machine.grid.cluster, int(self.came[warp * WARP])
-            told, before = self._hand_on(warp), self.met.get(key)
-            self.met[key] = told if before is None else np.maximum(before, told)
+            self.met[key] = _joined(self.met.get(key, _NOTHING), self._hand_on(warp))
             self.times[key] = max(self.times.get(key, 0.0), self._now(warp))
         self.came[lanes] += 1
 
@@ -272,3 +268,9 @@ class Bulk:
                 self.machine.note(f"a block may have ended when another reaches for it: {text}")
         if (self.came != self.went).any():
             self.machine.note("threads end between barrier.cluster.arrive and wait")
+
+
+def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """What both know; mbarriers that were made later are behind those of before."""
+    size = max(a.size, b.size)
+    return np.maximum(np.pad(a, (0, size - a.size)), np.pad(b, (0, size - b.size)))

@@ -153,7 +153,7 @@ class Machine(Lanes):
             at = int(self.pc[polling].min())
             places = self.polls[at](self, np.flatnonzero(polling & (self.pc == at)).astype(np.int32))[1]
             raise Fault(f"threads wait for ever: {self.bulk.missing(places)}")
-        if (self.alive & (waits == 3)).any():
+        if (self.alive & (waits == 3)).any() and not (self.alive & (waits == 1)).any():
             raise Fault("threads wait for ever at barrier.cluster.wait, to which others of the cluster do not come")
         return False
 
@@ -162,7 +162,7 @@ class Machine(Lanes):
         here = ~(self.alive & (waits > 2)).reshape(self.blocks, -1).any(1)     # of others some wait for an mbarrier
         here = np.repeat(here, self.grid.threads)
         waiting = self.alive & (waits == 2) & here
-        parted = self.alive & ~whole & here
+        parted = self.alive & ~whole & (here | (waits == 1))
         if parted.any() or not waiting.any():
             lane = int(np.flatnonzero(parted if parted.any() else self.alive)[0])
             places = sorted({self._text(int(self.pc[at])) if self.alive[at] else "its end"
