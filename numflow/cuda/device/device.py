@@ -136,13 +136,14 @@ class Device(Protocol):
 class Simulated:
     """NumPy memory, kernels as Python. Fresh memory is 0xFF bytes, NaN as floats; refs of other devices are refused.
 
-    seed: order in which threads run. wgmma: whether it is to be a Hopper, which has clusters of one block each.
+    seed: order in which threads run. wgmma: whether it is to be a Hopper; tma: and to use the copy engine, though its
+    clusters are single blocks.
     """
 
     graphs, cards = False, 0
 
-    def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False):
-        self.wgmma = self.tma = wgmma
+    def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False, tma: bool = True):
+        self.wgmma, self.tma = wgmma, wgmma and tma
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:

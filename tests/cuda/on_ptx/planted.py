@@ -31,6 +31,7 @@ _LAST = "a block waits for all that goes to it; on a card its copies to the othe
 # Kernel: removed orders, by their number in the text, that its case can do without, and why.
 NEEDLESS: dict[str, dict[int, str]] = {
     "attention_few_f16_64_f16_64_8": {4: "the next turn writes the sums' memory behind the barrier of its queries"},
+    "wgmma_q4_tma": dict.fromkeys((3, 5, 8, 10, 22, 24), _ALONE) | {26: _APART, 29: _LAST},
     "wgmma_f16_tma": dict.fromkeys((3, 5, 8, 10, 23, 25), _ALONE) | {27: _APART, 30: _LAST},
     "rms_norm_weight_256": {0: "block_sum begins with a barrier for the sake of an earlier sum; here is one sum alone"}}
 

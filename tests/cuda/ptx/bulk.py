@@ -157,7 +157,7 @@ class Bulk:
         count.owed += nbytes
         count.left -= 1
         if count.left < 0:
-            raise Fault("more threads arrive at an mbarrier than it has")
+            self.machine.note(f"more threads arrive at an mbarrier than it has: {step.text}")
         count.time = max(count.time, self._now(warp))
         self._end_turn(count)
 

@@ -104,7 +104,7 @@ BULK_BUGS = (
             (("done", PARTS["done"].replace(_ARRIVE.format(1), "")),)),
     BulkBug("arrivals at one's own block alone", "wait for ever",
             (("done", PARTS["done"].replace(_ARRIVE.format(0), "").replace("%r5, 1", "%r5, %r2")),)),
-    BulkBug("an arrival too many", "more threads arrive at an mbarrier than it has",
+    BulkBug("an arrival too many", "lacks -1 arrivals",
             (("expect", 2 * PARTS["expect"].replace("512", "256")),)),
     BulkBug("a turn that is over too early", "may still be in use",
             (("make", PARTS["make"].replace("[%r5], 4", "[%r5], 3")),)),
