@@ -16,7 +16,7 @@ of a tile of tokens to both, 20 KB a block and step, 730 TFLOP/s. Float weights 
 of experts, whose rows lie anywhere, and all without the copy engine (device.tma).
 
 Who may touch the tokens of a tile: at the count `full` of its place the block waits until they have come. At the count
-`free` all blocks of the cluster arrive when they have multiplied it, before anybody asks for the next tile there.
+`free` all blocks of the cluster arrive before a tile is asked for, when they have multiplied the one before it there.
 """
 
 import functools
@@ -82,7 +82,7 @@ _X_AT = ROWS * 16       # words of a tile of the matrix, 256 rows of 32 halves, 
 _STAGE = _X_AT + TOKENS * 16
 _GROUP = 2 * TILE * 16  # words of the rows of a warpgroup
 _COPIES = 4             # of 16 bytes, of each thread for a tile of the matrix: twice those for tokens
-CLUSTER = 2             # blocks with the same tokens that share what they bring, where there are as many
+CLUSTER = TOKENS // TILE  # blocks with the same tokens that share what they bring, where there are as many
 _WASTE = 8              # tiles of rows from which on one more, so that clusters are whole, is a small matter
 _FULL = STAGES * _STAGE             # words of the counts of each place, behind all tiles
 _FREE = _FULL + 2 * STAGES
@@ -142,15 +142,19 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
             base, step, z, dz = row_of(planes.per_row, row)
         # The first tile, what is copied of the second, and its codes.
         tile, turn, number = memory(), u32(0), u32(0)
+        rank, blocks, there, source, beyond = u32(0), u32(1), u32(0), u32(0), u32(0)
         a, c, a16, c16 = f32(0), f32(0), f32(0), f32(0)
         if tma:
-            _begin_counts(tile, thread)
-            _clear_tokens(tile, u32(count - first_token), thread)
+            rank, blocks = u32(cluster_rank()), u32(cluster_size())
+            there = u32(count - first_token) if count - first_token < TOKENS else u32(TOKENS)
+            source = half_place(u32(first_token + TILE * rank), unit, u32(0), shape.units)
+            beyond = u32(shape.units * TILE_WORDS)
+            _begin_counts(tile, blocks, thread)
+            _clear_tokens(tile, there, thread)
         for i in range(2):
             if unit + i < last:
                 if tma:
-                    if thread == 0:
-                        _bring_tokens(tile, u32(i), x, first_token, count, u32(unit + i), shape.units)
+                    _bring_tokens(tile, u32(i), x, u32(source + TILE_WORDS * i), beyond, there, rank, blocks, thread)
                 else:
                     _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), shape.units, thread)
                 if floats:
@@ -184,10 +188,8 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
             if unit + 2 < last:
                 free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
                 if tma:
-                    if number >= STAGES - 2 and thread < cluster_size():
-                        arrive_at(tile, u32(_FREE + 2 * (number + 2 & u32(STAGES - 1))), thread)
-                    if thread == 0:
-                        _bring_tokens(tile, u32(number + 2), x, first_token, count, u32(unit + 2), shape.units)
+                    _bring_tokens(tile, u32(number + 2), x, u32(source + TILE_WORDS * (number + 2)), beyond, there, rank,
+                                  blocks, thread)
                     sync_warp()
                 else:
                     _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
@@ -254,12 +256,12 @@ def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: 
 
 
 @device
-def _begin_counts(tile, thread):
+def _begin_counts(tile, blocks, thread):
     """Counts of all places, for the blocks of the cluster to see."""
     if thread == 0:
         for i in range(STAGES):
             begin_count(tile, u32(_FULL + 2 * i), u32(1))
-            begin_count(tile, u32(_FREE + 2 * i), cluster_size())
+            begin_count(tile, u32(_FREE + 2 * i), blocks)
         show_counts()
     sync_cluster()
 
@@ -277,24 +279,24 @@ def _clear_tokens(tile, count, thread):
 
 
 @device
-def _bring_tokens(tile, number, x, first, count, unit, units):
-    """32 columns of 128 tokens, of those that are there, to the place of a tile of this number in all blocks of the
-    cluster: this block's share of them. One thread does."""
-    rank, blocks, turn = u32(cluster_rank()), u32(cluster_size()), u32(number & u32(STAGES - 1))
-    full, there = u32(_FULL + 2 * turn), u32(count - first) if count - first < TOKENS else u32(TOKENS)
-    if number >= STAGES:
-        wait_turn(tile, u32(_FREE + 2 * turn), u32(u32(number >> u32(2)) + 1 & u32(1)))
-    expect_bytes(tile, full, u32(64 * there))
-    for half in range(TOKENS // TILE):
-        begin = TILE * half
-        if begin < there and u32(half) & u32(blocks - 1) == rank:
-            rows = u32(there - begin) if there - begin < TILE else u32(TILE)
-            to = u32(turn * _STAGE + _X_AT + TILE_WORDS * half)
-            source = half_place(u32(first + begin), unit, u32(0), units)
-            if blocks == 1:
-                copy_bulk(tile, to, x, source, u32(64 * rows), full)
-            else:
-                share_bulk(tile, to, x, source, u32(64 * rows), full, u32((u32(1) << blocks) - 1))
+def _bring_tokens(tile, number, x, source, beyond, there, rank, blocks, thread):
+    """32 columns of 128 tokens, of which so many are `there`, to the place of a tile of this number in all blocks of the
+    cluster: of two blocks each brings 64 tokens, from x[source] on; one alone brings 64 more from `beyond` on."""
+    turn = u32(number & u32(STAGES - 1))
+    to, full, free = u32(turn * _STAGE + _X_AT), u32(_FULL + 2 * turn), u32(_FREE + 2 * turn)
+    if thread < blocks:
+        arrive_at(tile, free, thread)
+    if thread == 0:
+        wait_turn(tile, free, u32(number >> u32(2) & u32(1)))
+        expect_bytes(tile, full, u32(64 * there))
+        if blocks == 1:
+            copy_bulk(tile, to, x, source, u32(64 * (there if there < TILE else u32(TILE))), full)
+            if there > TILE:
+                copy_bulk(tile, u32(to + TILE_WORDS), x, u32(source + beyond), u32(64 * (there - TILE)), full)
+        elif there > TILE * rank:
+            rows = u32(there - TILE * rank)
+            share_bulk(tile, u32(to + TILE_WORDS * rank), x, source, u32(64 * (rows if rows < TILE else u32(TILE))),
+                       full, u32(3))
 
 
 @device

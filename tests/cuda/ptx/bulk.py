@@ -64,6 +64,8 @@ class Bulk:
         self.known = np.zeros((warps, warps), np.int32)    # [who, of whom]; behind the warps, turns of counts
         np.fill_diagonal(self.known, 1)
         self.counts: dict[int, Count] = {}
+        self._number = np.full(machine.shared.bytes.size // 8, -1)          # of counts by place, for these two
+        self._makers, self._turns = (np.zeros(0, np.int32) for _ in range(2))
         self.flights: list[Flight] = []
         pieces = machine.shared.bytes.size // PIECE
         self.touched = np.zeros((pieces, self.of_block), np.int32)          # clocks of accesses by warps of the block
@@ -128,6 +130,8 @@ class Bulk:
         warp, block = lane // WARP, place // self.machine.shared.pitch
         self.known = np.concatenate((self.known, np.zeros((len(self.known), 1), np.int32)), 1)
         self.counts[place] = Count(place, block, self.known.shape[1] - 1, arrivals, warp, self._clock(warp), arrivals)
+        self._number[place // 8] = self._turns.size
+        self._makers, self._turns = np.append(self._makers, np.int32(warp)), np.append(self._turns, np.int32(0))
 
     def show(self, mask) -> None:
         """fence.mbarrier_init of these lanes."""
@@ -167,14 +171,15 @@ class Bulk:
         count.done = _joined(count.done, count.told)
         count.told, count.last, count.time = _NOTHING, max(count.last, count.time), 0.0
         count.turn, count.left = count.turn + 1, count.arrivals
+        self._turns[self._number[count.place // 8]] = count.turn
 
     def is_over(self, step, places, parities, lanes) -> np.ndarray:
         """Whether the turn is over that each lane asks for."""
-        found = np.zeros(lanes.size, bool)
-        for place, parity, warp in set(zip(places.tolist(), parities.tolist(), (lanes // WARP).tolist())):
-            count = self.count_at(step, place, warp)
-            found[(places == place) & (parities == parity) & (lanes // WARP == warp)] = count.turn & 1 != parity & 1
-        return found
+        number, warp = self._number[places // 8], lanes // WARP
+        if (number < 0).any() or (self.known[warp, self._makers[number]] == 0).any():
+            for place, who in set(zip(places.tolist(), warp.tolist())):
+                self.count_at(step, place, who)
+        return self._turns[number] & 1 != parities & 1
 
     def missing(self, places) -> str:
         """What the turns of these counts wait for."""

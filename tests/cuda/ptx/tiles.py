@@ -25,7 +25,7 @@ TURNED = {0: 0, 1: 7, 2: 3, 3: 1}            # bits of a row's number that its p
 class Begun:
     """A product that warps have begun: registers of sums, groups by warp (-1: not theirs), reads of tiles."""
 
-    registers: list[int]
+    registers: set[int]
     groups: np.ndarray
     reads: list
 
@@ -40,12 +40,12 @@ class Tiles:
         self.handed: dict[int, np.ndarray] = {}       # values of sums at the last wgmma.fence, or after a product
         numbers = {part.number for step in machine.kernel.instructions if step.opcode == "wgmma" and step.operands
                    and isinstance(step.operands[0], Several) for part in step.operands[0].parts}
-        self.sums = sorted(numbers)
+        self.sums = numbers
         self.unfenced = np.zeros(machine.shared.flying.size, np.int32)   # thread + 1 that wrote a word unseen, else 0
 
     def fence(self, mask) -> None:
         """wgmma.fence: sums as they are now are the tensor cores'."""
-        for number in self.sums:
+        for number in sorted(self.sums):
             self._hand(number, self.machine.regs[number], mask)
 
     def _hand(self, number: int, value, mask) -> None:
@@ -101,6 +101,8 @@ class Tiles:
 
     def busy(self, number: int) -> np.ndarray | None:
         """Lanes of which a register is a sum under way."""
+        if number not in self.sums:
+            return None
         found = [product.groups >= 0 for product in self.begun if number in product.registers]
         return np.repeat(np.logical_or.reduce(found), WARP) if found else None
 
@@ -156,7 +158,7 @@ def _product(step):
         left, right = (_rows(machine, step, *one, chosen, lanes, reads, across if side else None, read)
                        for side, one in enumerate(described))
         product, row, column = np.matmul(left, right.transpose(0, 2, 1)), LANES // 4, LANES % 4 * 2
-        numbers = [register.number for register in registers]
+        numbers = {register.number for register in registers}
         for place, register in enumerate(registers):
             old = machine.regs[register.number]
             busy = tiles.busy(register.number)
