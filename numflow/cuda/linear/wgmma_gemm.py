@@ -75,6 +75,7 @@ from numflow.cuda.weights.layout import SCHEMES
 from numflow.cuda.weights.operand import half_place
 
 TOKENS = 128            # of a block
+THREADS = 256           # of a block, that multiply; behind them a warp that asks for tokens, with the copy engine
 ROWS = 256              # of the matrix, of a block
 BLOCKS = 132            # that keep the card busy, one on each multiprocessor
 STAGES = 4              # tiles of each operand
@@ -107,7 +108,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
     sources, plus = LocalArray(u32, _COPIES // 2), LocalArray(f32, 4)
     put = put_sums(2, TOKENS // 8, 1.0 if floats else 1.0 / SCALE, grouped, TILE)
 
-    @kernel(f"wgmma_{kind}{'_grouped' * grouped}{'_tma' * tma}", 256, blocks=1, hopper=True, dynamic=4 * words_in_all)
+    @kernel(f"wgmma_{kind}{'_grouped' * grouped}{'_tma' * tma}", THREADS + 32 * tma, blocks=1, hopper=True, dynamic=4 * words_in_all)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
         # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
@@ -157,12 +158,12 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
                     _bring_tokens(tile, u32(i), x, u32(source + TILE_WORDS * i), beyond, there, rank, blocks, thread)
                 else:
                     _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), shape.units, thread)
-                if floats:
+                if floats and thread < THREADS:
                     _copy_matrix(tile, u32(i * _STAGE), planes.low, first_row, above_row, shape.n, u32(unit + i),
                                  shape.units, thread)
             if copies:
                 copy_commit()
-        if not floats and unit < last:
+        if not floats and unit < last and thread < THREADS:
             a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head, planes.above,
                                    row, unit, shape.units, base, step, z, dz)
             halves(words, codes, a, c, a16, c16)
@@ -176,40 +177,42 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
                 copy_wait_older()
             fence_tiles()
             sync_block()
-            if tma:
-                wait_turn(tile, u32(_FULL + 2 * turn), u32(number >> u32(2) & u32(1)))
-            # Multiply it in the background ...
-            begin_tiles()
-            own, at = u32(turn * _STAGE + (warp >> u32(2)) * _GROUP), u32(turn * _STAGE + _X_AT)
-            multiply(acc, 0, tile, own, tile, at)
-            multiply(acc, SUMS, tile, u32(own + TILE * 16), tile, at)
-            send_tiles()
-            # ... while copies of the tile after the next one begin, and the next one's codes become halves.
-            if unit + 2 < last:
-                free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
+            if thread < THREADS:
                 if tma:
-                    _bring_tokens(tile, u32(number + 2), x, u32(source + TILE_WORDS * (number + 2)), beyond, there, rank,
-                                  blocks, thread)
-                    sync_warp()
-                else:
-                    _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
-                if floats:
-                    _copy_matrix(tile, free, planes.low, first_row, above_row, shape.n, u32(unit + 2), shape.units,
-                                 thread)
-            if copies:
-                copy_commit()
-            turn = u32(turn + 1 & u32(STAGES - 1))
-            if not floats and unit + 1 < last:
-                halves(words, codes, a, c, a16, c16)
-                _put_row(tile, u32(turn * _STAGE), thread, words)
-                if unit + 2 < last:
-                    a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
-                                           planes.above, row, u32(unit + 2), shape.units, base, step, z, dz)
-            wait_older_tiles()
-            unit, number = u32(unit + 1), u32(number + 1)
+                    wait_turn(tile, u32(_FULL + 2 * turn), u32(number >> u32(2) & u32(1)))
+                # Multiply it in the background ...
+                begin_tiles()
+                own, at = u32(turn * _STAGE + (warp >> u32(2)) * _GROUP), u32(turn * _STAGE + _X_AT)
+                multiply(acc, 0, tile, own, tile, at)
+                multiply(acc, SUMS, tile, u32(own + TILE * 16), tile, at)
+                send_tiles()
+                # ... while copies of the tile after the next one begin, and the next one's codes become halves.
+                if copies:
+                    if unit + 2 < last:
+                        free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
+                        if not tma:
+                            _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
+                        if floats:
+                            _copy_matrix(tile, free, planes.low, first_row, above_row, shape.n, u32(unit + 2),
+                                         shape.units, thread)
+                    copy_commit()
+                if not floats and unit + 1 < last:
+                    halves(words, codes, a, c, a16, c16)
+                    _put_row(tile, u32((turn + 1 & u32(STAGES - 1)) * _STAGE), thread, words)
+                    if unit + 2 < last:
+                        a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
+                                               planes.above, row, u32(unit + 2), shape.units, base, step, z, dz)
+                wait_older_tiles()
+            elif unit + 2 < last:            # a warp of its own: what it does takes long, one after the other
+                _bring_tokens(tile, u32(number + 2), x, u32(source + TILE_WORDS * (number + 2)), beyond, there, rank,
+                              blocks, thread)
+                sync_warp()
+            turn, unit, number = u32(turn + 1 & u32(STAGES - 1)), u32(unit + 1), u32(number + 1)
         wait_tiles(acc)
         if tma:
             sync_cluster()                   # what goes to a block's memory, or from it, has come before it ends
+            if thread >= THREADS:
+                return
         # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
         lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
         place, added = u32(first_token + 2 * (lane & u32(3))), plus()
@@ -275,7 +278,7 @@ def _clear_tokens(tile, count, thread):
         if token >= count:
             place = u32(u32(at >> u32(9)) * _STAGE + _X_AT + 16 * token + 4 * (at & u32(3)))
             store4(tile, place, u32(0), u32(0), u32(0), u32(0))
-        at = u32(at + 256)
+        at = u32(at + THREADS + 32)
 
 
 @device
@@ -284,9 +287,9 @@ def _bring_tokens(tile, number, x, source, beyond, there, rank, blocks, thread):
     cluster: of two blocks each brings 64 tokens, from x[source] on; one alone brings 64 more from `beyond` on."""
     turn = u32(number & u32(STAGES - 1))
     to, full, free = u32(turn * _STAGE + _X_AT), u32(_FULL + 2 * turn), u32(_FREE + 2 * turn)
-    if thread < blocks:
-        arrive_at(tile, free, thread)
-    if thread == 0:
+    if u32(thread - THREADS) < blocks:
+        arrive_at(tile, free, u32(thread - THREADS))
+    if thread == THREADS:
         wait_turn(tile, free, u32(number >> u32(2) & u32(1)))
         expect_bytes(tile, full, u32(64 * there))
         if blocks == 1:

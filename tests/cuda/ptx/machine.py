@@ -159,10 +159,10 @@ class Machine(Lanes):
 
     def _barrier(self, waits, whole) -> None:
         """Nobody can go on but by a barrier of the block: let blocks pass whose threads are all there."""
-        here = ~(self.alive & (waits > 2)).reshape(self.blocks, -1).any(1)     # of others some wait for an mbarrier
+        here = ~(self.alive & (waits > 2)).reshape(self.blocks, -1).any(1)     # of others some wait for more than that
         here = np.repeat(here, self.grid.threads)
         waiting = self.alive & (waits == 2) & here
-        parted = self.alive & ~whole & (here | (waits == 1))
+        parted = self.alive & ~whole & (here if waiting.any() else waits < 3)
         if parted.any() or not waiting.any():
             lane = int(np.flatnonzero(parted if parted.any() else self.alive)[0])
             places = sorted({self._text(int(self.pc[at])) if self.alive[at] else "its end"

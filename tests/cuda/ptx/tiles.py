@@ -114,7 +114,10 @@ class Tiles:
 
     def end(self) -> None:
         """All threads have ended."""
-        if self.count.size % GROUP or (self.count.reshape(-1, GROUP) != self.count[::GROUP, None]).any():
+        counts = self.count.reshape(self.machine.blocks, -1)
+        whole = counts.shape[1] // GROUP * GROUP
+        groups = counts[:, :whole].reshape(-1, GROUP)
+        if (groups != groups[:, :1]).any() or counts[:, whole:].any():
             self.machine.note("warps of a warpgroup do not all come to wgmma")
         if self.begun:
             self.machine.note("threads end before wgmma.wait_group")
@@ -204,7 +207,7 @@ def _rows(machine, step, start, lead, stride, mode, chosen, lanes, reads, across
     if ((start // ROW[mode] * ROW[mode]) % (8 * ROW[mode])).any() and mode:
         raise Fault(f"a tile begins within the pattern of its swizzle: {step.text}")
     count = across or 16
-    row = np.arange(count) + (0 if across else 16 * (chosen % GROUP)[:, None])
+    row = np.arange(count) + (0 if across else 16 * (chosen % (machine.grid.threads // WARP) % GROUP)[:, None])
     part = np.arange(2)[:, None, None]                                   # of 8 columns
     along = part * (16 if mode else lead[:, None])
     place = start[:, None] + row // 8 * stride[:, None] + row % 8 * ROW[mode] + along
