@@ -175,7 +175,7 @@ def test_a_launch_of_clusters():
 
 
 def test_counts_and_bulk_copies():
-    """A block of the simulator brings a tile for itself, in two turns of one place; what comes after nobody waits for."""
+    """A block of the simulator brings a tile for itself, in two turns of one place."""
     memory = SharedArray(u32, 64)
 
     @kernel("_bring", 64, hopper=True)

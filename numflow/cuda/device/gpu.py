@@ -20,6 +20,7 @@ from numflow.cuda.compiler.compile import PTX_FOR, Binary, cached
 from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.device.slabs import Slabs
+from numflow.cuda.device.ways import configuration
 from numflow.cuda.lang.kernel import HOPPER, Kernel
 from numflow.cuda.lang.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
@@ -71,8 +72,8 @@ class Gpu:
     bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary. careful: wait after each launch, so that a
     fault names the kernel that made it ($NUMFLOW_CUDA_CAREFUL=1 says so too); graphs are not used then. dependent:
     whether a kernel begins before the one in front of it ends; from compute capability 9.0 on, if
-    $NUMFLOW_CUDA_DEPENDENT is not 0. wgmma: kernels for Hopper alone run, if $NUMFLOW_CUDA_WGMMA is not 0; tma: these use
-    the copy engine and clusters, if $NUMFLOW_CUDA_TMA is not 0.
+    $NUMFLOW_CUDA_DEPENDENT is not 0. wgmma: kernels for Hopper alone run, if $NUMFLOW_CUDA_WGMMA is not 0; tma: they
+    use the copy engine and clusters, if $NUMFLOW_CUDA_TMA is not 0.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,
@@ -97,7 +98,7 @@ class Gpu:
         self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.dependent = not (self.capability < DEPENDENT_FROM or self.careful
                               or os.environ.get("NUMFLOW_CUDA_DEPENDENT") == "0")
-        self._ways: dict[tuple[bool, int, bool], Any] = {}
+        self._ways: dict[tuple, Any] = {}
         self._slabs = Slabs(lambda n: int(self._ask("cuMemAlloc", n)), lambda address: self._ask("cuMemFree", address))
         self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
@@ -206,25 +207,11 @@ class Gpu:
         if self.careful:
             self._await(work)
 
-    def _way(self, behind: bool, cluster: int, beside: bool) -> Any:
-        """Configuration of a launch of clusters. behind: another launch, and begins before that ends
-        (compiler/dependent.py)."""
-        key = behind, cluster, beside
+    def _way(self, *key: Any) -> Any:
+        """Configuration of a launch: behind another one, blocks of a cluster, in the second queue."""
         if key not in self._ways:
-            cu, which, attributes = self._cu, self._cu.CUlaunchAttributeID, []
-            if behind:
-                attributes.append(cu.CUlaunchAttribute())
-                attributes[-1].id = which.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-                attributes[-1].value.programmaticStreamSerializationAllowed = 1
-            if cluster > 1:
-                attributes.append(cu.CUlaunchAttribute())
-                attributes[-1].id = which.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-                shape = attributes[-1].value.clusterDim
-                shape.x, shape.y, shape.z = cluster, 1, 1
-            how = self._ways[key] = cu.CUlaunchConfig()
-            how.blockDimY = how.blockDimZ = 1
-            how.hStream = self._beside() if beside else self._stream
-            how.attrs, how.numAttrs = attributes, len(attributes)
+            behind, cluster, beside = key
+            self._ways[key] = configuration(self._cu, self._beside() if beside else self._stream, behind, cluster)
         return self._ways[key]
 
     def _await(self, work: Launch) -> None:

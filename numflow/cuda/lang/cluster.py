@@ -3,7 +3,7 @@
 A cluster is blocks side by side that run at the same time, each on a multiprocessor of its own; a launch says how many.
 A bulk copy is begun by one thread and runs in the background. Who waits for it, waits at a count in shared memory (an
 mbarrier; here two words of u32 memory at an even place): it has turns, and a turn is over once as many threads as were
-named have arrived and as many bytes as they said have come. Its turns are 0, 1, 0, ... by turns.
+named have arrived and as many bytes as they said have come. Turns are called 0, 1, 0, 1 and so on.
 
     begin_count(memory, at, 1); show_counts(); sync_cluster()
     if thread == 0:
@@ -64,8 +64,8 @@ def expect_bytes(shared, at: int, nbytes: int) -> None:
 
 @builtin("count_arrive")
 def arrive_at(shared, at: int, rank: int) -> None:
-    """Arrive at the count that is at this place in a block of the cluster: what this thread has seen done, who waits
-    there sees done."""
+    """Arrive at the count that is at this place in a block of the cluster. Who waits there may give memory that this
+    thread knows to be free to the copy engine; plain stores of other blocks are not in order by it."""
     if rank != 0:
         raise SimulatorError(f"block {rank} of a cluster of one")
     _count(shared, at).arrive()
@@ -89,8 +89,8 @@ def wait_turn(shared, at, turn):
 
 @builtin("bulk_copy")
 def copy_bulk(shared, at: int, source, index: int, nbytes: int, count: int) -> None:
-    """nbytes from source[index] to shared[at], both u32 pointers, in the background; the count at shared[count] is told.
-    Places and bytes are multiples of 16 bytes."""
+    """nbytes from source[index] to shared[at], both u32 pointers, in the background, which the count at shared[count] is
+    told of. Places and bytes are multiples of 16 bytes."""
     words = nbytes // 4
     if nbytes <= 0 or nbytes % 16:
         raise SimulatorError(f"a bulk copy of {nbytes} bytes")

@@ -108,7 +108,8 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
     sources, plus = LocalArray(u32, _COPIES // 2), LocalArray(f32, 4)
     put = put_sums(2, TOKENS // 8, 1.0 if floats else 1.0 / SCALE, grouped, TILE)
 
-    @kernel(f"wgmma_{kind}{'_grouped' * grouped}{'_tma' * tma}", THREADS + 32 * tma, blocks=1, hopper=True, dynamic=4 * words_in_all)
+    @kernel(f"wgmma_{kind}{'_grouped' * grouped}{'_tma' * tma}", THREADS + 32 * tma, blocks=1, hopper=True,
+            dynamic=4 * words_in_all)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
         # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
@@ -203,9 +204,11 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
                         a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
                                                planes.above, row, u32(unit + 2), shape.units, base, step, z, dz)
                 wait_older_tiles()
-            elif unit + 2 < last:            # a warp of its own: what it does takes long, one after the other
-                _bring_tokens(tile, u32(number + 2), x, u32(source + TILE_WORDS * (number + 2)), beyond, there, rank,
-                              blocks, thread)
+            elif tma:
+                # Meanwhile a warp of its own, for each thing it does waits for the one before, asks for tokens.
+                if unit + 2 < last:
+                    _bring_tokens(tile, u32(number + 2), x, u32(source + TILE_WORDS * (number + 2)), beyond, there,
+                                  rank, blocks, thread)
                 sync_warp()
             turn, unit, number = u32(turn + 1 & u32(STAGES - 1)), u32(unit + 1), u32(number + 1)
         wait_tiles(acc)
@@ -246,8 +249,8 @@ def rows_for(device: Device, kind: str, tokens: int, apart: bool) -> int:
 
 def cluster_for(device: Device, n: int, tokens: int, apart: bool) -> int:
     """Blocks of a cluster of that kernel, not grouped: each has a tile of rows, which some may lie beyond."""
-    tiles = -(-n // ROWS)
-    return CLUSTER if on_hopper(device, tokens, apart) and device.tma and (tiles % CLUSTER == 0 or tiles > _WASTE) else 1
+    tiles, shares = -(-n // ROWS), on_hopper(device, tokens, apart) and device.tma
+    return CLUSTER if shares and (tiles % CLUSTER == 0 or tiles > _WASTE) else 1
 
 
 def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: int) -> int:
@@ -271,7 +274,7 @@ def _begin_counts(tile, blocks, thread):
 
 @device
 def _clear_tokens(tile, count, thread):
-    """Zeros for tokens beyond the last, which are never brought: of those that a tile has room for `count` are there."""
+    """Zeros for tokens that are never brought: of those that a tile has room for `count` are there."""
     at = thread
     while at < STAGES * TOKENS * 4:
         token = u32(at >> u32(2) & u32(TOKENS - 1))
@@ -284,7 +287,7 @@ def _clear_tokens(tile, count, thread):
 @device
 def _bring_tokens(tile, number, x, source, beyond, there, rank, blocks, thread):
     """32 columns of 128 tokens, of which so many are `there`, to the place of a tile of this number in all blocks of the
-    cluster: of two blocks each brings 64 tokens, from x[source] on; one alone brings 64 more from `beyond` on."""
+    cluster: of two each brings 64 tokens, from x[source] on; one alone brings those `beyond` this place as well."""
     turn = u32(number & u32(STAGES - 1))
     to, full, free = u32(turn * _STAGE + _X_AT), u32(_FULL + 2 * turn), u32(_FREE + 2 * turn)
     if u32(thread - THREADS) < blocks:

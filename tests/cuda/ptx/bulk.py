@@ -1,13 +1,13 @@
-"""Copies in bulk, the mbarriers that they tell, and barriers of clusters: what is on its way, and who knows what is done.
+"""Copies in bulk, the mbarriers that they tell, barriers of clusters: what is on its way, and who knows what is done.
 
 Bytes land as late as they may: when nobody can go on without them, one copy at a time, or under a seed at some time
 before. Whether an access is in order does not depend on that: each warp has a clock, and knows of each other warp up to
 which of its clocks all is done, and of each mbarrier which turns are over. Barriers hand on what is known, and so do
 arrivals to those who wait for them. Lanes of a warp are taken to be one.
 
-Noted are: memory touched before the warp knows that the turn of the copy into it is over; copies begun over memory whose
-accesses the warp does not know to be done, or over another copy; mbarriers used by those who cannot know that they are
-made; arrivals at, and copies to, a block that can end without knowing of them.
+Noted are: memory touched before the warp knows that the turn of the copy into it is over; copies begun over memory
+whose accesses the warp does not know to be done, or over another copy; mbarriers used by those who cannot know that
+they are made; arrivals at, and copies to, a block that can end without knowing of them.
 """
 
 from dataclasses import dataclass, field
@@ -25,9 +25,9 @@ _NOTHING = np.zeros(0, np.int32)
 
 @dataclass(eq=False)
 class Count:
-    """An mbarrier. place: in the memory of all blocks; column: of what is known; left, owed: arrivals and bytes that its
-    turn waits for; told: what those who arrived in this turn know, done: and in turns before. time: of the turn, for the
-    timeline, and of the last one."""
+    """An mbarrier. place: in the memory of all blocks; column: of what is known; maker, made: warp, and its clock then;
+    left, owed: arrivals and bytes that its turn waits for; told: what those who arrived in this turn know, done: and in
+    turns before; time, last: clocks of the turn and of the one before."""
 
     place: int
     block: int
@@ -74,7 +74,7 @@ class Bulk:
         self.came, self.went = np.zeros(machine.n, np.int32), np.zeros(machine.n, np.int32)   # barriers of the cluster
         self.met: dict[tuple[int, int], np.ndarray] = {}    # what those who came know, by cluster and number
         self.times: dict[tuple[int, int], float] = {}
-        self.abroad: list[tuple[int, int, int, int, str]] = []   # block, warp, clock, column or -1, what: in other blocks
+        self.abroad: list[tuple[int, int, int, int, str]] = []   # block, warp, clock, column or -1, what
 
     # ---- who knows what
 

@@ -60,7 +60,7 @@ def _mbarrier(step):
 
 
 def _wait(step):
-    """try_wait, test_wait: true once the turn is over. The machine runs them when it is, or to see what then is done."""
+    """try_wait, test_wait: true once the turn is over. The machine runs them when it is, or to see what is done else."""
     if "parity" not in step.parts:
         raise Fault(f"no such mbarrier here: {step.text}")
     to, asked = step.operands[0], turn_of(step)
@@ -111,17 +111,15 @@ def _bulk_copy(step):
         for lane, nbytes, place, count, begin, wanted in zip(*(part.tolist() for part in (
                 lanes, sizes, places, counts, begins, masks))):
             if place % pitch + nbytes > machine.shared.limit:
-                raise Fault(f"a bulk copy of {nbytes} bytes at {place % pitch} of {machine.shared.limit} bytes of shared "
-                            "memory")
+                raise Fault(f"a bulk copy of {nbytes} bytes at {place % pitch} of {machine.shared.limit} bytes of "
+                            "shared memory")
             if wanted >> cluster:
                 raise Fault(f"a bulk copy to blocks {wanted:b} of a cluster of {cluster}: {step.text}")
             data = _read(machine, step, begin, nbytes, lane)
             first = lane // machine.grid.threads // cluster * cluster
-            shifts = [pitch * (first + rank) - place // pitch * pitch for rank in range(cluster) if wanted >> rank & 1] \
-                if blocks else [0]
-            latency = _measure(machine, begin, nbytes, lane, len(shifts))
-            machine.bulk.send(step, [place + shift for shift in shifts], [count + shift for shift in shifts], data, lane,
-                              latency)
+            ranks = [first + rank for rank in range(cluster) if wanted >> rank & 1] if blocks else [place // pitch]
+            latency, places = _measure(machine, begin, nbytes, lane, len(ranks)), (place % pitch, count % pitch)
+            machine.bulk.send(step, *([pitch * rank + at for rank in ranks] for at in places), data, lane, latency)
     return run
 
 

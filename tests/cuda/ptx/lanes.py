@@ -22,8 +22,8 @@ _WORDS = {READ: "read", WRITE: "write"}
 class Grid:
     """Blocks (x, y, z) of `threads` threads in a row. first, count: of which these run here, all if count is 0.
 
-    dynamic: bytes of shared memory beyond what the kernel declares. cluster: blocks side by side along x that reach each
-    other; whole clusters run here.
+    dynamic: bytes of shared memory beyond what the kernel declares. cluster: blocks side by side along x that reach
+    each other; whole clusters run here.
     """
 
     blocks: tuple[int, int, int]
@@ -335,11 +335,13 @@ def _special(name: str, grid: Grid, lane, block):
     x, y, _ = grid.blocks
     thread, block = (lane % grid.threads).astype(np.uint32), (block + grid.first).astype(np.uint32)
     sizes = {"ntid.x": grid.threads, "ntid.y": 1, "ntid.z": 1, "nctaid.x": x, "nctaid.y": y, "nctaid.z": grid.blocks[2],
-             "cluster_nctarank": grid.cluster, "tid.y": 0, "tid.z": 0, "nwarpid": grid.threads // WARP, "clock": 0, "smid": 0}
+             "cluster_nctarank": grid.cluster, "tid.y": 0, "tid.z": 0, "nwarpid": grid.threads // WARP, "clock": 0,
+             "smid": 0}
     if name in sizes:
         return np.uint32(sizes[name])
     found = {"tid.x": thread, "laneid": thread % np.uint32(WARP), "warpid": thread // np.uint32(WARP),
-             "cluster_ctarank": block % np.uint32(grid.cluster), "ctaid.x": block % np.uint32(x), "ctaid.y": block // np.uint32(x) % np.uint32(y),
+             "cluster_ctarank": block % np.uint32(grid.cluster),
+             "ctaid.x": block % np.uint32(x), "ctaid.y": block // np.uint32(x) % np.uint32(y),
              "ctaid.z": block // np.uint32(x * y)}.get(name)
     if name.startswith("lanemask_"):
         bit = np.uint32(1) << (thread % np.uint32(WARP))

@@ -135,8 +135,8 @@ class Machine(Lanes):
         return ready
 
     def _help(self, waits) -> bool:
-        """Nobody can go on but by a barrier of the block, or waits for an mbarrier: whoever has not yet asks in vain, or
-        a copy lands. Whether there was something to do."""
+        """Nobody can go on but by a barrier of the block, or waits for an mbarrier: who has not yet asks in vain, or a
+        copy lands. Whether there was something to do."""
         at_barriers = (waits == 2) | ~self.alive
         if (at_barriers.reshape(self.blocks, -1).all(1) & self.alive.reshape(self.blocks, -1).any(1)).any():
             return False

@@ -108,8 +108,8 @@ class Instruction:
 
 @dataclass
 class Block:
-    """Instructions in a row. waits: for nobody (0), the lanes of the warp (1), the threads of the block (2), the cluster
-    (3), an mbarrier (4)."""
+    """Instructions in a row. waits: for nobody (0), the lanes of the warp (1), the threads of the block (2), the
+    cluster (3), an mbarrier (4)."""
 
     steps: list[Instruction] = field(default_factory=list)
     waits: int = 0
