@@ -89,8 +89,8 @@ def wait_turn(shared, at, turn):
 
 @builtin("bulk_copy")
 def copy_bulk(shared, at: int, source, index: int, nbytes: int, count: int) -> None:
-    """nbytes from source[index] to shared[at], both u32 pointers, in the background, which the count at shared[count] is
-    told of. Places and bytes are multiples of 16 bytes."""
+    """nbytes from source[index] to shared[at], both u32 pointers, in the background; the count at shared[count] hears
+    of it. Places and bytes are multiples of 16 bytes."""
     words = nbytes // 4
     if nbytes <= 0 or nbytes % 16:
         raise SimulatorError(f"a bulk copy of {nbytes} bytes")

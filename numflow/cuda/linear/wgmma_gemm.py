@@ -286,8 +286,8 @@ def _clear_tokens(tile, count, thread):
 
 @device
 def _bring_tokens(tile, number, x, source, beyond, there, rank, blocks, thread):
-    """32 columns of 128 tokens, of which so many are `there`, to the place of a tile of this number in all blocks of the
-    cluster: of two each brings 64 tokens, from x[source] on; one alone brings those `beyond` this place as well."""
+    """32 columns of 128 tokens, of which so many are `there`, to the place of a tile of this number in all blocks of
+    the cluster: of two each brings 64 tokens, from x[source] on; one alone brings those `beyond` these as well."""
     turn = u32(number & u32(STAGES - 1))
     to, full, free = u32(turn * _STAGE + _X_AT), u32(_FULL + 2 * turn), u32(_FREE + 2 * turn)
     if u32(thread - THREADS) < blocks:

@@ -60,7 +60,7 @@ def _mbarrier(step):
 
 
 def _wait(step):
-    """try_wait, test_wait: true once the turn is over. The machine runs them when it is, or to see what is done else."""
+    """try_wait, test_wait: true once the turn is over. The machine runs them then, and once before."""
     if "parity" not in step.parts:
         raise Fault(f"no such mbarrier here: {step.text}")
     to, asked = step.operands[0], turn_of(step)
