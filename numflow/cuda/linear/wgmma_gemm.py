@@ -142,7 +142,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if has_rows:
             base, step, z, dz = row_of(planes.per_row, row)
-        # The first tile, what is copied of the second, and its codes.
+        # Tiles; with the copy engine their counts, and zeros instead of tokens that are not there.
         tile, turn, number = memory(), u32(0), u32(0)
         rank, blocks, there, source, beyond = u32(0), u32(1), u32(0), u32(0), u32(0)
         a, c, a16, c16 = f32(0), f32(0), f32(0), f32(0)
@@ -153,6 +153,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
             beyond = u32(shape.units * TILE_WORDS)
             _begin_counts(tile, blocks, thread)
             _clear_tokens(tile, there, thread)
+        # Ask for tokens (and float weights) of two tiles; the first one's codes become halves.
         for i in range(2):
             if unit + i < last:
                 if tma:

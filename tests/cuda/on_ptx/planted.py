@@ -28,11 +28,13 @@ ORDERS = (r"bar(?:rier)?\.sync[^;]*;|bar\.warp\.sync[^;]*;|cp\.async\.wait_group
 _ALONE = "a block of a cluster of two, as here, brings nothing for itself alone"
 _APART = "the lanes of a warp come together again on the machine before what all must reach"
 _LAST = "a block waits for all that goes to it; on a card its copies to the other one may still be on their way"
+_FIRST = (dict.fromkeys((3, 4, 10, 11), "nobody has used the places of the first two tiles before")
+          | dict.fromkeys((6, 7, 13, 14), _ALONE))
 # Kernel: removed orders, by their number in the text, that its case can do without, and why.
 NEEDLESS: dict[str, dict[int, str]] = {
     "attention_few_f16_64_f16_64_8": {4: "the next turn writes the sums' memory behind the barrier of its queries"},
-    "wgmma_q4_tma": dict.fromkeys((3, 5, 8, 10, 22, 24), _ALONE) | {26: _APART, 29: _LAST},
-    "wgmma_f16_tma": dict.fromkeys((3, 5, 8, 10, 23, 25), _ALONE) | {27: _APART, 30: _LAST},
+    "wgmma_q4_tma": _FIRST | dict.fromkeys((27, 28), _ALONE) | {30: _APART, 32: _LAST},
+    "wgmma_f16_tma": _FIRST | dict.fromkeys((28, 29), _ALONE) | {31: _APART, 33: _LAST},
     "rms_norm_weight_256": {0: "block_sum begins with a barrier for the sake of an earlier sum; here is one sum alone"}}
 
 
