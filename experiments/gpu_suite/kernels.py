@@ -74,15 +74,18 @@ def _matrix(setting: Setting, kind: str, name: str, n: int, k: int) -> None:
         if setting.is_over:
             break
         program.run(_batch(tokens), output=None)
-        device, own = program.device, program.device.wgmma
-        for device.wgmma in (True, False) if own and tokens > 64 else (own,):
+        device = program.device
+        own = device.wgmma, device.tma
+        ways = {own: "", (True, False): " without TMA", (False, False): " by mma.sync"}
+        for way in ways if device.wgmma and tokens > 64 else (own,):
+            device.wgmma, device.tma = way
             works = [work for step, calls in program.bound("main") if step.op == "linear" for call in calls
                      for work in call.launches(Sizes((tokens,) * 4, 1))]
             time = each(device, works, 2 if setting.quick else max(20 // copies, 2)) / copies
-            setting.add(weights=kind if device.wgmma == own else f"{kind} by mma.sync", matrix=name, n=n, k=k,
+            setting.add(weights=kind + ways[way], matrix=name, n=n, k=k,
                         tokens=tokens, copies=copies, microseconds=time * 1e6, gigabytes_per_s=size / time / 1e9,
                         tflops=2 * n * k * tokens / time / 1e12, kernel=works[0].kernel.name)
-        device.wgmma = own
+        device.wgmma, device.tma = own
     program.close()
 
 

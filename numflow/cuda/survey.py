@@ -17,8 +17,8 @@ class Notebook:
 
     name, graphs = "notebook", False
 
-    def __init__(self, wgmma: bool = False):
-        self.wgmma = wgmma
+    def __init__(self, wgmma: bool = False, tma: bool = True):
+        self.wgmma, self.tma = wgmma, wgmma and tma
         self.launches: list[Launch] = []
 
     def alloc(self, nbytes: int) -> Memory:
@@ -64,10 +64,13 @@ class Notebook:
 
 
 def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
-    """Every kernel that a network may launch on some card, by name, over batches of SIZES; options: of a Program."""
+    """Every kernel that a network may launch on some card, by name, over batches of SIZES; options: of a Program.
+
+    Those that a card has but does not launch, unless its variables say so, are left out.
+    """
     device = Notebook()
     program, works = Program(network, weights, gpu=device, **options), device.launches
-    for device.wgmma in (False, True):
+    for device.wgmma, device.tma in ((False, False), (True, True)):
         works += (work for rows, keys in SIZES for sequences in {1, rows}
                   for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
     program.close()

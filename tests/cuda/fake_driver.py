@@ -32,13 +32,18 @@ class FakeDriver:
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=0, CU_EVENT_DISABLE_TIMING=2)
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
-    CUlaunchConfig, CUlaunchAttribute = SimpleNamespace, lambda self: SimpleNamespace(value=SimpleNamespace())
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
+                                          CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
+    CUlaunchConfig = SimpleNamespace
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
     def __init__(self, devices=1):
         self.memory, self.launches, self.replays, self.graphs, self.peer_copies = {}, 0, 0, 0, 0
         self.devices, self.captured = devices, {}  # what a stream that records was given
+
+    @staticmethod
+    def CUlaunchAttribute():
+        return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace()))
 
     def cuDriverGetVersion(self):
         return OK, 13000
@@ -135,23 +140,27 @@ class FakeDriver:
         assert (which, value) == (8, REGISTRY[name].dynamic)
         return (OK,)
 
-    def cuLaunchKernel(self, name, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+    def cuLaunchKernel(self, name, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra, cluster=1):
         kernel = REGISTRY[name]
         assert (bx, by, bz, shared, extra) == (kernel.threads, 1, 1, kernel.dynamic, 0)
         count = len(kernel.signature)
         places = (ctypes.c_void_p * count).from_address(parameters)
         values = [self._value(kind, place) for kind, place in zip(kernel.signature, places, strict=True)]
         if stream in self.captured:
-            self.captured[stream].append((kernel, (gx, gy, gz), values))
+            self.captured[stream].append((kernel, (gx, gy, gz), values, cluster))
         else:
-            self._launched(stream, kernel, (gx, gy, gz), values)
+            self._launched(stream, kernel, (gx, gy, gz), values, cluster)
         return (OK,)
 
     def cuLaunchKernelEx(self, how, name, parameters, extra):
-        (attribute,) = how.attrs
-        assert (attribute.id, attribute.value.programmaticStreamSerializationAllowed, how.numAttrs) == (6, 1, 1)
+        given = {attribute.id: attribute.value for attribute in how.attrs}
+        assert given and set(given) <= {4, 6} and how.numAttrs == len(how.attrs) == len(given)
+        assert 6 not in given or given[6].programmaticStreamSerializationAllowed == 1
+        shape = given[4].clusterDim if 4 in given else SimpleNamespace(x=1)
+        if 4 in given:
+            assert shape.x > 1 and shape.y == shape.z == 1 and how.gridDimX % shape.x == 0
         return self.cuLaunchKernel(name, how.gridDimX, how.gridDimY, how.gridDimZ, how.blockDimX, how.blockDimY,
-                                   how.blockDimZ, how.sharedMemBytes, how.hStream, parameters, extra)
+                                   how.blockDimZ, how.sharedMemBytes, how.hStream, parameters, extra, shape.x)
 
     def cuStreamBeginCapture(self, stream, mode):
         self.captured[stream] = []
@@ -185,7 +194,7 @@ class FakeDriver:
             return ctypes.c_uint64.from_address(place).value
         return {f32: ctypes.c_float, i32: ctypes.c_int32}.get(kind, ctypes.c_uint32).from_address(place).value
 
-    def _run(self, kernel, grid, values):
+    def _run(self, kernel, grid, values, cluster):
         self.launches += 1
         args = [self._span(kind, value) if isinstance(kind, Pointer) else kind(value)
                 for kind, value in zip(kernel.signature, values, strict=True)]

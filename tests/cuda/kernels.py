@@ -13,6 +13,7 @@ from itertools import repeat
 from numflow.cuda.compiler.compile import Binary, cached
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.linear import few_gemm
+from numflow.cuda.linear.wgmma_gemm import wgmma_gemm
 from numflow.cuda.survey import kernels_of
 from numflow.cuda.weights import quantise
 from numflow.lab.shapes import Shape, random_checkpoint, random_network
@@ -21,6 +22,7 @@ from numflow.network.adapters.steps import adaptable
 from numflow.network.states import matrix_states
 from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
+from numflow.quant.stored import STORED
 from tests.cuda.attention_shapes import attention_kernels
 from tests.cuda.matrices import QUANTISED, blank_rows, experts_case, linear_case
 from tests.cuda.on_ptx.device import assembly
@@ -84,6 +86,8 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
                 found |= kernels_of(network, weights, units=units)
     network, checkpoint = random_network(Shape(2, 512, 4, 2, 1024, 40, 64), "F16")
     found |= kernels_of(adaptable(network, checkpoint), WeightSource(network, checkpoint))
+    without_tma = [wgmma_gemm(STORED[kind].kind.name) for kind in grouped]
+    found |= {kernel.name: kernel for kernel in without_tma}
     for kind in (*grouped, APART[0]):
         case = experts_case(kind, 64, 512, experts=2, chosen=1, fill="blank")  # tiles of 16, 64 and 128 routes
         found |= kernels_of(case.network, case.weights)

@@ -65,9 +65,13 @@ int cuLaunchKernel(char *name, unsigned x, unsigned y, unsigned z, unsigned thre
 }
 struct config { unsigned x, y, z, threads, b, c, shared; void *stream, *attributes; unsigned count; };
 int cuLaunchKernelEx(struct config *how, char *name, void **values, void **extra) {
-    int *attribute = how->attributes; /* its id, padding, and a union of values */
-    if (how->count != 1 || attribute[0] != 6 || attribute[2] != 1) return 1;
-    fprintf(stderr, "dependent ");
+    struct { int id, padding; unsigned value[16]; } *attribute = how->attributes;
+    for (unsigned i = 0; i < how->count; i++, attribute++)
+        if (attribute->id == 6 && attribute->value[0] == 1) fprintf(stderr, "dependent ");
+        else if (attribute->id == 4) fprintf(stderr, "clusters of %u %u %u ", attribute->value[0], attribute->value[1],
+                                             attribute->value[2]);
+        else return 1;
+    if (!how->count) return 1;
     return cuLaunchKernel(name, how->x, how->y, how->z, how->threads, how->b, how->c, how->shared, how->stream,
                           values, extra);
 }

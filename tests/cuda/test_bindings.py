@@ -41,6 +41,11 @@ work = Launch(Kernel("probe", print, (f32.ptr, u32, f32, i32, u32.ptr), 96), (2,
               (memory.at(12), 2**32 - 1, 0.5, -5, None))
 gpu.launch(work)
 gpu.launch(work)
+wide = Launch(work.kernel, work.grid, work.args, cluster=2)
+gpu.launch(wide)
+gpu.dependent = False
+gpu.launch(wide)
+gpu.dependent = True
 graph = gpu.record([Order("begin", False, False), Order("begin", True, True),
                     Launch(work.kernel, work.grid, work.args, beside=True), Order("end", True, False),
                     Order("end", False, True)])
@@ -66,4 +71,5 @@ def test_calls_of_the_driver(tmp_path):
                            env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, cwd=Path(__file__).parents[2])
     assert found.returncode == 0, found.stderr
     launch = "probe 2 3 4, 96 1 1, 0: 12 4294967295 0.5 -5 0"
-    assert found.stderr.splitlines() == [launch, f"dependent {launch}", "capture 1", launch, "replay", "peer 48"]
+    assert found.stderr.splitlines() == [launch, f"dependent {launch}", f"dependent clusters of 2 1 1 {launch}",
+                                         f"clusters of 2 1 1 {launch}", "capture 1", launch, "replay", "peer 48"]

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from numflow.cuda.compiler import compile as compiling
-from numflow.cuda.lang import arithmetic, intrinsics, scalar, warpgroup
+from numflow.cuda.lang import arithmetic, cluster, intrinsics, scalar, warpgroup
 from numflow.cuda.lang.intrinsic import ALL
 from tests.conftest import REPO
 
 TEXT = (REPO / "docs/numba-cuda.md").read_text(encoding="utf-8")
 FORMS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.S | re.M)
-LOWERING = (REPO / "numflow/cuda/compiler/lowering_builtin.py").read_text(encoding="utf-8")
+LOWERING = "".join((REPO / f"numflow/cuda/compiler/lowering_{name}.py").read_text(encoding="utf-8")
+                   for name in ("builtin", "cluster"))
 
 
 def table(heading: str) -> list[list[str]]:
@@ -65,7 +66,7 @@ def test_the_forms_differ_in_names_only():
 
 def test_every_intrinsic_has_a_row():
     assert sorted(INTRINSICS) == sorted(ALL)
-    assert all(any(hasattr(module, name) for module in (intrinsics, arithmetic, warpgroup)) for name in ALL)
+    assert all(any(hasattr(module, name) for module in (intrinsics, arithmetic, warpgroup, cluster)) for name in ALL)
 
 
 @pytest.mark.parametrize("name", INTRINSICS)

@@ -14,11 +14,12 @@ from tests.cuda.ptx.memory import GlobalMemory
 from tests.cuda.ptx.model import CARDS, Resources, predict, resident_blocks
 from tests.cuda.ptx.parse import ParseError, parse
 from tests.cuda.ptx.planted import BUGS, COPY, LOAD, Bug, is_found, turned
+from tests.cuda.ptx.planted_bulk import BULK_BUGS, BulkBug, brought
 from tests.cuda.ptx.planted_tiles import TILE_BUGS, TileBug, multiplied
 from tests.cuda.ptx.timeline import FAR, MIDDLE, NEAR
 
 
-@pytest.mark.parametrize("bug", (*BUGS, *TILE_BUGS), ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", (*BUGS, *TILE_BUGS, *BULK_BUGS), ids=lambda bug: bug.name)
 def test_planted_bugs(bug):
     assert is_found(bug)
 
@@ -34,6 +35,12 @@ def test_a_right_product_of_a_warpgroup_is_right_in_any_order():
     for seed in range(6):
         right, checks = multiplied(TileBug("", ""), seed)
         assert right and not checks.notes, checks.notes
+
+
+def test_a_right_cluster_is_right_in_any_order():
+    for seed in range(12):
+        right, checks = brought(BulkBug("", ""), seed)
+        assert right and not checks.notes, (seed, checks.notes)
 
 
 def test_what_depends_on_an_order_gives_other_results_in_others():

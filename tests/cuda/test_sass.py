@@ -55,12 +55,24 @@ def test_tensor_cores(kind, capability):
 @pytest.mark.parametrize("kind", ["f16", "bf16", *NAMES])
 def test_warpgroups(kind):
     """A step's four products begin together, one of them ends in the loop, and all behind it: the assembler has not
-    put them one after the other, as it does around calls."""
-    name = f"wgmma_{kind}"
+    put them one after the other, as it does around calls. Nobody waits for all of memory within the loop."""
+    name = f"wgmma_{kind}_tma"
     assert found(name, r"HGMMA\.64x128x16\.F32") == 4
     assert found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1") == found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0") == 1
-    assert found(name, r"FENCE\.VIEW\.ASYNC") == 1 and not found(name, "MEMBAR.ALL.GPU")
     assert not found(name, "LDL|STL|CALL")
+    assert found(name, r"UBLKCP\.S\.G\.MULTICAST") == 3  # for two tiles before the loop and one within
+    assert found(name, r"UBLKCP\.S\.G ") == 6           # both halves, where a block is by itself
+    assert bool(found(name, "LDGSTS")) == (kind in ("f16", "bf16"))
+    code = "\n".join(listing(name, (9, 0)))
+    begin, end = code.index("HGMMA"), code.index("WARPGROUP.DEPBAR.LE gsb0, 0x1")
+    assert code.count("MEMBAR.ALL.GPU") == 2 and "MEMBAR.ALL.GPU" not in code[begin:end]   # of the cluster's barriers
+
+
+@pytest.mark.parametrize("kind", sorted({STORED[kind].kind.name for kind in GROUPED}))
+def test_warpgroups_without_the_copy_engine(kind):
+    for name in (f"wgmma_{kind}", f"wgmma_{kind}_grouped"):
+        assert found(name, r"HGMMA\.64x128x16\.F32") == 4 and found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1") == 1
+        assert found(name, r"FENCE\.VIEW\.ASYNC") == 1 and not found(name, "MEMBAR.ALL.GPU|LDL|STL|CALL|UBLKCP")
 
 
 @pytest.mark.parametrize("kind", sorted({STORED[kind].kind.name for kind in GROUPED}))

@@ -2,13 +2,28 @@
 
 From their PTX they run in on_ptx (jobs of "-hopper"); test_sass looks at the machine code."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from numflow.cuda.device.call import Sizes
 from numflow.cuda.device.device import Launch, Simulated
 from numflow.cuda.device.gpu import Gpu
+from numflow.cuda.lang.cluster import (
+    arrive_at,
+    begin_count,
+    cluster_rank,
+    cluster_size,
+    copy_bulk,
+    expect_bytes,
+    share_bulk,
+    show_counts,
+    sync_cluster,
+    turn_is_over,
+    wait_turn,
+)
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
     copy_async,
@@ -18,8 +33,9 @@ from numflow.cuda.lang.intrinsics import (
     sync_block,
     thread_index,
 )
-from numflow.cuda.lang.kernel import HOPPER, kernel
+from numflow.cuda.lang.kernel import HOPPER, REGISTRY, kernel
 from numflow.cuda.lang.scalar import f32, u32
+from numflow.cuda.lang.simulator import SimulatorError
 from numflow.cuda.lang.warpgroup import (
     ALIGNMENT,
     SUMS,
@@ -32,8 +48,10 @@ from numflow.cuda.lang.warpgroup import (
     wait_older_tiles,
     wait_tiles,
 )
-from numflow.cuda.linear.wgmma_gemm import wgmma_gemm
+from numflow.cuda.linear.wgmma_gemm import cluster_for, wgmma_gemm
 from numflow.cuda.program import Program
+from numflow.cuda.survey import Notebook
+from numflow.errors import DeviceError
 from numflow.learn.cases.build import error, run_case
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
@@ -124,17 +142,103 @@ def test_products_of_experts(kind):
     assert error(actual, run_case(case, Reference)[0]) < 4e-3
 
 
-@pytest.mark.parametrize("variable, name", [("1", "wgmma_f16"), ("0", "gemm_f16_128")])
+@pytest.mark.parametrize("variable, name", [("TMA=1", "wgmma_f16_tma"), ("TMA=0", "wgmma_f16"),
+                                            ("WGMMA=0", "gemm_f16_128")])
 @pytest.mark.thin(2)
 def test_a_launch(variable, name, monkeypatch):
     """The driver gives the kernel its shared memory once it has been asked for it, unless the kernel is not wanted."""
-    monkeypatch.setenv("NUMFLOW_CUDA_WGMMA", variable)
+    monkeypatch.setenv(*f"NUMFLOW_CUDA_{variable}".split("="))
     told, case = Told(), linear_case("F16", 8, 64, 65)
     (actual,) = run_case(case, Program, gpu=Gpu(told, 0, fake_binary))
-    assert name in told.names and told.asked == [name] * int(variable)
+    assert name in told.names and told.asked == [name] * name.startswith("wgmma")
     assert error(actual, run_case(case, Reference)[0]) < 4e-3
 
 
+@pytest.mark.parametrize(("n", "tma", "blocks"), [
+    (256, True, 1), (512, True, 2), (700, True, 1), (2304, True, 2), (512, False, 1)])
+def test_clusters(n, tma, blocks):
+    """Two blocks share tokens where tiles of 256 rows are even in number, or so many that one more is little."""
+    device = Simulated(wgmma=True, tma=tma)
+    assert cluster_for(device, n, 128, False) == blocks
+    assert cluster_for(device, n, 64, False) == cluster_for(device, n, 128, True) == 1
+
+
+def test_a_launch_of_clusters():
+    """In a graph and outside: a grid of whole clusters, whatever the rows."""
+    case = linear_case("F16", 2100, 64, 65, fill="blank")
+    device = Notebook(wgmma=True)
+    program = Program(case.network, case.weights, gpu=device)
+    (found,) = (work for work in program.launches(Sizes((65, 65, 65, 1), 1)) if "wgmma" in work.kernel.name)
+    assert (found.cluster, found.grid[0]) == (2, 10)
+    with pytest.raises(DeviceError, match="9 blocks are not whole clusters of 2"):
+        replace(found, grid=(9, 1, 1)).check()
+
+
+def test_counts_and_bulk_copies():
+    """A block of the simulator brings a tile for itself, in two turns of one place."""
+    memory = SharedArray(u32, 64)
+
+    @kernel("_bring", 64, hopper=True)
+    def _bring(y: u32.ptr, x: u32.ptr):
+        thread, tile, turn = u32(thread_index()), memory(), u32(0)
+        if thread == 0:
+            begin_count(tile, 32, u32(1))
+            begin_count(tile, 34, cluster_size())
+            show_counts()
+        sync_cluster()
+        while turn < 2:
+            if thread == 0:
+                arrive_at(tile, 34, cluster_rank())
+                wait_turn(tile, 34, turn)
+                expect_bytes(tile, 32, u32(128))
+                copy_bulk(tile, 0, x, u32(32 * turn), u32(64), 32)
+                share_bulk(tile, 16, x, u32(32 * turn + 16), u32(64), 32, u32(1))
+            sync_block()
+            if turn_is_over(tile, 32, turn) != 0 and thread < 32:
+                y[32 * turn + thread] = tile[31 - thread]
+            sync_block()
+            turn = u32(turn + 1)
+
+    device, x = Simulated(seed=5), np.arange(64, dtype=np.uint32)
+    given, result = device.alloc(x.nbytes), device.alloc(x.nbytes)
+    device.upload(given.at(), x)
+    device.launch(Launch(_bring, (1, 1, 1), (result.at(), given.at())))
+    found = device.download(result.at(), x.nbytes).view(np.uint32)
+    assert found.tolist() == [*range(31, -1, -1), *range(63, 31, -1)]
+
+
+def _one_thread(body):
+    """The body, given shared and global memory, in one thread of a block."""
+    memory = SharedArray(u32, 64)
+
+    def _alone(x: u32.ptr):
+        tile = memory()
+        if thread_index() == 0:
+            body(tile, x)
+
+    device = Simulated()
+    REGISTRY.pop("_alone", None)
+    device.launch(Launch(kernel("_alone", 32)(_alone), (1, 1, 1), (device.alloc(256).at(),)))
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    (lambda tile, x: begin_count(tile, 1, 1), "a count at the odd place 1"),
+    (lambda tile, x: expect_bytes(tile, 2, 16), "no count was made at 2"),
+    (lambda tile, x: (begin_count(tile, 0, 1), copy_bulk(tile, 4, x, 0, 24, 0)), "a bulk copy of 24 bytes"),
+    (lambda tile, x: (begin_count(tile, 0, 1), copy_bulk(tile, 5, x, 0, 16, 0)), "is not aligned"),
+    (lambda tile, x: (begin_count(tile, 0, 1), copy_bulk(tile, 4, x, 60, 32, 0)), "accessed at 60 .. 67"),
+    (lambda tile, x: (begin_count(tile, 0, 1), share_bulk(tile, 4, x, 0, 16, 0, 3)), "blocks 11 of a cluster of one"),
+    (lambda tile, x: (begin_count(tile, 0, 1), arrive_at(tile, 0, 1)), "block 1 of a cluster of one"),
+    (lambda tile, x: (begin_count(tile, 0, 1), wait_turn(tile, 0, 0)), "waits for turn 0 of the count at 0"),
+    (lambda tile, x: (begin_count(tile, 0, 1), expect_bytes(tile, 0, 16), expect_bytes(tile, 0, 16)), "more threads"),
+    (lambda tile, x: (begin_count(tile, 0, 1), expect_bytes(tile, 0, 32), copy_bulk(tile, 4, x, 0, 16, 0),
+                      wait_turn(tile, 0, 0)), "not all bytes are on their way")])
+def test_what_no_bulk_copy_may(body, message):
+    with pytest.raises(SimulatorError, match=re.escape(message)):
+        _one_thread(body)
+
+
 def test_cards_that_have_it():
+    assert wgmma_gemm("f16", tma=True).runs_on(HOPPER)
     assert wgmma_gemm("f16").runs_on(HOPPER)
     assert not any(wgmma_gemm("f16").runs_on(other) for other in ((8, 0), (8, 9), (10, 0), (12, 0)))

@@ -55,7 +55,7 @@ class TimedDriver(FakeDriver):
         self._asked += 1
         return OK, (self._at[end] - self._at[begin]) * (1 if self._asked % OUTLIER else 10)
 
-    def _run(self, kernel, grid, values):
+    def _run(self, kernel, grid, values, cluster):
         self.works += 1
         self._now += KERNELS[kernel.name] * (1 + self._device_of[self._current])
 

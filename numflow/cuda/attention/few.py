@@ -47,7 +47,7 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.state.cache_code import fetcher, halver, name_of_values, pitch, region, width
-from numflow.cuda.weights.operand import finite
+from numflow.cuda.weights.operand import finite, half_word
 from numflow.quant.kv import CODED
 
 WARPS = 4
@@ -203,12 +203,13 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                                 to[column + d] = x[d] * factor
                         # The operand of what follows; means of float16 need no scale.
                         if v_type == "f16" and halves.wanted != 0 and row < rows and column < shape.v_dim:
-                            place = u32((token * shape.heads + head) * shape.v_dim + column)
-                            if place == token * shape.heads * shape.v_dim:
+                            place = u32(head * shape.v_dim + column)
+                            if place == 0:
                                 halves.scales[token] = f32(1)
                             for d in range(8):
                                 x[d] = finite(x[d] * factor)
-                            store4(halves.words, place >> u32(1), pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
+                            place = half_word(u32(token), place, u32(shape.heads * shape.v_dim) >> u32(5))
+                            store4(halves.words, place, pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
                                    pack_halves(x[4], x[5]), pack_halves(x[6], x[7]))
             first_row = u32(first_row + 8 * tiles * turns)
 

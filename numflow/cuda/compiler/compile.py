@@ -91,8 +91,8 @@ def digest(kernel: Kernel) -> str:
 @functools.cache
 def _lowering() -> bytes:
     here = Path(__file__).parents[1]
-    names = ("compiler/dependent", "compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_types",
-             "lang/kernel", "lang/parameters", "lang/warpgroup")
+    names = ("compiler/dependent", "compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_cluster",
+             "compiler/lowering_types", "lang/cluster", "lang/kernel", "lang/parameters", "lang/warpgroup")
     return b"".join((here / f"{name}.py").read_bytes() for name in names)
 
 

@@ -1,5 +1,6 @@
 """Intrinsics that take pointers, or that are LLVM's own: table BUILTINS, by the names that intrinsics.py gives."""
 
+from numflow.cuda.compiler.lowering_cluster import CLUSTER
 from numflow.cuda.compiler.lowering_types import SPACES, PointerType, element_at, intrinsic_of, ir, types
 from numflow.cuda.lang.intrinsic import NEWER
 from numflow.cuda.lang.warpgroup import ACROSS, SUMS, TILE
@@ -235,5 +236,5 @@ BUILTINS = {
     "as_f32": _view(types.float32),
     "cp_async": _copy_async(), "atomic_add": _atomic_add(), "ldmatrix4": _load_matrices(),
     "ldmatrix4t": _load_matrices(".trans"), "wgmma_f16": _multiply_tiles("f16"),
-    "wgmma_bf16": _multiply_tiles("bf16"), "wgmma_wait": _wait_tiles(),
+    "wgmma_bf16": _multiply_tiles("bf16"), "wgmma_wait": _wait_tiles(), **CLUSTER,
 }

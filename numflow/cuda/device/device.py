@@ -49,14 +49,16 @@ class Ref:
 class Launch:
     """A kernel on a grid of blocks (x, y, z).
 
-    args:   one for each parameter as the kernel is written (lang/parameters.py).
-    beside: in the second queue of the device.
+    args:    one for each parameter as the kernel is written (lang/parameters.py).
+    beside:  in the second queue of the device.
+    cluster: so many blocks, side by side along x, run at the same time and reach each other (lang/cluster.py).
     """
 
     kernel: Kernel
     grid: tuple[int, int, int]
     args: tuple
     beside: bool = False
+    cluster: int = 1
 
     def check(self) -> None:
         """Refuse what no GPU takes, before it says so in its own way.
@@ -68,6 +70,8 @@ class Launch:
         if any(count > most for count, most in zip(self.grid, MOST_BLOCKS)):
             raise DeviceError(f"kernel {name}: a grid of {self.grid} blocks is larger than {MOST_BLOCKS}, the most "
                               "that a GPU takes; a batch of fewer tokens makes it smaller")
+        if self.grid[0] % self.cluster:
+            raise DeviceError(f"kernel {name}: {self.grid[0]} blocks are not whole clusters of {self.cluster}")
         parameters = self.kernel.parameters
         if len(self.args) != len(parameters):
             raise DeviceError(f"kernel {name} has {len(parameters)} parameters, {len(self.args)} were given")
@@ -110,6 +114,7 @@ class Device(Protocol):
     name: str
     graphs: bool  # whether launches can be recorded and replayed (record, replay, drop)
     wgmma: bool   # whether kernels for Hopper alone run on it (lang/warpgroup.py)
+    tma: bool     # whether these use the copy engine and clusters (lang/cluster.py)
     cards: int    # GPUs that the driver knows; with any, `address` and `lend` are there for libraries
 
     def alloc(self, nbytes: int) -> Memory: ...
@@ -131,13 +136,14 @@ class Device(Protocol):
 class Simulated:
     """NumPy memory, kernels as Python. Fresh memory is 0xFF bytes, NaN as floats; refs of other devices are refused.
 
-    seed: order in which threads run. wgmma: whether it is to be a Hopper.
+    seed: order in which threads run. wgmma: whether it is to be a Hopper; tma: and to use the copy engine, though its
+    clusters are single blocks.
     """
 
     graphs, cards = False, 0
 
-    def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False):
-        self.wgmma = wgmma
+    def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False, tma: bool = True):
+        self.wgmma, self.tma = wgmma, wgmma and tma
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:

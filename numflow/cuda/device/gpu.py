@@ -20,6 +20,7 @@ from numflow.cuda.compiler.compile import PTX_FOR, Binary, cached
 from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.device.slabs import Slabs
+from numflow.cuda.device.ways import configuration
 from numflow.cuda.lang.kernel import HOPPER, Kernel
 from numflow.cuda.lang.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
@@ -71,7 +72,8 @@ class Gpu:
     bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary. careful: wait after each launch, so that a
     fault names the kernel that made it ($NUMFLOW_CUDA_CAREFUL=1 says so too); graphs are not used then. dependent:
     whether a kernel begins before the one in front of it ends; from compute capability 9.0 on, if
-    $NUMFLOW_CUDA_DEPENDENT is not 0. wgmma: kernels for Hopper alone run, if $NUMFLOW_CUDA_WGMMA is not 0.
+    $NUMFLOW_CUDA_DEPENDENT is not 0. wgmma: kernels for Hopper alone run, if $NUMFLOW_CUDA_WGMMA is not 0; tma: they
+    use the copy engine and clusters, if $NUMFLOW_CUDA_TMA is not 0.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,
@@ -90,11 +92,13 @@ class Gpu:
             raise DeviceError("device 'cuda' needs a GPU of compute capability {}.{} or newer, GPU {} has {}.{}; "
                               "{}".format(*PTX_FOR, index, *self.capability, ELSE))
         self.wgmma = self.capability == HOPPER and os.environ.get("NUMFLOW_CUDA_WGMMA") != "0"
+        self.tma = self.wgmma and os.environ.get("NUMFLOW_CUDA_TMA") != "0"
         name = self._ask("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        self._behind = self._overlap() if self.capability >= DEPENDENT_FROM else None
-        self.dependent = not (self._behind is None or self.careful or os.environ.get("NUMFLOW_CUDA_DEPENDENT") == "0")
+        self.dependent = not (self.capability < DEPENDENT_FROM or self.careful
+                              or os.environ.get("NUMFLOW_CUDA_DEPENDENT") == "0")
+        self._ways: dict[tuple, Any] = {}
         self._slabs = Slabs(lambda n: int(self._ask("cuMemAlloc", n)), lambda address: self._ask("cuMemFree", address))
         self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
@@ -189,28 +193,26 @@ class Gpu:
         kernel = work.kernel
         values = [self._argument(kind, value) for kind, value in zip(kernel.signature, work.values)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        function, how = self._function(kernel), self._behind
-        if work.beside or not self.dependent or not self._asked.startswith("cuLaunchKernel"):
+        function = self._function(kernel)
+        behind = self.dependent and not work.beside and self._asked.startswith("cuLaunchKernel")
+        if not behind and work.cluster == 1:
             self._ask("cuLaunchKernel", function, *work.grid, kernel.threads, 1, 1, kernel.dynamic,
                       self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)
-            self._asked = "" if work.beside else self._asked
         else:
+            how = self._way(behind, work.cluster, work.beside)
             how.gridDimX, how.gridDimY, how.gridDimZ, how.blockDimX = *work.grid, kernel.threads
             how.sharedMemBytes = kernel.dynamic
             self._ask("cuLaunchKernelEx", how, function, ctypes.addressof(addresses), 0)
+        self._asked = "" if work.beside else self._asked
         if self.careful:
             self._await(work)
 
-    def _overlap(self) -> Any:
-        """Configuration of a launch behind another one, which begins before that ends (compiler/dependent.py)."""
-        cu, how = self._cu, self._cu.CUlaunchConfig()
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        how.blockDimY = how.blockDimZ = 1
-        how.sharedMemBytes, how.hStream = 0, self._stream
-        how.attrs, how.numAttrs = [attribute], 1
-        return how
+    def _way(self, *key: Any) -> Any:
+        """Configuration of a launch: behind another one, blocks of a cluster, in the second queue."""
+        if key not in self._ways:
+            behind, cluster, beside = key
+            self._ways[key] = configuration(self._cu, self._beside() if beside else self._stream, behind, cluster)
+        return self._ways[key]
 
     def _await(self, work: Launch) -> None:
         """Wait for a launch.

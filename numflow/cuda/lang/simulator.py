@@ -96,12 +96,13 @@ class Warp:
 
 
 class Block:
-    """A block: its place in the grid, its size, its shared memory by declaration."""
+    """A block: its place in the grid, its size, its shared memory by declaration, counts in it by their place."""
 
-    __slots__ = ("grid", "index", "shared", "size")
+    __slots__ = ("counts", "grid", "index", "shared", "size")
 
     def __init__(self, index, grid, size):
         self.index, self.grid, self.size, self.shared = index, grid, size, {}
+        self.counts: dict[int, Count] = {}
 
     def memory(self, declaration, scalar: Scalar, count: int) -> SimulatedPointer:
         """Shared memory of a declaration; garbage until written (NaN as a float)."""
@@ -109,6 +110,43 @@ class Block:
             array = np.full(count * scalar.size, 0xFF, np.uint8).view(scalar.dtype)
             self.shared[declaration] = SimulatedPointer(array, 0, "shared")
         return self.shared[declaration]
+
+
+class Count:
+    """What threads wait at for bulk copies (lang/cluster.py). arrivals: of a turn; left: that it still waits for.
+    expected: bytes of the turn; copies: of it that have not landed."""
+
+    __slots__ = ("arrivals", "copies", "expected", "left", "turn")
+
+    def __init__(self, arrivals: int):
+        self.arrivals = self.left = arrivals
+        self.turn, self.expected, self.copies = 0, 0, []
+
+    def arrive(self) -> None:
+        """One thread has."""
+        if self.left == 0:
+            raise SimulatorError("more threads arrive at a count than it has")
+        self.left -= 1
+        if not self.expected:
+            self._end()
+
+    def send(self, array: np.ndarray, at: int, words: np.ndarray) -> None:
+        """Words are on their way to a place."""
+        self.copies.append((array, at, words))
+
+    def is_over(self, turn: int) -> bool:
+        """Whether a turn of this number has ended; it ends as late as it may, when somebody asks."""
+        if self.turn & 1 == turn:
+            self._end()
+        return self.turn & 1 != turn
+
+    def _end(self) -> None:
+        """End the turn if nothing is missing: its copies land."""
+        if self.left or sum(words.nbytes for _, _, words in self.copies) != self.expected:
+            return
+        for array, at, words in self.copies:
+            array[at:at + words.size] = words
+        self.turn, self.left, self.expected, self.copies = self.turn + 1, self.arrivals, 0, []
 
 
 class _Now:

@@ -19,6 +19,7 @@ from numflow.cuda.lang.simulator import NOW, together
 
 TILE = 64           # rows of the left tile of a product
 ACROSS = 128        # rows of the right one
+TILE_WORDS = 16 * TILE
 SUMS = ACROSS // 2  # of a thread: 32 w + l has rows 16 w + l / 4 and 8 below, columns 8 j + 2 (l % 4) and the next
 ALIGNMENT = 1024    # bytes that tiles in shared memory begin at multiples of
 

@@ -41,6 +41,7 @@ from numflow.cuda.linear.gemv import unit_prefetch
 from numflow.cuda.linear.parameters import Bias, Ends, Planes, Shape
 from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES
+from numflow.cuda.weights.operand import half_place, half_word
 
 TOKENS, ROWS = 16, 32
 WARPS, NARROW = 8, 16  # of a block; of matrices with few rows
@@ -132,7 +133,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
                 for i in range(4):
                     at = 16 * j + 4 * i
                     words[at], words[at + 1], words[at + 2], words[at + 3] = load4(
-                        x, u32((sources[j] * shape.units + here) * 16 + 4 * i))
+                        x, half_place(sources[j], here, u32(i), shape.units))
             if not there:
                 for i in range(32):
                     words[i] = u32(0)
@@ -184,7 +185,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
                     if lane < 16:
                         y.data[t * y.stride + row] = total
                         if lane & u32(1) == u32(0):
-                            ends.words[(t * (shape.n >> u32(1)) + row) >> u32(1)] = pack_halves(total, beside)
+                            ends.words[half_word(t, row, shape.n >> u32(6))] = pack_halves(total, beside)
                     if row == 0:
                         ends.scales[t] = f32(1)
                 elif not grouped and parts > 1:

@@ -53,6 +53,7 @@ from numflow.cuda.linear.parameters import Bias, Planes, Residual, Shape
 from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader
 from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES, Scheme
+from numflow.cuda.weights.operand import half_place
 from numflow.cuda.weights.outliers import first_of, into_tile
 
 ROWS = 128              # of the matrix, of a block
@@ -102,7 +103,7 @@ def few(kind: str, n: int, grouped: bool = False, gate: str = "") -> Kernel:
 def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
     """grid (N / rows_of, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
 
-    x: float16 or bfloat16 words [T][units][16]; scales f32 [T]. grouped: grid (N / rows_of, tiles, 1); x has a row for
+    x: the operand "f16" or "bf16" of operand.py; scales f32 [T]. grouped: grid (N / rows_of, tiles, 1); x has a row for
     each route, or (by_token) for each token. apart: whether the matrix has outliers, `outliers` slots in a row.
     """
     bfloat = kind == "bf16"
@@ -228,7 +229,7 @@ def _copy_tokens(tile, at, x, rows_of, unit, units, thread, chunks, tokens):
         place = u32(thread + 128 * i)
         if place < tokens * 4:
             token, part = place >> u32(2), place & u32(3)
-            copy_async(tile, u32(at + token * PITCH + 4 * part), x, u32((rows_of[i] * units + unit) * 16 + 4 * part))
+            copy_async(tile, u32(at + token * PITCH + 4 * part), x, half_place(rows_of[i], unit, part, units))
     copy_commit()
 
 

@@ -27,7 +27,7 @@ from numflow.cuda.linear.parameters import (
     planes_of,
     units_of,
 )
-from numflow.cuda.linear.wgmma_gemm import gemm_for, rows_for, split_for
+from numflow.cuda.linear.wgmma_gemm import cluster_for, gemm_for, rows_for, split_for
 from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
@@ -135,14 +135,16 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: 
     def multiply(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = tile_of(rows)
-        grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), ceil(rows, tile), parts(sizes)
+        cluster = cluster_for(ctx.device, y.width, tile, apart)
+        across = ceil(ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), cluster) * cluster
+        grid = across, ceil(rows, tile), parts(sizes)
         if at_end(sizes):
             gate = param(act_mul, "kind") if act_mul else ""
             end = ends if not unscaled or not unscaled(sizes) else ends._replace(
                 rows=ctx.view(x).data, rows_stride=ctx.view(x).stride, unscaled=1)
             return Launch(few(weight.kind, y.width, gate=gate), grid, (to, *args, end))
         return Launch(gemm_for(ctx.device, weight.kind, tile, apart=apart), grid,
-                      (ctx.view(y), *args, weight.parts.get("outliers"), weight.outliers))
+                      (ctx.view(y), *args, weight.parts.get("outliers"), weight.outliers), cluster=cluster)
 
     def join(sizes: Sizes) -> Launch:
         return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (

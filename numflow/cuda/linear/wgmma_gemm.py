@@ -6,17 +6,34 @@ warpgroups put tiles into shared memory, and the tensor cores read those in the 
 of the matrix for each group. Four tiles of each operand take turns:
 
     step u:   the tensor cores begin to multiply tile u; tile u - 1 may still be on its way
-              cp.async brings the tokens (and float weights) of tile u + 2
+              tokens (and float weights) of tile u + 2 are asked for
               codes of tile u + 1, which came during step u - 1, become halves; those of tile u + 2 are asked for
               tile u - 1 has been multiplied
 
-A step brings 24 KB of halves for 1 M products: at 7 TB/s of the second cache that is 600 TFLOP/s, where 128 rows would
-bound it at 460.
+A step needs 24 KB of halves for 1 M products: at 7 TB/s of the second cache that is 600 TFLOP/s, where 128 rows would
+bound it at 460. So two blocks with the same tokens are a cluster (lang/cluster.py): each has the copy engine bring half
+of a tile of tokens to both, 20 KB a block and step, 730 TFLOP/s. Float weights come by cp.async, and so do the tokens
+of experts, whose rows lie anywhere, and all without the copy engine (device.tma).
+
+Who may touch the tokens of a tile: at the count `full` of its place the block waits until they have come. At the count
+`free` all blocks of the cluster arrive before a tile is asked for, when they have multiplied the one before it there.
 """
 
 import functools
 
 from numflow.cuda.device.device import Device
+from numflow.cuda.lang.cluster import (
+    arrive_at,
+    begin_count,
+    cluster_rank,
+    cluster_size,
+    copy_bulk,
+    expect_bytes,
+    share_bulk,
+    show_counts,
+    sync_cluster,
+    wait_turn,
+)
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
     block_x,
@@ -30,6 +47,7 @@ from numflow.cuda.lang.intrinsics import (
     load4,
     store4,
     sync_block,
+    sync_warp,
     thread_index,
 )
 from numflow.cuda.lang.kernel import Kernel, device, kernel
@@ -39,6 +57,7 @@ from numflow.cuda.lang.warpgroup import (
     ALIGNMENT,
     SUMS,
     TILE,
+    TILE_WORDS,
     begin_tiles,
     fence_tiles,
     multiply_tiles_bf16,
@@ -53,8 +72,10 @@ from numflow.cuda.linear.gemm import SCALE, code_fetch, code_halves, load_bias, 
 from numflow.cuda.linear.parameters import Bias, Planes, Shape
 from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES
+from numflow.cuda.weights.operand import half_place
 
 TOKENS = 128            # of a block
+THREADS = 256           # of a block, that multiply; behind them a warp that asks for tokens, with the copy engine
 ROWS = 256              # of the matrix, of a block
 BLOCKS = 132            # that keep the card busy, one on each multiprocessor
 STAGES = 4              # tiles of each operand
@@ -62,22 +83,33 @@ _X_AT = ROWS * 16       # words of a tile of the matrix, 256 rows of 32 halves, 
 _STAGE = _X_AT + TOKENS * 16
 _GROUP = 2 * TILE * 16  # words of the rows of a warpgroup
 _COPIES = 4             # of 16 bytes, of each thread for a tile of the matrix: twice those for tokens
+CLUSTER = TOKENS // TILE  # blocks with the same tokens that share what they bring, where there are as many
+_WASTE = 8              # tiles of rows from which on one more, so that clusters are whole, is a small matter
+_FULL = STAGES * _STAGE             # words of the counts of each place, behind all tiles
+_FREE = _FULL + 2 * STAGES
 
 
 @functools.cache
-def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
-    """grid (N / 256, rows / 128, parts); parameters as those of gemm.gemm, without outliers."""
+def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
+    """grid (N / 256, rows / 128, parts); parameters as those of gemm.gemm, without outliers.
+
+    tma: tokens come by the copy engine, shared by the blocks of a cluster along N; not grouped.
+    """
+    assert not (grouped and tma)
     floats = kind in ("f16", "bf16")
+    copies = floats or not tma
     multiply = multiply_tiles_bf16 if kind == "bf16" else multiply_tiles_f16
     fetch, halves = (_no_fetch, _no_halves) if floats else (code_fetch(kind), code_halves(kind))
     has_rows = not floats and SCHEMES[kind].row_words > 0
     row_of = row_header(SCHEMES[kind]) if has_rows else None
-    memory = SharedArray(u32, STAGES * _STAGE, ALIGNMENT, dynamic=True)
+    words_in_all = STAGES * _STAGE + 4 * STAGES * tma
+    memory = SharedArray(u32, words_in_all, ALIGNMENT, dynamic=True)
     sums, staged, coded = LocalArray(f32, 2 * SUMS), LocalArray(u32, 16), LocalArray(u32, 8)
     sources, plus = LocalArray(u32, _COPIES // 2), LocalArray(f32, 4)
     put = put_sums(2, TOKENS // 8, 1.0 if floats else 1.0 / SCALE, grouped, TILE)
 
-    @kernel(f"wgmma_{kind}{'_grouped' * grouped}", 256, blocks=1, hopper=True, dynamic=4 * STAGES * _STAGE)
+    @kernel(f"wgmma_{kind}{'_grouped' * grouped}{'_tma' * tma}", THREADS + 32 * tma, blocks=1, hopper=True,
+            dynamic=4 * words_in_all)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
         # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
@@ -102,24 +134,38 @@ def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
             acc[i] = f32(0)
         row = u32(first_row + thread) if first_row + thread < shape.n else u32(shape.n - 1)
         row = u32(above_row + row)
-        for i in range(_COPIES // 2):
-            at = u32(first_token + (thread + 256 * i >> 2))
-            at = at if at < count else u32(count - 1)
-            rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
+        if not tma:
+            for i in range(_COPIES // 2):
+                at = u32(first_token + (thread + 256 * i >> 2))
+                at = at if at < count else u32(count - 1)
+                rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if has_rows:
             base, step, z, dz = row_of(planes.per_row, row)
-        # The first tile, what is copied of the second, and its codes.
-        tile, turn = memory(), u32(0)
+        # Tiles; with the copy engine their counts, and zeros instead of tokens that are not there.
+        tile, turn, number = memory(), u32(0), u32(0)
+        rank, blocks, there, source, beyond = u32(0), u32(1), u32(0), u32(0), u32(0)
         a, c, a16, c16 = f32(0), f32(0), f32(0), f32(0)
+        if tma:
+            rank, blocks = u32(cluster_rank()), u32(cluster_size())
+            there = u32(count - first_token) if count - first_token < TOKENS else u32(TOKENS)
+            source = half_place(u32(first_token + TILE * rank), unit, u32(0), shape.units)
+            beyond = u32(shape.units * TILE_WORDS)
+            _begin_counts(tile, blocks, thread)
+            _clear_tokens(tile, there, thread)
+        # Ask for tokens (and float weights) of two tiles; the first one's codes become halves.
         for i in range(2):
             if unit + i < last:
-                _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), shape.units, thread)
-                if floats:
+                if tma:
+                    _bring_tokens(tile, u32(i), x, u32(source + TILE_WORDS * i), beyond, there, rank, blocks, thread)
+                else:
+                    _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), shape.units, thread)
+                if floats and thread < THREADS:
                     _copy_matrix(tile, u32(i * _STAGE), planes.low, first_row, above_row, shape.n, u32(unit + i),
                                  shape.units, thread)
-            copy_commit()
-        if not floats and unit < last:
+            if copies:
+                copy_commit()
+        if not floats and unit < last and thread < THREADS:
             a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head, planes.above,
                                    row, unit, shape.units, base, step, z, dz)
             halves(words, codes, a, c, a16, c16)
@@ -129,33 +175,48 @@ def wgmma_gemm(kind: str, grouped: bool = False) -> Kernel:
                                        planes.above, row, u32(unit + 1), shape.units, base, step, z, dz)
         while unit < last:
             # The tile is there, and the tensor cores see it; all warps have done with the one before the last.
-            copy_wait_older()
+            if copies:
+                copy_wait_older()
             fence_tiles()
             sync_block()
-            # Multiply it in the background ...
-            begin_tiles()
-            own, at = u32(turn * _STAGE + (warp >> u32(2)) * _GROUP), u32(turn * _STAGE + _X_AT)
-            multiply(acc, 0, tile, own, tile, at)
-            multiply(acc, SUMS, tile, u32(own + TILE * 16), tile, at)
-            send_tiles()
-            # ... while copies of the tile after the next one begin, and the next one's codes become halves.
-            if unit + 2 < last:
-                free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
-                _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
-                if floats:
-                    _copy_matrix(tile, free, planes.low, first_row, above_row, shape.n, u32(unit + 2), shape.units,
-                                 thread)
-            copy_commit()
-            turn = u32(turn + 1 & u32(STAGES - 1))
-            if not floats and unit + 1 < last:
-                halves(words, codes, a, c, a16, c16)
-                _put_row(tile, u32(turn * _STAGE), thread, words)
+            if thread < THREADS:
+                if tma:
+                    wait_turn(tile, u32(_FULL + 2 * turn), u32(number >> u32(2) & u32(1)))
+                # Multiply it in the background ...
+                begin_tiles()
+                own, at = u32(turn * _STAGE + (warp >> u32(2)) * _GROUP), u32(turn * _STAGE + _X_AT)
+                multiply(acc, 0, tile, own, tile, at)
+                multiply(acc, SUMS, tile, u32(own + TILE * 16), tile, at)
+                send_tiles()
+                # ... while copies of the tile after the next one begin, and the next one's codes become halves.
+                if copies:
+                    if unit + 2 < last:
+                        free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
+                        if not tma:
+                            _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
+                        if floats:
+                            _copy_matrix(tile, free, planes.low, first_row, above_row, shape.n, u32(unit + 2),
+                                         shape.units, thread)
+                    copy_commit()
+                if not floats and unit + 1 < last:
+                    halves(words, codes, a, c, a16, c16)
+                    _put_row(tile, u32((turn + 1 & u32(STAGES - 1)) * _STAGE), thread, words)
+                    if unit + 2 < last:
+                        a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
+                                               planes.above, row, u32(unit + 2), shape.units, base, step, z, dz)
+                wait_older_tiles()
+            elif tma:
+                # Meanwhile a warp of its own, for each thing it does waits for the one before, asks for tokens.
                 if unit + 2 < last:
-                    a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
-                                           planes.above, row, u32(unit + 2), shape.units, base, step, z, dz)
-            wait_older_tiles()
-            unit = u32(unit + 1)
+                    _bring_tokens(tile, u32(number + 2), x, u32(source + TILE_WORDS * (number + 2)), beyond, there,
+                                  rank, blocks, thread)
+                sync_warp()
+            turn, unit, number = u32(turn + 1 & u32(STAGES - 1)), u32(unit + 1), u32(number + 1)
         wait_tiles(acc)
+        if tma:
+            sync_cluster()                   # what goes to a block's memory, or from it, has come before it ends
+            if thread >= THREADS:
+                return
         # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
         lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
         place, added = u32(first_token + 2 * (lane & u32(3))), plus()
@@ -177,12 +238,20 @@ def on_hopper(device: Device, tokens: int, apart: bool) -> bool:
 
 def gemm_for(device: Device, kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
     """The kernel of a tile of so many tokens on a device."""
-    return wgmma_gemm(kind, grouped) if on_hopper(device, tokens, apart) else mma.gemm(kind, tokens, grouped, apart)
+    if on_hopper(device, tokens, apart):
+        return wgmma_gemm(kind, grouped, device.tma and not grouped)
+    return mma.gemm(kind, tokens, grouped, apart)
 
 
 def rows_for(device: Device, kind: str, tokens: int, apart: bool) -> int:
     """Rows of the matrix that a block of that kernel has."""
     return ROWS if on_hopper(device, tokens, apart) else mma.rows_of(kind, tokens, apart)
+
+
+def cluster_for(device: Device, n: int, tokens: int, apart: bool) -> int:
+    """Blocks of a cluster of that kernel, not grouped: each has a tile of rows, which some may lie beyond."""
+    tiles, shares = -(-n // ROWS), on_hopper(device, tokens, apart) and device.tma
+    return CLUSTER if shares and (tiles % CLUSTER == 0 or tiles > _WASTE) else 1
 
 
 def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: int) -> int:
@@ -194,11 +263,55 @@ def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: 
 
 
 @device
+def _begin_counts(tile, blocks, thread):
+    """Counts of all places, for the blocks of the cluster to see."""
+    if thread == 0:
+        for i in range(STAGES):
+            begin_count(tile, u32(_FULL + 2 * i), u32(1))
+            begin_count(tile, u32(_FREE + 2 * i), blocks)
+        show_counts()
+    sync_cluster()
+
+
+@device
+def _clear_tokens(tile, count, thread):
+    """Zeros for tokens that are never brought: of those that a tile has room for `count` are there."""
+    at = thread
+    while at < STAGES * TOKENS * 4:
+        token = u32(at >> u32(2) & u32(TOKENS - 1))
+        if token >= count:
+            place = u32(u32(at >> u32(9)) * _STAGE + _X_AT + 16 * token + 4 * (at & u32(3)))
+            store4(tile, place, u32(0), u32(0), u32(0), u32(0))
+        at = u32(at + THREADS + 32)
+
+
+@device
+def _bring_tokens(tile, number, x, source, beyond, there, rank, blocks, thread):
+    """32 columns of 128 tokens, of which so many are `there`, to the place of a tile of this number in all blocks of
+    the cluster: of two each brings 64 tokens, from x[source] on; one alone brings those `beyond` these as well."""
+    turn = u32(number & u32(STAGES - 1))
+    to, full, free = u32(turn * _STAGE + _X_AT), u32(_FULL + 2 * turn), u32(_FREE + 2 * turn)
+    if u32(thread - THREADS) < blocks:
+        arrive_at(tile, free, u32(thread - THREADS))
+    if thread == THREADS:
+        wait_turn(tile, free, u32(number >> u32(2) & u32(1)))
+        expect_bytes(tile, full, u32(64 * there))
+        if blocks == 1:
+            copy_bulk(tile, to, x, source, u32(64 * (there if there < TILE else u32(TILE))), full)
+            if there > TILE:
+                copy_bulk(tile, u32(to + TILE_WORDS), x, u32(source + beyond), u32(64 * (there - TILE)), full)
+        elif there > TILE * rank:
+            rows = u32(there - TILE * rank)
+            share_bulk(tile, u32(to + TILE_WORDS * rank), x, source, u32(64 * (rows if rows < TILE else u32(TILE))),
+                       full, u32(3))
+
+
+@device
 def _copy_tokens(tile, at, x, rows_of, unit, units, thread):
     """32 columns of 128 tokens into a tile. rows_of: the rows of this thread's copies."""
     for i in range(_COPIES // 2):
         token, part = u32(thread + 256 * i) >> u32(2), thread & u32(3)
-        copy_async(tile, u32(at + tile_place(token, part)), x, u32((rows_of[i] * units + unit) * 16 + 4 * part))
+        copy_async(tile, u32(at + tile_place(token, part)), x, half_place(rows_of[i], unit, part, units))
 
 
 @device

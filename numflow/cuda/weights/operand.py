@@ -1,7 +1,9 @@
 """Views as the right-hand operand of a matrix, zero up to a whole number of units of 32 columns.
 
 f32   x f32 [T, pitch]
-f16   x words of two float16 [T, pitch / 2], each row divided by its own scale f32 [T], so that no number is too large
+f16   x words of two float16, tiles [T / 64][K / 32] of 64 rows and 32 columns as tensor cores read them
+      (lang/warpgroup.py), so that a tile is 4 KB in a row; each row is divided by its own scale f32 [T], so that no
+      number is too large
 bf16  the same in bfloat16, and all scales are 1
 int8  x 4-byte words [T][2][K / 32][4], columns 0 .. 15 of all units, then columns 16 .. 31; and for each unit 4 floats:
       scale = max |v| / 127, scale * sum of its int8, scale * sum of the first 16, 0. A value is scale * int8.
@@ -28,6 +30,7 @@ from numflow.cuda.lang.intrinsics import (
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.reduce import block_max
 from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.lang.warpgroup import TILE, TILE_WORDS, tile_place
 
 UNIT = 32
 THREADS = 128
@@ -55,7 +58,7 @@ def operand_bytes(rows: int, columns: int, kind: str) -> tuple[int, int]:
     """Bytes of x and of what goes with it, for `rows` rows."""
     pitch = padded(columns)
     if kind in ("f16", "bf16"):
-        return rows * pitch * 2, rows * 4
+        return ceil(rows, TILE) * TILE * pitch * 2, rows * 4
     return (rows * pitch, rows * pitch // UNIT * 16) if kind == "int8" else (rows * pitch * 4, 0)
 
 
@@ -69,6 +72,19 @@ def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
         chosen = _held(kind, ceil(pitch, 4 * ROW_THREADS)) if whole else _halves(kind == "bf16")
         return per_row(None, chosen, ctx.rows(view), 1, x, aux, pitch // 2, *source)
     return per_row(None, _f32, ctx.rows(view), ceil(pitch, THREADS), x, pitch, *source)
+
+
+@device
+def half_place(row, unit, part, units):
+    """The word of a 16-bit operand at which part 0 .. 3 of 8 columns of a row's unit begins."""
+    return u32((u32(row >> u32(6)) * units + unit) * TILE_WORDS + tile_place(row & u32(TILE - 1), part))
+
+
+@device
+def half_word(row, column, units):
+    """The word of a 16-bit operand with an even column and the next one."""
+    return u32(half_place(row, u32(column >> u32(5)), u32(column >> u32(3) & u32(3)), units)
+               + (column >> u32(1) & u32(3)))
 
 
 @kernel("operand_f32", THREADS)
@@ -130,7 +146,7 @@ def putter(kind: str) -> DeviceFunction:
     @device
     def put_words(to, aux, row, column, width, inverse, a, b, c, d):
         if column < width:
-            store2(to, u32((row * width + column) >> u32(1)), pack(a * inverse, b * inverse),
+            store2(to, half_word(u32(row), column, width >> u32(5)), pack(a * inverse, b * inverse),
                    pack(c * inverse, d * inverse))
 
     return put_bytes if kind == "int8" else put_words
@@ -193,7 +209,7 @@ def _halves(bfloat: bool) -> Kernel:
         row, thread = block_x(), u32(thread_index())
         if row >= counts[rows]:
             return
-        source, to = x + row * x_stride, y + row * words
+        source, units = x + row * x_stride, u32(words >> u32(4))
         inverse, scale = f32(1), f32(1)
         if not bfloat:
             largest, column = f32(0), thread
@@ -210,7 +226,7 @@ def _halves(bfloat: bool) -> Kernel:
             column = u32(2 * word)
             a = source[column] * inverse if column < width else f32(0)
             b = source[column + 1] * inverse if column + 1 < width else f32(0)
-            to[word] = pack_bfloats(a, b) if bfloat else pack_halves(a, b)
+            y[half_word(u32(row), column, units)] = pack_bfloats(a, b) if bfloat else pack_halves(a, b)
             word = u32(word + ROW_THREADS)
 
     return _operand

@@ -41,13 +41,15 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """Something to run on a device. run raises what is wrong with the result. wgmma: the device is a Hopper."""
+    """Something to run on a device. run raises what is wrong with the result. wgmma: the device is a Hopper, and tma:
+    uses the copy engine."""
 
     name: str
     run: Callable
     whole: bool = False      # a test function, which no Notebook can stand in for: kernels says what it launches
     kernels: tuple[str, ...] = ()
     wgmma: bool = False
+    tma: bool = True
 
 
 def jobs() -> Iterator[Job]:
@@ -131,6 +133,8 @@ def _matrices(kind: str) -> Iterator[Job]:
     if kind not in APART:
         case = replace(linear_case(kind, 280, 512, 1, bias=True), schedule=(((0, 65),), ((0, 150),)))
         yield replace(_case(f"linear-{kind}-hopper", case, bound), wgmma=True)
+        if kind in GROUPED:
+            yield replace(_case(f"linear-{kind}-copies", case, bound), wgmma=True, tma=False)
     yield Job(f"linear-{kind}-rows", partial(_many_rows, kind, bound))
     yield _case(f"embed-{kind}", embed_case(kind, 512), 1e-5)
     yield _case(f"heads-{kind}", replace(heads_case(kind, 21, 256, 3, 2), schedule=(((0, 2),), ((0, 9),))), 3e-5)

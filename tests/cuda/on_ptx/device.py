@@ -30,8 +30,8 @@ class PtxDevice(Simulated):
     """
 
     def __init__(self, index: int = 0, seed: int = 0, checks: Checks | None = None, nbytes: int = 512 << 20,
-                 wgmma: bool = False):
-        super().__init__(index, seed, wgmma)
+                 wgmma: bool = False, tma: bool = True):
+        super().__init__(index, seed, wgmma, tma)
         self.name, self.checks, self.global_memory = f"PTX machine {index}", checks or Checks(), GlobalMemory(nbytes)
         self.launched: Counter[str] = Counter()
         self.changed: dict[str, Parsed] = {}
@@ -79,7 +79,7 @@ class PtxDevice(Simulated):
         self.launched[kernel.name] += 1
         launch(self.changed.get(kernel.name) or parsed(kernel.name, digest_of(kernel), kernel), work.grid,
                kernel.threads, [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)],
-               self.global_memory, self.checks, kernel.name, self.seed, kernel.dynamic)
+               self.global_memory, self.checks, kernel.name, self.seed, kernel.dynamic, cluster=work.cluster)
 
     def _shadow(self, ref: Ref, nbytes: int) -> np.ndarray:
         begin = self._bytes(ref, nbytes).ctypes.data - self.global_memory.base

@@ -61,10 +61,10 @@ class PtxDriver(LazyDriver):
         begin, memory = address - self.global_memory.base, self.global_memory
         return memory.written[begin:begin + nbytes] if 0 <= begin < memory.bytes.size else None
 
-    def _run(self, kernel, grid, values):
+    def _run(self, kernel, grid, values, cluster):
         self.launches += 1
         arguments = [np.uint64(value) if isinstance(kind, Pointer) else
                      {f32: np.float32, i32: np.int32}.get(kind, np.uint32)(value)
                      for kind, value in zip(kernel.signature, values, strict=True)]
         launch(parsed(kernel.name, digest_of(kernel), kernel), grid, kernel.threads, arguments, self.global_memory,
-               self.checks, kernel.name, self._dice.randrange(1, 1 << 30))
+               self.checks, kernel.name, self._dice.randrange(1, 1 << 30), kernel.dynamic, cluster=cluster)

@@ -23,10 +23,18 @@ from tests.cuda.ptx.parse import parse
 from tests.cuda.small import CASES
 
 ORDERS = (r"bar(?:rier)?\.sync[^;]*;|bar\.warp\.sync[^;]*;|cp\.async\.wait_group[^;]*;|fence\.proxy[^;]*;"
-          r"|wgmma\.(?:fence|commit_group|wait_group)[^;]*;")
+          r"|wgmma\.(?:fence|commit_group|wait_group)[^;]*;|fence\.mbarrier_init[^;]*;|mbarrier\.(?:arrive|try_wait)[^;]*;"
+          r"|barrier\.cluster\.arrive[^;]*; barrier\.cluster\.wait[^;]*;|cp\.async\.bulk[^;]*;")
+_ALONE = "a block of a cluster of two, as here, brings nothing for itself alone"
+_APART = "the lanes of a warp come together again on the machine before what all must reach"
+_LAST = "a block waits for all that goes to it; on a card its copies to the other one may still be on their way"
+_FIRST = (dict.fromkeys((3, 4, 10, 11), "nobody has used the places of the first two tiles before")
+          | dict.fromkeys((6, 7, 13, 14), _ALONE))
 # Kernel: removed orders, by their number in the text, that its case can do without, and why.
 NEEDLESS: dict[str, dict[int, str]] = {
     "attention_few_f16_64_f16_64_8": {4: "the next turn writes the sums' memory behind the barrier of its queries"},
+    "wgmma_q4_tma": _FIRST | dict.fromkeys((27, 28), _ALONE) | {30: _APART, 32: _LAST},
+    "wgmma_f16_tma": _FIRST | dict.fromkeys((28, 29), _ALONE) | {31: _APART, 33: _LAST},
     "rms_norm_weight_256": {0: "block_sum begins with a barrier for the sake of an earlier sum; here is one sum alone"}}
 
 
@@ -41,6 +49,8 @@ def cases() -> dict[str, tuple]:
             "attention_few_f16_64_f16_64_8": (turns, {"kv_type": "f16"}),
             "wgmma_q4": (linear_case("q4", 260, 512, 70, bias=True), {}),
             "wgmma_f16": (linear_case("F16", 20, 512, 70, bias=True), {}),
+            "wgmma_q4_tma": (linear_case("q4", 260, 512, 70, bias=True), {}),
+            "wgmma_f16_tma": (linear_case("F16", 260, 512, 70, bias=True), {}),
             "rms_norm_weight_256": (next(case for case in CASES if case.name == "rms_norm-wide"),
                                     {"activations": "f32"})}
 
@@ -48,7 +58,8 @@ def cases() -> dict[str, tuple]:
 def changes(text: str) -> Iterator[tuple[str, str]]:
     """(what, PTX with that change): each order taken out; all accesses of a kind shifted a little, or far away."""
     for number, found in enumerate(re.finditer(ORDERS, text)):
-        yield f"{number} without {found[0]}", text[:found.start()] + text[found.end():]
+        rest = "setp.eq.u32 over, 0, 0;" if "try_wait" in found[0] else ""       # nobody waits
+        yield f"{number} without {found[0]}", text[:found.start()] + rest + text[found.end():]
     accesses = r"((?:ld|st)\.(?:global|shared)[\w.:]*)(?=\s)[^;\[]*\[[%\w]+(?:\+\d+)?(?=\])"
     for access in sorted({found[1] for found in re.finditer(accesses, text)}):
         shifts = {"misaligned": _size(access) // 2, "far away": (1 << 28) * (".global" in access)}
@@ -82,13 +93,19 @@ def launched(name: str, case, options: dict) -> tuple[Kernel, list]:
                 found[work.kernel.name] = work.kernel
             super().launch(work)
 
-    results = run_case(case, Program, gpu=Remembering(wgmma=name.startswith("wgmma")), **options)
+    results = run_case(case, Program, gpu=_for(name, Remembering()), **options)
     return found[name], results
+
+
+def _for(name: str, device: PtxDevice) -> PtxDevice:
+    """The device as one that runs a kernel of this name."""
+    device.wgmma, device.tma = name.startswith("wgmma"), name.endswith("_tma")
+    return device
 
 
 def is_noticed(name: str, case, options: dict, text: str, expected: list) -> bool:
     """Whether a changed kernel gives a fault, a note or another result."""
-    device = PtxDevice(checks=Checks(steps=100_000), wgmma=name.startswith("wgmma"))
+    device = _for(name, PtxDevice(checks=Checks(steps=100_000)))
     device.changed[name] = parse(text)
     try:
         actual = run_case(case, Program, gpu=device, **options)

@@ -29,12 +29,13 @@ HOPPERS = ("H200", "H100")
 
 
 class How(NamedTuple):
-    """early: kernels as they are from sm_90 on. wgmma: those for Hopper alone. lanes: of a launch that are run."""
+    """early: kernels as they are from sm_90 on. wgmma: those for Hopper alone; tma: with the copy engine. lanes: of a
+    launch that are run."""
 
     early: bool = True
     wgmma: bool = True
     lanes: int = LANES
-
+    tma: bool = True
 
     @classmethod
     def for_card(cls, name: str, lanes: int = LANES) -> "How":
@@ -49,7 +50,7 @@ class Sampling(PtxDevice):
     """Runs some blocks from the middle of each launch and counts; what they compute is not looked at."""
 
     def __init__(self, nbytes: int, how: How):
-        super().__init__(nbytes=nbytes, wgmma=how.wgmma)
+        super().__init__(nbytes=nbytes, wgmma=how.wgmma, tma=how.tma)
         self.how = how
         self.found: list[tuple[Launch, Checks]] = []
         self.counts = False
@@ -65,8 +66,9 @@ class Sampling(PtxDevice):
         if isinstance(work, Order) or not self.counts:
             return
         checks, kernel, total = Checks(False, False, counted=True), work.kernel, int(np.prod(work.grid))
-        count = min(total, max(self.how.lanes // kernel.threads, 1))
-        grid = Grid(work.grid, kernel.threads, (total - count) // 2, count, kernel.dynamic)
+        count = min(total, max(self.how.lanes // kernel.threads // work.cluster, 1) * work.cluster)
+        first = (total - count) // 2 // work.cluster * work.cluster
+        grid = Grid(work.grid, kernel.threads, first, count, kernel.dynamic, work.cluster)
         values = [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)]
         newer = self.how.early or kernel.hopper
         text = parsed(kernel.name, digest_of(kernel), kernel) if newer else parse(assembly(kernel))
@@ -120,6 +122,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", action="store_true", help="the tokens are those of one prompt")
     parser.add_argument("--no-wgmma", action="store_true", help="mma.sync on Hopper too")
+    parser.add_argument("--no-tma", action="store_true", help="wgmma without the copy engine and clusters")
     parser.add_argument("--lanes", type=int, default=LANES, help="of a launch that are run; what all blocks read "
                         "is counted anew for each such sample")
     parser.add_argument("--card", default="H200", choices=CARDS)
@@ -130,7 +133,8 @@ def main() -> None:
         card = replace(card, dependent=None)
     for weights in options.weights:
         found = layer(options.shape, weights, options.tokens, context,
-                      How(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma, options.lanes))
+                      How(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma, options.lanes,
+                          not options.no_tma))
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
               f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
               "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share | TFLOP/s |\n"

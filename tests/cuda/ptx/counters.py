@@ -6,7 +6,8 @@
     counters.touched                bytes of 32-byte sectors that a launch touched at least once
     counters.within                 bytes of the allocations that these are in
     counters.second                 bytes of requests to the second cache, by copies and loads that the first does not
-                                    keep; what a warp asks for again before it branches is still on its way
+                                    keep; what a warp asks for again before it branches is still on its way, and a bulk
+                                    copy to several blocks is one
     counters.ahead                  the same of those that it asked for by `prefetch`
     counters.clocks                 of the blocks that ran, each by itself (timeline.py); `early`: before they wait
                                     for the kernels before theirs

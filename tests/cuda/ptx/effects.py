@@ -147,6 +147,8 @@ def _atomic(step):
 @effect("bar", "barrier")
 def _warp_barrier(step):
     """bar.warp.sync; barriers of blocks are the machine's."""
+    if "cluster" in step.parts:
+        return EFFECTS["cluster"](step)
     return lambda machine, mask: machine.meet_warps(machine.whole_warps(mask))
 
 
@@ -165,7 +167,9 @@ def _prefetch(step):
 
 @effect("fence")
 def _fence(step):
-    """Writes are seen at once here, but by the tensor cores (tiles.py)."""
+    """Writes are seen at once here, but by the tensor cores (tiles.py), and mbarriers by others (bulk.py)."""
+    if "mbarrier_init" in step.parts:
+        return lambda machine, mask: machine.bulk.show(mask) if machine.bulk else None
     shows = "proxy" in step.parts and "async" in step.parts
     return lambda machine, mask: machine.tiles.show(mask) if shows and machine.tiles else None
 
@@ -187,12 +191,14 @@ def _trap(step):
 @effect("cp")
 def _copy(step):
     """cp.async: what a lane copies lands when that lane waits for its group, and no earlier."""
+    if "bulk" in step.parts:
+        return EFFECTS["bulk"](step)
     if "commit_group" in step.parts:
         return lambda machine, mask: machine.commit(mask)
     if "wait_group" in step.parts or "wait_all" in step.parts:
         most = int(step.operands[0].text) if "wait_group" in step.parts else -1
         return lambda machine, mask: machine.land(step, mask, most)
-    if "async" not in step.parts or "bulk" in step.parts:
+    if "async" not in step.parts:
         raise Fault(f"no such copy here: {step.text}")
     to, source = (address(operand) for operand in step.operands[:2])
     size = int(constant(step.operands[2].text, np.int64))

@@ -22,7 +22,8 @@ _WORDS = {READ: "read", WRITE: "write"}
 class Grid:
     """Blocks (x, y, z) of `threads` threads in a row. first, count: of which these run here, all if count is 0.
 
-    dynamic: bytes of shared memory beyond what the kernel declares.
+    dynamic: bytes of shared memory beyond what the kernel declares. cluster: blocks side by side along x that reach
+    each other; whole clusters run here.
     """
 
     blocks: tuple[int, int, int]
@@ -30,6 +31,7 @@ class Grid:
     first: int = 0
     count: int = 0
     dynamic: int = 0
+    cluster: int = 1
 
 
 class Lanes:
@@ -42,6 +44,8 @@ class Lanes:
         if len(arguments) != len(kernel.parameters):
             raise Fault(f"{len(kernel.parameters)} parameters, {len(arguments)} arguments")
         blocks = grid.count or int(np.prod(grid.blocks))
+        if grid.blocks[0] % grid.cluster or grid.first % grid.cluster or blocks % grid.cluster:
+            raise Fault(f"blocks {grid.blocks} are not whole clusters of {grid.cluster}")
         self.kernel, self.grid, self.memory, self.checks, self.name = kernel, grid, memory, checks, name
         self.blocks, self.n = blocks, blocks * grid.threads
         self.arguments = {place: value for (_, place), value in zip(kernel.parameters, arguments)}
@@ -61,6 +65,7 @@ class Lanes:
         self.timeline = Timeline(blocks, grid.threads // WARP) if checks.counted else None
         self._specials, self._sectors, self._coming = {}, {}, np.zeros(0, np.int64)
         self.tiles = None                                         # of kernels with wgmma (tiles.py)
+        self.bulk = None                                          # of kernels with mbarriers or clusters (bulk.py)
         self.unsettled = self.alive if kernel.awaits else None    # lanes that have not waited for the kernels before
 
     # ---- registers
@@ -212,6 +217,8 @@ class Lanes:
             self._log(self.log_shared, step, offset, size, sort, lanes)
             if self.tiles and sort != READ:
                 self.tiles.wrote(offset, size, lanes)
+            if self.bulk:
+                self.bulk.touch(step, offset, lanes)
         elif space == "local":
             memory, pitch = self.local, max(self.kernel.local_bytes, 16)
             if int(address.min()) < 0 or int(address.max()) + size > self.kernel.local_bytes:
@@ -328,10 +335,12 @@ def _special(name: str, grid: Grid, lane, block):
     x, y, _ = grid.blocks
     thread, block = (lane % grid.threads).astype(np.uint32), (block + grid.first).astype(np.uint32)
     sizes = {"ntid.x": grid.threads, "ntid.y": 1, "ntid.z": 1, "nctaid.x": x, "nctaid.y": y, "nctaid.z": grid.blocks[2],
-             "tid.y": 0, "tid.z": 0, "nwarpid": grid.threads // WARP, "clock": 0, "smid": 0}
+             "cluster_nctarank": grid.cluster, "tid.y": 0, "tid.z": 0, "nwarpid": grid.threads // WARP, "clock": 0,
+             "smid": 0}
     if name in sizes:
         return np.uint32(sizes[name])
     found = {"tid.x": thread, "laneid": thread % np.uint32(WARP), "warpid": thread // np.uint32(WARP),
+             "cluster_ctarank": block % np.uint32(grid.cluster),
              "ctaid.x": block % np.uint32(x), "ctaid.y": block // np.uint32(x) % np.uint32(y),
              "ctaid.z": block // np.uint32(x * y)}.get(name)
     if name.startswith("lanemask_"):

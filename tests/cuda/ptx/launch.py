@@ -20,18 +20,19 @@ LANES = 4096     # that run side by side; more are faster until arrays leave the
 
 
 def launch(kernel: Kernel, blocks: tuple[int, int, int], threads: int, arguments: list, memory: GlobalMemory,
-           checks: Checks, name: str = "", seed: int = 0, dynamic: int = 0, lanes: int = LANES) -> None:
-    """Run a kernel on a grid; what it leaves is in `memory`, what was found in `checks`.
+           checks: Checks, name: str = "", seed: int = 0, dynamic: int = 0, lanes: int = LANES,
+           cluster: int = 1) -> None:
+    """Run a kernel on a grid; what it leaves is in `memory`, what was found in `checks`. cluster: blocks of one.
 
     Raises:
         Fault: the kernel did what ends it.
     """
-    total, together, log = int(np.prod(blocks)), max(1, lanes // threads), Log(False)
+    total, together, log = int(np.prod(blocks)), max(1, lanes // threads // cluster) * cluster, Log(False)
     order = range(0, total, together)
     if seed:
         order = np.random.default_rng(seed).permutation(order).tolist()
     for first in order:
-        grid = Grid(blocks, threads, first, min(together, total - first), dynamic)
+        grid = Grid(blocks, threads, first, min(together, total - first), dynamic, cluster)
         Machine(kernel, grid, arguments, memory, checks, name, seed, log).run()
         if log.places > MOST:
             _look(log, threads, checks, name or kernel.name)

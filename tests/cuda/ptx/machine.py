@@ -10,7 +10,9 @@ import functools
 
 import numpy as np
 
-from . import convert, warps  # noqa: F401  (they put instructions into the tables)
+from . import clusters, convert, warps  # noqa: F401  (they put instructions into the tables)
+from .bulk import Bulk
+from .clusters import has_bulk, turn_of
 from .counters import kind_of
 from .effects import EFFECTS, unpack
 from .findings import Checks, Fault
@@ -33,6 +35,9 @@ class Machine(Lanes):
         self.code = compiled(kernel)
         if any(step.opcode == "wgmma" for step in kernel.instructions):
             self.tiles = Tiles(self)
+        if has_bulk(kernel):
+            self.bulk = Bulk(self)
+        self.polls = {at: turn_of(block.steps[0]) for at, block in enumerate(kernel.blocks) if block.waits == 4}
         self.waits = np.array([block.waits for block in kernel.blocks] + [0])
         if self.counters:
             self.counters.launches += grid.first == 0
@@ -59,6 +64,8 @@ class Machine(Lanes):
         self._look()
         if self.tiles:
             self.tiles.end()
+        if self.bulk:
+            self.bulk.end()
         if self.counters:
             clocks, early = self.timeline.clocks()
             self.counters.clocks += clocks
@@ -70,7 +77,7 @@ class Machine(Lanes):
 
     def _turn(self) -> None:
         """Run one basic block, or pass a barrier."""
-        if self.uniform is not None and self.rng is None:
+        if self.uniform is not None and self.rng is None and self.waits[self.uniform] < 3:
             at = self.uniform
             if at < len(self.waits) - 1 and self.waits[at] == 2:
                 self._pass(at, None)
@@ -82,7 +89,7 @@ class Machine(Lanes):
             self.pc[:] = self.uniform
             self.uniform = None
         alive_pc = self.pc[self.alive_lanes]
-        if self.rng is None and (alive_pc == alive_pc[0]).all():
+        if self.rng is None and self.waits[alive_pc[0]] < 3 and (alive_pc == alive_pc[0]).all():
             self.uniform = int(alive_pc[0])
             if not self.waits[self.uniform] or self.alive_lanes.size == self.n:
                 self._turn()
@@ -92,7 +99,11 @@ class Machine(Lanes):
         together = ((self.pc.reshape(-1, WARP) == self.pc[::WARP, None]) & self.alive.reshape(-1, WARP)).all(1)
         whole = np.repeat(together, WARP)
         ready = self.alive & ((waits == 0) | ((waits == 1) & whole))
+        if self.bulk:
+            ready |= self._let_go(waits, whole)
         if not ready.any():
+            if self.bulk and self._help(waits):
+                return
             self._barrier(waits, whole)
             return
         if self.rng is None:
@@ -107,10 +118,51 @@ class Machine(Lanes):
             drawn[self.rng.choice(np.flatnonzero(candidates))] = True
         self._step(at, chosen & np.repeat(drawn, WARP))
 
+    def _let_go(self, waits, whole) -> np.ndarray:
+        """Lanes that wait for a cluster which has come, or a turn that is over; under a seed copies land before, and
+        lanes ask that must wait."""
+        if self.rng is not None and self.bulk.flights and self.rng.random() < 0.1:
+            self.bulk.land(int(self.rng.integers(len(self.bulk.flights))))
+        ready, polling = np.zeros(self.n, bool), self.alive & (waits == 4)
+        if (waits == 3).any():
+            ready |= self.alive & (waits == 3) & whole & self.bulk.all_came()
+        for at in np.unique(self.pc[polling]).tolist() if polling.any() else ():
+            self.mask, self.where = polling & (self.pc == at), self._text(at)
+            lanes = np.flatnonzero(self.mask).astype(np.int32)
+            ready[lanes] = self.polls[at](self, lanes)[0]
+        if self.rng is not None:
+            ready |= polling & ~self.bulk.polled & (self.rng.random(self.n // WARP) < 0.1).repeat(WARP)
+        return ready
+
+    def _help(self, waits) -> bool:
+        """Nobody can go on but by a barrier of the block, or waits for an mbarrier: who has not yet asks in vain, or a
+        copy lands. Whether there was something to do."""
+        at_barriers = (waits == 2) | ~self.alive
+        if (at_barriers.reshape(self.blocks, -1).all(1) & self.alive.reshape(self.blocks, -1).any(1)).any():
+            return False
+        polling = self.alive & (waits == 4)
+        asks = polling & ~self.bulk.polled
+        if asks.any():
+            at = int(self.pc[asks].min())
+            self._step(at, asks & (self.pc == at))
+            return True
+        if self.bulk.flights:
+            self.bulk.land(0 if self.rng is None else int(self.rng.integers(len(self.bulk.flights))))
+            return True
+        if polling.any():
+            at = int(self.pc[polling].min())
+            places = self.polls[at](self, np.flatnonzero(polling & (self.pc == at)).astype(np.int32))[1]
+            raise Fault(f"threads wait for ever: {self.bulk.missing(places)}")
+        if (self.alive & (waits == 3)).any() and not (self.alive & (waits == 1)).any():
+            raise Fault("threads wait for ever at barrier.cluster.wait, to which others of the cluster do not come")
+        return False
+
     def _barrier(self, waits, whole) -> None:
         """Nobody can go on but by a barrier of the block: let blocks pass whose threads are all there."""
-        waiting = self.alive & (waits == 2)
-        parted = self.alive & ~whole
+        here = ~(self.alive & (waits > 2)).reshape(self.blocks, -1).any(1)     # of others some wait for more than that
+        here = np.repeat(here, self.grid.threads)
+        waiting = self.alive & (waits == 2) & here
+        parted = self.alive & ~whole & (here if waiting.any() else waits < 3)
         if parted.any() or not waiting.any():
             lane = int(np.flatnonzero(parted if parted.any() else self.alive)[0])
             places = sorted({self._text(int(self.pc[at])) if self.alive[at] else "its end"
@@ -138,6 +190,8 @@ class Machine(Lanes):
         self.epoch = self.epoch + (1 if mask is None else mask.astype(np.int32))
         if self.tiles:
             self.tiles.meet(mask)
+        if self.bulk:
+            self.bulk.meet(mask)
         if self.log_shared.places > MOST // 4:
             self._look()
 

@@ -98,12 +98,18 @@ class Instruction:
     @property
     def is_block_barrier(self) -> bool:
         """Whether all threads of a block meet here."""
-        return self.opcode in ("bar", "barrier") and "warp" not in self.parts
+        return self.opcode in ("bar", "barrier") and not {"warp", "cluster"} & set(self.parts)
+
+    @property
+    def is_poll(self) -> bool:
+        """Whether it asks for the turn of an mbarrier."""
+        return self.opcode == "mbarrier" and bool({"try_wait", "test_wait"} & set(self.parts))
 
 
 @dataclass
 class Block:
-    """Instructions in a row. waits: for nobody (0), the lanes of the warp (1), the threads of the block (2)."""
+    """Instructions in a row. waits: for nobody (0), the lanes of the warp (1), the threads of the block (2), the
+    cluster (3), an mbarrier (4)."""
 
     steps: list[Instruction] = field(default_factory=list)
     waits: int = 0
@@ -218,7 +224,11 @@ class _Body:
             self.blocks[-1].steps.append(step)
             self.blocks.append(Block())
             return
-        if (step.opcode in OF_A_WARP or step.opcode in ("bar", "barrier")) and not self.blocks[-1].waits:
+        if step.is_poll:
+            self._wait(4)
+        elif "cluster" in step.parts and "wait" in step.parts:
+            self._wait(3)
+        elif (step.opcode in OF_A_WARP or step.opcode in ("bar", "barrier")) and self.blocks[-1].waits in (0, 4):
             self._wait(1)
         self.blocks[-1].steps.append(step)
         if step.opcode in LEAVES:

@@ -15,6 +15,7 @@ from .findings import Checks, Fault
 from .launch import launch
 from .memory import GlobalMemory
 from .parse import parse
+from .planted_bulk import BULK_BUGS, BulkBug, brought
 from .planted_tiles import TILE_BUGS, TileBug, multiplied
 
 BLOCKS = 3
@@ -141,10 +142,10 @@ def turned(bug: Bug, seed: int = 0) -> tuple[bool, Checks]:
     return bool((y.view(np.float32) == expected).all()), checks
 
 
-def is_found(bug: Bug | TileBug, seed: int = 0) -> bool:
+def is_found(bug: Bug | TileBug | BulkBug, seed: int = 0) -> bool:
     """Whether the machine says what it should."""
     try:
-        _, checks = multiplied(bug, seed) if isinstance(bug, TileBug) else turned(bug, seed)
+        _, checks = {Bug: turned, TileBug: multiplied, BulkBug: brought}[type(bug)](bug, seed)
     except Fault as fault:
         return bug.found in str(fault)
     return any(bug.found in note for note in checks.notes)
@@ -152,10 +153,10 @@ def is_found(bug: Bug | TileBug, seed: int = 0) -> bool:
 
 def main() -> int:
     """All of them; the exit status is 1 where one is not found."""
-    bugs = (*BUGS, *TILE_BUGS)
+    bugs = (*BUGS, *TILE_BUGS, *BULK_BUGS)
     missed = [bug.name for bug in bugs if not is_found(bug)]
     found = len(bugs) - len(missed)
-    for right, checks in (turned(Bug("", "")), multiplied(TileBug("", ""))):
+    for right, checks in (turned(Bug("", "")), multiplied(TileBug("", "")), brought(BulkBug("", ""))):
         if not right or checks.notes:
             missed.append(f"a right kernel is refused: {dict(checks.notes)}")
     print(*missed, sep="\n", end="\n" * bool(missed))

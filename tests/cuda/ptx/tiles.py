@@ -25,7 +25,7 @@ TURNED = {0: 0, 1: 7, 2: 3, 3: 1}            # bits of a row's number that its p
 class Begun:
     """A product that warps have begun: registers of sums, groups by warp (-1: not theirs), reads of tiles."""
 
-    registers: list[int]
+    registers: set[int]
     groups: np.ndarray
     reads: list
 
@@ -40,12 +40,12 @@ class Tiles:
         self.handed: dict[int, np.ndarray] = {}       # values of sums at the last wgmma.fence, or after a product
         numbers = {part.number for step in machine.kernel.instructions if step.opcode == "wgmma" and step.operands
                    and isinstance(step.operands[0], Several) for part in step.operands[0].parts}
-        self.sums = sorted(numbers)
+        self.sums = numbers
         self.unfenced = np.zeros(machine.shared.flying.size, np.int32)   # thread + 1 that wrote a word unseen, else 0
 
     def fence(self, mask) -> None:
         """wgmma.fence: sums as they are now are the tensor cores'."""
-        for number in self.sums:
+        for number in sorted(self.sums):
             self._hand(number, self.machine.regs[number], mask)
 
     def _hand(self, number: int, value, mask) -> None:
@@ -75,10 +75,20 @@ class Tiles:
         warps, rest = self._warps(mask), []
         for product in self.begun:
             done = warps & (product.groups >= 0) & (product.groups < self.open - most)
+            self._reads(product, done, "release")
             product.groups = np.where(done, -1, product.groups)
             if (product.groups >= 0).any():
                 rest.append(product)
         self.begun = rest
+        for product in rest if self.machine.bulk else ():
+            self._reads(product, product.groups >= 0, "keep")
+
+    def _reads(self, product: Begun, warps: np.ndarray, what: str) -> None:
+        """Tell who keeps accesses that reads of these warps have ended, or go on."""
+        if self.machine.bulk and warps.any():
+            for _, offset, lanes in product.reads:
+                of = warps[lanes // WARP]
+                getattr(self.machine.bulk, what)(offset[of], lanes[of])
 
     def meet(self, mask) -> None:
         """These warps have passed a barrier: what they still multiply is read behind it too."""
@@ -91,6 +101,8 @@ class Tiles:
 
     def busy(self, number: int) -> np.ndarray | None:
         """Lanes of which a register is a sum under way."""
+        if number not in self.sums:
+            return None
         found = [product.groups >= 0 for product in self.begun if number in product.registers]
         return np.repeat(np.logical_or.reduce(found), WARP) if found else None
 
@@ -102,7 +114,10 @@ class Tiles:
 
     def end(self) -> None:
         """All threads have ended."""
-        if self.count.size % GROUP or (self.count.reshape(-1, GROUP) != self.count[::GROUP, None]).any():
+        counts = self.count.reshape(self.machine.blocks, -1)
+        whole = counts.shape[1] // GROUP * GROUP
+        groups = counts[:, :whole].reshape(-1, GROUP)
+        if (groups != groups[:, :1]).any() or counts[:, whole:].any():
             self.machine.note("warps of a warpgroup do not all come to wgmma")
         if self.begun:
             self.machine.note("threads end before wgmma.wait_group")
@@ -146,7 +161,7 @@ def _product(step):
         left, right = (_rows(machine, step, *one, chosen, lanes, reads, across if side else None, read)
                        for side, one in enumerate(described))
         product, row, column = np.matmul(left, right.transpose(0, 2, 1)), LANES // 4, LANES % 4 * 2
-        numbers = [register.number for register in registers]
+        numbers = {register.number for register in registers}
         for place, register in enumerate(registers):
             old = machine.regs[register.number]
             busy = tiles.busy(register.number)
@@ -161,6 +176,7 @@ def _product(step):
             tiles._hand(register.number, value, mask)
         groups = np.where(warps, tiles.open, -1)
         tiles.begun.append(Begun(numbers, groups, reads))
+        tiles._reads(tiles.begun[-1], warps, "keep")
         tiles.count[chosen] += 1
         if machine.counters:
             machine.counters.products["wgmma"] += 16 * across * 16 * chosen.size
@@ -191,7 +207,7 @@ def _rows(machine, step, start, lead, stride, mode, chosen, lanes, reads, across
     if ((start // ROW[mode] * ROW[mode]) % (8 * ROW[mode])).any() and mode:
         raise Fault(f"a tile begins within the pattern of its swizzle: {step.text}")
     count = across or 16
-    row = np.arange(count) + (0 if across else 16 * (chosen % GROUP)[:, None])
+    row = np.arange(count) + (0 if across else 16 * (chosen % (machine.grid.threads // WARP) % GROUP)[:, None])
     part = np.arange(2)[:, None, None]                                   # of 8 columns
     along = part * (16 if mode else lead[:, None])
     place = start[:, None] + row // 8 * stride[:, None] + row % 8 * ROW[mode] + along

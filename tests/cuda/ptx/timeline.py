@@ -23,7 +23,7 @@ RESULT = {"shfl": 25, "movmatrix": 25, "ldmatrix": 30, "mma": 33, "ld": 30, "ex2
 PAIRS = 512              # of float16 that a tensor core of sm_90 multiplies in a clock
 BLOCKS = 1 << 16         # more than there are side by side
 PLAIN = 4                # clocks until the result of any other instruction can be read
-STORES = {"st", "red", "bra", "ret", "exit", "cp", "bar", "barrier"}  # that write no register
+STORES = {"st", "red", "bra", "ret", "exit", "cp", "bar", "barrier", "fence"}  # that write no register
 
 
 class Touched:
@@ -74,6 +74,17 @@ class Timeline:
             alone = known.between(places * BLOCKS, (places + 1) * BLOCKS) == 1
             self._arrival[warp[new]] = np.maximum(self._arrival[warp[new]], MIDDLE)
             self._arrival[warp[new & alone & ~np.isin(offset >> 7, self._asked)]] = FAR
+
+    def bring(self, offset: np.ndarray, lane: int) -> float:
+        """Clocks until a copy from these places, which a lane has begun, has come."""
+        self.fetch(offset, np.full(offset.size, lane, np.int32), True)
+        arrival, self._arrival = self._arrival, None
+        return float(arrival[lane // WARP])
+
+    def until(self, warp: int, clock: float) -> None:
+        """A warp waits for what comes at this clock."""
+        self.clock[warp] = max(self.clock[warp], clock)
+        self.part(np.array([warp]))
 
     def step(self, step: Instruction, active: np.ndarray) -> None:
         """Lanes of `active` have run an instruction."""
