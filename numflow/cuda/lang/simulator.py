@@ -113,7 +113,7 @@ class Block:
 
 
 class Count:
-    """What threads wait at for bulk copies (lang/cluster.py). arrivals: of a turn; left: that it still waits for.
+    """Arrivals and bytes that threads wait for (lang/cluster.py). arrivals: of a turn; left: that it still waits for.
     expected: bytes of the turn; copies: of it that have not landed."""
 
     __slots__ = ("arrivals", "copies", "expected", "left", "turn")
