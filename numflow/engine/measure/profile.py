@@ -48,9 +48,9 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
     """Rows by op, most time first, of running `tokens` tokens after `context` others; medians of `repeat` runs.
 
     Each: op, steps, microseconds (with a barrier after each step), share of the run, megabytes that must move, gb_s,
-    gop_s, and at_limit: the time they would take at the machine's measured limits as a part of the time they take (above
-    1 it may be of pairs of bfloat16, for which the rate of float32 stands); None of ops without products, whose numbers
-    stay in a cache. Linears come apart by what they compute; a step that the
+    gop_s, and at_limit: the time they would take at the machine's measured limits as a part of their time; above
+    1 it may be of pairs of bfloat16, which are counted at the rate of float32. None of ops without products, whose
+    numbers stay in a cache. Linears come apart by what they compute; a step that the
     kernels of another one do counts as a part of that one.
 
     Raises:
