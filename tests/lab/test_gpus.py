@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numflow.cuda.device.device import Simulated
+from numflow.cuda.weights.operand import UNIT, half_word
 from numflow.errors import DeviceError
 from numflow.lab import gpus, machine
 from tests.cuda import timed_driver
@@ -83,7 +84,10 @@ def test_timed_kernels_do_what_they_are_timed_for(what, sizes):
     (rows, columns), tokens = sizes[:2], (*sizes, 1)[2]
     sample = bench.sample.astype(np.float64)
     w = sample[:rows * columns].reshape(rows, columns)
-    x = np.ones((1, columns)) if what == "reading" else sample[:tokens * columns].reshape(tokens, columns)
+    x = np.ones((1, columns))
+    if what == "product":  # the operand's order is that of tiles
+        x = np.array([[sample[2 * half_word(t, column & ~1, columns // UNIT) + column % 2] for column in range(columns)]
+                      for t in range(tokens)])
     y = device.download(work.values[0], 4 * tokens * rows).view(np.float32).reshape(tokens, rows)
     np.testing.assert_allclose(y, x @ w.T, rtol=1e-4, atol=1e-3)
 
