@@ -45,8 +45,10 @@ def test_keys_and_values_in_few_bits(folder):
     np.testing.assert_allclose(logits["cuda"], logits["cpu"], atol=1e-4)
     with numflow.load(folder, backend="cuda", gpu="simulator", kv="q8") as model:
         assert np.abs(model.logits([5, 6, 7, 30]) - logits["cpu"]).max() < 0.5 * np.std(logits["cpu"])
-    with pytest.raises(RequestError, match="kv_k should be one of auto, f32, f16, q8"):
+    with pytest.raises(RequestError, match="kv_k should be one of auto, f32, f16, bf16, q8"):
         numflow.load(folder, backend="cuda", gpu="simulator", kv_k="q7")
+    with pytest.raises(RequestError, match="kv_k should be one of auto, f32, f16, q8, .*, is .bf16."):
+        numflow.load(folder, backend="cuda", gpu="simulator", kv_k="bf16")
 
 
 @pytest.mark.skipif(not _no_gpu(), reason="this machine has a GPU")
