@@ -38,6 +38,7 @@ def model(loaded, monkeypatch):
         return found
 
     monkeypatch.setattr(loaded.program, "decode", counted)
+    monkeypatch.setattr(pace, "FRAME_S", 60.0)  # however slow a step is beside other work
     made = Model(loaded.network, loaded.program, ends=ENDS)
     made.steps = steps
     return made
