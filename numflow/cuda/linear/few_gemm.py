@@ -37,6 +37,7 @@ from numflow.cuda.lang.intrinsics import (
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.lang.warpgroup import TILE_WORDS
 from numflow.cuda.linear.gemv import unit_prefetch
 from numflow.cuda.linear.parameters import Bias, Ends, Planes, Shape
 from numflow.cuda.weights.decode_scaled import row_header
@@ -110,7 +111,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
             first_token, count, above_row = u32(begin), u32(end), u32(expert * shape.n)
         elif first_token >= count:
             return
-        # What a row has once, and the two tokens that this lane reads.
+        # What a row has once, and where the two tokens that this lane reads begin.
         acc, upper, lower, words = _sums(), _above(), _below(), _tokens()
         bases, steps, zeros, slopes, sources = _bases(), _steps(), _zeros(), _slopes(), _sources()
         for i in range(_MOST):
@@ -123,7 +124,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
         for j in range(2):
             at = u32(first_token + group + 8 * j)
             at = at if at < count else u32(count - 1)  # tokens that are not there are the last one
-            sources[j] = u32(order[2 * at + by_token]) if grouped else at
+            sources[j] = half_place(u32(order[2 * at + by_token]) if grouped else at, u32(0), u32(0), shape.units)
         # For each four units: load activations, of units beyond the last zeros; decode and multiply.
         while unit < last:
             here = u32(unit + own)
@@ -133,7 +134,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
                 for i in range(4):
                     at = 16 * j + 4 * i
                     words[at], words[at + 1], words[at + 2], words[at + 3] = load4(
-                        x, half_place(sources[j], here, u32(i), shape.units))
+                        x, u32(u32(sources[j] + here * TILE_WORDS) ^ u32(4 * i)))
             if not there:
                 for i in range(32):
                     words[i] = u32(0)

@@ -76,7 +76,8 @@ def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
 
 @device
 def half_place(row, unit, part, units):
-    """The word of a 16-bit operand at which part 0 .. 3 of 8 columns of a row's unit begins."""
+    """The word of a 16-bit operand at which part 0 .. 3 of 8 columns of a row's unit begins. Other units lie TILE_WORDS
+    further each; part p of a unit is at the place of its part 0 with the bits of 4 p changed."""
     return u32((u32(row >> u32(6)) * units + unit) * TILE_WORDS + tile_place(row & u32(TILE - 1), part))
 
 
