@@ -34,7 +34,7 @@ def plan(
     weights: Annotated[str, typer.Option(metavar="TYPE", show_default="as stored; F16 of a --shape",
                                          help="Tensor type of the matrices, such as F16 or Q4_0; of a model also a "
                                          "scheme, a preset or a recipe file, as when it is loaded.")] = "",
-    kv: Annotated[str | None, typer.Option(metavar="TYPE", show_default="f16; f32 with float weights on a processor",
+    kv: Annotated[str | None, typer.Option(metavar="TYPE", show_default="16 bits; f32 with float weights on a CPU",
                                            help="Type of cached values: f32, f16, bf16 (CPU), q8 .. q2.")] = None,
     clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that numflow describes.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,

@@ -78,7 +78,7 @@ class Program(OneDevice):
         told = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
         self._weights: Weights = Weights(weights, n_threads, told, None if beside is None else beside._weights)
         own, self._tables = cache_windows(network), table_fields(windows(network))
-        turned = kv_types(auto.removeprefix("b"), kv_k, kv_v)  # keys that are values too become float32 first
+        turned = kv_types("f16" if auto == "bf16" else auto, kv_k, kv_v)  # keys that are values become float32 first
         caches = {name: KVCache(cache, block_size, *(turned if cache.prefix else kv), own.get(name, 0),
                                 self._tables[own.get(name, 0)]) for name, cache in network.caches.items()}
         states = {state.name: StateMemory(state, nbytes) for state, nbytes in slot_bytes(network, state_type).items()}

@@ -39,9 +39,9 @@ def attention(step: Step, ctx) -> list[Call]:
     scratch = ctx.scratch("attention", ctx.n_threads * per_thread)
     partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
-    integers = ctx.activations != "f32" and not shape.prefix
-    kind = cache.kinds[0] if cache.kinds in _AS_THEY_ARE or (integers and cache.kinds == ("bf16", "bf16")) else \
-        "coded_int8" if integers else "coded"
+    rounded = ctx.activations != "f32" and not shape.prefix
+    kind = cache.kinds[0] if cache.kinds in _AS_THEY_ARE or (rounded and cache.kinds == ("bf16", "bf16")) else \
+        "coded_int8" if rounded else "coded"
     kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
     return [Call.named(
         step, kernel, SLOTS, header=ctx.header, **ctx.strided("q", step.inputs[0]), **ctx.strided("y", step.outputs[0]),

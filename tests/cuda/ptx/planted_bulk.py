@@ -13,6 +13,7 @@ from .findings import Checks
 from .launch import launch
 from .memory import GlobalMemory
 from .parse import parse
+from .planted_tiles import PartsBug
 
 TILES, BYTES = 3, 512
 _BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -66,21 +67,11 @@ _ONE_WARP = "setp.ge.u32 %p7, %r1, {}; @%p7 bra $on; {} $on: "
 
 
 @dataclass(frozen=True)
-class BulkBug:
-    """A change of the right kernel, parts by their names, and words of what must be found."""
+class BulkBug(PartsBug):
+    """A change of the copies above. blocks: of the launch."""
 
-    name: str
-    found: str
-    changed: tuple[tuple[str, str], ...] = ()
+    kernel, parts = TEXT, PARTS
     blocks: int = 2
-
-    @property
-    def text(self) -> str:
-        """PTX of the kernel with the bug."""
-        text, parts = TEXT, PARTS | dict(self.changed)
-        for name, part in parts.items():
-            text = text.replace(name.upper(), part)
-        return text
 
 
 def _copy(name: str, found: str, old: str, new: str) -> BulkBug:

@@ -5,6 +5,7 @@ bytes a row, and multiply the first by the second turned: y[4 * thread + i] is w
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -47,9 +48,14 @@ _THREE_WARPS = "setp.ge.u32 %p2, %r1, 96; @%p2 bra $on; {} $on: "
 
 
 @dataclass(frozen=True)
-class TileBug:
-    """A change of the right kernel, parts by their names, and words of what must be found."""
+class PartsBug:
+    """A change of a right kernel, parts by their names, and words of what must be found.
 
+    kernel, parts: PTX with the names of parts in capitals, and what they are in the right kernel.
+    """
+
+    kernel: ClassVar[str]
+    parts: ClassVar[dict[str, str]]
     name: str
     found: str
     changed: tuple[tuple[str, str], ...] = ()
@@ -57,10 +63,16 @@ class TileBug:
     @property
     def text(self) -> str:
         """PTX of the kernel with the bug."""
-        text, parts = TEXT, PARTS | dict(self.changed)
-        for name, part in parts.items():
+        text = self.kernel
+        for name, part in (self.parts | dict(self.changed)).items():
             text = text.replace(name.upper(), part)
         return text
+
+
+class TileBug(PartsBug):
+    """A change of the product above."""
+
+    kernel, parts = TEXT, PARTS
 
 
 TILE_BUGS = (
