@@ -38,7 +38,8 @@ def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
     if kind in SCHEMES and kind != "q4_b16":  # of whose headers any byte is a number
         return encode(rng.standard_normal((n, k)).astype(np.float32), find(kind), threads=1)
     if kind in HUB_TYPES:
-        return hub_rows(kind, n, k, rng, most=16)  # tensor cores take weights up to 127
+        # Tensor cores take weights up to 127, also of the largest scale of a row times that of 16 columns.
+        return hub_rows(kind, n, k, rng, most=4 if HUB_TYPES[kind].by_16 else 16)
     block, size = TYPES[kind].block, TYPES[kind].size
     raw = rng.integers(0, 256, (n, k // block, size), dtype=np.uint8)
     most = 0.01 if kind == "Q6_K" else 0.1  # weights are up to 4064 times that; keys of wide models must fit float16
