@@ -21,8 +21,8 @@ def act_mul(gate, up, *, kind, limit, alpha):
 
 
 def gate_rows(x, gate):
-    """y = x * sigmoid(gate); x [T, D], gate [T, 1]."""
-    return x * sigmoid(gate)
+    """Each of H equal parts of a row times its sigmoid(gate); x [T, D], gate [T, H]."""
+    return x * np.repeat(sigmoid(gate), x.shape[1] // gate.shape[1], axis=1)
 
 
 def permute(x, order):

@@ -2,16 +2,18 @@
 
 kind: "causal", "multimodal" (its language part), "masked", "hidden" (no head) or "translate". options: "lengths" of
 the prompts, "types" for segment ids, "attention" for the implementation to use, "extra" for tensors that transformers
-does not write by itself, "kept" for ends of names of those that follow from the configuration.
+does not write by itself, "kept" for ends of names of those that follow from the configuration, "renamed" for a part of
+names and what it is in published files, "turned" for ends of names of stacks that are the other way round there.
 """
 
 from tests.specs.configs_2026 import CASES_2026
 from tests.specs.configs_decoder import DECODERS
+from tests.specs.configs_late_moe import LATE_MOE
 from tests.specs.configs_other import ENCODERS, TRANSLATORS
 from tests.specs.configs_recurrent import RECURRENT
 
 CASES = {name: (options.get("kind", "causal"), config, options)
          for name, (config, options) in (DECODERS | CASES_2026).items()}
 CASES |= ENCODERS
-CASES |= RECURRENT
+CASES |= RECURRENT | LATE_MOE
 CASES |= {name: ("translate", config, options) for name, (config, options) in TRANSLATORS.items()}

@@ -37,8 +37,9 @@ def act_mul(step: Step, ctx) -> list[Call]:
 
 
 def gate_rows(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D]; gate f32 [rows, 1]."""
-    return [_bind(_CODE.kernel("gate_rows"), step, ctx)]
+    """x, y f32 [rows, D]; gate f32 [rows, H]."""
+    parts = step.inputs[1].width
+    return [_bind(_CODE.kernel("gate_rows" if parts == 1 else "gate_parts"), step, ctx, parts)]
 
 
 def permute(step: Step, ctx) -> list[Call]:

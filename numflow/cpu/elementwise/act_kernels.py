@@ -186,6 +186,21 @@ def gate_rows(args, thread, n_threads):
 
 
 @kernel
+def gate_parts(args, thread, n_threads):
+    """Each of KIND parts of y = that of a * sigmoid(its column of b). Items: rows times parts."""
+    parts = i64(args, KIND)
+    width = i64(args, WIDTH) // parts
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)) * parts, thread, n_threads)
+    for item in range(begin, end):
+        t, part = item // parts, item % parts
+        factor = sigmoid(splat(f32_ptr(i64(args, B) + 4 * t * i64(args, B_STRIDE))[part]))
+        y = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + part * width)
+        a = i64(args, A) + 4 * (t * i64(args, A_STRIDE) + part * width)
+        for i in range(0, width, 16):
+            store_part(y + 4 * i, load_part(a + 4 * i, width - i) * factor, width - i)
+
+
+@kernel
 def permute(args, thread, n_threads):
     """y[j] = a[b[j]], where b is one row of whole numbers"""
     begin, end = share(_items(args), thread, n_threads)

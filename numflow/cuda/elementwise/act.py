@@ -34,10 +34,10 @@ def act_mul(step: Step, ctx) -> list[Call]:
 
 
 def gate_rows(step: Step, ctx) -> list[Call]:
-    """y = x * sigmoid(gate), gate f32 [T, 1]."""
+    """Each of H equal parts of a row of x times its sigmoid(gate), gate f32 [T, H]."""
     (x, gate), (y,) = step.inputs, step.outputs
     return [per_row(step, _gate_rows, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), *ctx.view(gate),
-                    ctx.batch.counts, ctx.rows(y), y.width)]
+                    ctx.batch.counts, ctx.rows(y), y.width, y.width // gate.width)]
 
 
 def permute(step: Step, ctx) -> list[Call]:
@@ -128,10 +128,10 @@ def binary(name: str, function: DeviceFunction) -> Kernel:
 
 @kernel("gate_rows", THREADS)
 def _gate_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.ptr, gate_stride: u32, counts: i32.ptr,
-               rows: u32, width: u32):
+               rows: u32, width: u32, part: u32):
     row, column = block_x(), block_y() * 128 + thread_index()
     if row < counts[rows] and column < width:
-        y[row * y_stride + column] = x[row * x_stride + column] * sigmoid(gate[row * gate_stride])
+        y[row * y_stride + column] = x[row * x_stride + column] * sigmoid(gate[row * gate_stride + column // part])
 
 
 @kernel("permute", THREADS)

@@ -172,10 +172,11 @@ def _elementwise():
     b.step("select_rows", (x,), (y,))
     b.step("softcap", (y,), (y,), cap=30.0)
     yield b.case(y, RAGGED, rows=(12, 0))
-    b = Builder("gate_rows")
-    x, gate = b.inputs(60, 1, spread=3.0)
-    b.step("gate_rows", (x, gate), (x,))
-    yield b.case(x, RAGGED)
+    for name, parts in (("gate_rows", 1), ("gate_rows-parts", 3)):
+        b = Builder(name)
+        x, gate = b.inputs(60, parts, spread=3.0)
+        b.step("gate_rows", (x, gate), (x,))
+        yield b.case(x, RAGGED)
     for name, heads, width, shared in (("head_concat", 3, 8, False), ("head_concat-shared", 3, 8, True)):
         b = Builder(name)
         x, z = b.inputs(heads * 20, width if shared else heads * width)
