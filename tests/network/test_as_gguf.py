@@ -11,6 +11,7 @@ from numflow.reference.program import Program
 from numflow.spec import list_specs, load_spec
 from tests.specs import toy
 from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
+from tests.specs.configs_late_moe import LATE_MOE
 from tests.specs.toy import namings
 
 # What only the source can say, or only numflow would heed.
@@ -29,12 +30,13 @@ REFUSED = {
     "nemotron_h": "softplus: least is 0.001", "nemotron_h_moe": "softplus: least is 0.001",
     "olmo3": "angles: scale is 1.2079, and would be read as 1.20794",
     "phi3_window": "window is 6", "qwen2_moe_sparse": "moe_route", "qwen2_window": "window is 4",
-    "qwen3_moe_mixed": "moe_route", "qwen3_next": "moe_route", "starcoder2_window": "window is 5"}
+    "qwen3_moe_mixed": "moe_route", "qwen3_vl_moe_mixed": "moe_route", "qwen3_next": "moe_route", "starcoder2_window": "window is 5"}
 NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32", "distilbert", "electra",
                    "electra_generator", "gemma3_multimodal", "glm", "glm4_moe_lite", "glm_moe_dsa", "gpt_neo", "gptj",
                    "llama4_multimodal", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
                    "nanochat", "nllb", "olmo_hybrid", "opt", "opt_350m", "pegasus", "recurrent_gemma", "roberta",
                    "solar_open", "vaultgemma", "xlm_roberta")
+NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith("qwen3_vl"))
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written.

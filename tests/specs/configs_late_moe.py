@@ -44,7 +44,7 @@ case("sarvam_mla", RMS, SARVAM, LATENT, family("SarvamMLA", "sarvam_mla"), {
 MIMO = RMS | GROUPS | family("MiMoV2Flash", "mimo_v2_flash") | {
     "n_routed_experts": 6, "head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "routed_scaling_factor": None}
 case("mimo_v2_flash", MIMO, {
-    "layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 5,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 5,
     "mlp_layer_types": ["dense", "sparse", "sparse"], "attention_value_scale": 0.6, "attention_bias": True,
     "rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": 0.334},
