@@ -30,7 +30,8 @@ REFUSED = {
     "nemotron_h": "softplus: least is 0.001", "nemotron_h_moe": "softplus: least is 0.001",
     "olmo3": "angles: scale is 1.2079, and would be read as 1.20794",
     "phi3_window": "window is 6", "qwen2_moe_sparse": "moe_route", "qwen2_window": "window is 4",
-    "qwen3_moe_mixed": "moe_route", "qwen3_vl_moe_mixed": "moe_route", "qwen3_next": "moe_route", "starcoder2_window": "window is 5"}
+    "qwen3_moe_mixed": "moe_route", "qwen3_vl_moe_mixed": "moe_route", "qwen3_next": "moe_route",
+    "starcoder2_window": "window is 5"}
 NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32", "distilbert", "electra",
                    "electra_generator", "gemma3_multimodal", "glm", "glm4_moe_lite", "glm_moe_dsa", "gpt_neo", "gptj",
                    "llama4_multimodal", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",

@@ -41,6 +41,10 @@ case("sarvam_mla", RMS, SARVAM, LATENT, family("SarvamMLA", "sarvam_mla"), {
         "type": "deepseek_yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}},
      lengths=(9, 30))
 
+case("sarvam_mla_compressed", RMS, SARVAM, LATENT, family("SarvamMLA", "sarvam_mla"), {
+    "q_lora_rank": 28, "n_group": 3, "topk_group": 2, "rope_interleave": False, "num_hidden_layers": 2,
+    "tie_word_embeddings": True}, without=("head_dim",))
+
 MIMO = RMS | GROUPS | family("MiMoV2Flash", "mimo_v2_flash") | {
     "n_routed_experts": 6, "head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "routed_scaling_factor": None}
 case("mimo_v2_flash", MIMO, {
@@ -65,6 +69,14 @@ case("kimi_k25", wrapped("Kimi_K25ForConditionalGeneration", "kimi_k25", {
         "mscale": 1.0, "mscale_all_dim": 1.0}}, image_token_id=200, video_token_id=201, projection_hidden_size=16,
     vision_config=EYES | {"model_type": "kimi_k25_vision", "pos_emb_height": 4, "pos_emb_width": 4,
                           "pos_emb_time": 2}), kind="multimodal", lengths=(9, 30),
+     renamed=("language_model.model.blocks.", "language_model.model.layers."))
+
+case("kimi_k25_tied", wrapped("Kimi_K25ForConditionalGeneration", "kimi_k25", {
+    key: value for key, value in KIMI.items() if key != "head_dim"} | {
+        "n_group": 3, "topk_group": 2, "first_k_dense_replace": 0, "tie_word_embeddings": True},
+    image_token_id=200, video_token_id=201, projection_hidden_size=16,
+    vision_config=EYES | {"model_type": "kimi_k25_vision", "pos_emb_height": 4, "pos_emb_width": 4,
+                          "pos_emb_time": 2}) | {"tie_word_embeddings": True}, kind="multimodal",
      renamed=("language_model.model.blocks.", "language_model.model.layers."))
 
 case("flex_olmo", BARE, family("FlexOlmo", "flex_olmo"), {
@@ -205,3 +217,19 @@ case("ernie4_5_vl_moe", wrapped("Ernie4_5_VLMoeForConditionalGeneration", "ernie
     key: value for key, value in ERNIE.items() if key != "rope_theta"}, image_token_id=200, video_token_id=201,
     vision_config={"model_type": "ernie4_5_vl_moe_vision", "depth": 1, "hidden_size": 16, "num_heads": 2,
                    "intermediate_size": 24, "patch_size": 4, "spatial_merge_size": 2}), kind="multimodal")
+case("ernie4_5_vl_moe_mixed", wrapped("Ernie4_5_VLMoeForConditionalGeneration", "ernie4_5_vl_moe", {
+    key: value for key, value in ERNIE.items() if key != "rope_theta"} | {
+        "mlp_layer_types": ["sparse", "dense"], "use_bias": True, "tie_word_embeddings": True, "moe_k": 3},
+    image_token_id=200, video_token_id=201, vision_config={
+        "model_type": "ernie4_5_vl_moe_vision", "depth": 1, "hidden_size": 16, "num_heads": 2,
+        "intermediate_size": 24, "patch_size": 4, "spatial_merge_size": 2}) | {"tie_word_embeddings": True},
+     kind="multimodal")
+# More heads, so that no two keys have the same score, of zeros alone.
+case("axk2_yarn", AXK2, {
+    "index_n_heads": 12,
+    "mlp_layer_types": ["sparse", "dense"], "norm_topk_prob": False, "tie_word_embeddings": True,
+    "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+     without=("head_dim", "n_group", "topk_group"), lengths=(9, 30))
+case("phi4_multimodal_plain", LATE_MOE["phi4_multimodal"][1], {
+    "sliding_window": None, "partial_rotary_factor": 1.0, "tie_word_embeddings": True, "num_key_value_heads": 4},
+     without=("rope_scaling", "original_max_position_embeddings"))
