@@ -350,8 +350,8 @@ MODEL_TYPES = ("decoder", "encoder", "encoder-decoder", "draft")
 MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
 DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
 SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "null", *LIMITS, "what")
-TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", "unconfirmed",
+TOP_KEYS = ("extends", "extends_part", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", "unconfirmed",
             *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.
-NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "draft_layer", "metadata", "written", *SECTIONS,
-               *STACKS)
+NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "defaults", "draft_layer", "metadata", "written",
+               *SECTIONS, *STACKS)
