@@ -75,7 +75,8 @@ def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
     bases = [load_spec(each) for each, table in detect_tables().items() if names_it(table, inner)]
     bases = [base for base in bases if base.type == "decoder" and not base.section("extends_part")]
     if not bases:
-        raise SpecError(f"{file}: {name}: no spec of a decoder for {_architecture(inner)}; `numflow spec new` drafts one")
+        raise SpecError(f"{file}: {name}: no spec of a decoder for {_architecture(inner)}; "
+                        f"`numflow spec new` drafts one")
     chosen = [(base, _on(spec, base, name)) for base in bases]
     fitting = [base for base, made in chosen
                if _condition(made, checkpoint, has_for, base.section("detect").get("when"))]
@@ -84,9 +85,12 @@ def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
 
 
 def _on(spec: Spec, base: Spec, part: str) -> Spec:
-    """A spec on top of another one, reading this part of config.json alone."""
+    """A spec on top of another one, reading this part of config.json alone: names of tensors begin as it says, and
+    then as they do in the other one."""
     found = load_spec(spec.path, spec.enclosed, base.name)
-    table = {**found.table, "hf": {**found.section("hf"), "within": part},
+    ours, theirs = (_list(each.section("hf").get("prefix", [])) for each in (spec, base))
+    prefixes = [first + second for first in ours for second in (*theirs, "")]
+    table = {**found.table, "hf": {**found.section("hf"), "within": part, "prefix": prefixes},
              "model": {**found.section("model"), "title": f"{base.title} ({spec.title[:1].lower()}{spec.title[1:]})"}}
     return replace(found, name=f"{spec.name} on {base.name}", table=table)
 

@@ -17,7 +17,7 @@ one, `numflow spec new CHECKPOINT` drafts one, `docs/new-model.md` walks through
 | `extends = "NAME"` | another spec (a file or a shipped one) whose tables this one adds to or replaces, key by \
 key |
 | `extends_part = ["NAME"]` | the same, of the spec that knows the `model_type` of an object of config.json, the first \
-of these that is there; that object alone is read |
+of these that is there; that object alone is read, and names of tensors have a `prefix` of both, one behind the other |
 | `[model]` | `title`, `type` (`decoder`, `encoder`, `encoder-decoder`, `draft`: it \
 drafts for another model), `source`, `license`, `notes` |
 | `[detect]` | which checkpoints it describes: `architectures`, `model_type` (config.json), `gguf` \

@@ -195,6 +195,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "key_scale": _float(1.0, "keys are multiplied by it"),
         "out_scale": _float(1.0, "the output is multiplied by it"),
         "buckets": _int(0, "relative position buckets of the stack's first layer; 0 = none", 0),
+        "own_buckets": _bool(False, "each layer has a table of them, rather than the first layer of the stack"),
         "bucket_distance": _int(128, "distance of the last bucket"),
     },
     "latent": {
@@ -350,8 +351,8 @@ MODEL_TYPES = ("decoder", "encoder", "encoder-decoder", "draft")
 MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
 DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
 SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "null", *LIMITS, "what")
-TOP_KEYS = ("extends", "extends_part", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", "unconfirmed",
-            *SECTIONS, *NAMINGS, *STACKS)
+TOP_KEYS = ("extends", "extends_part", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed",
+            "unconfirmed", *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.
 NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "defaults", "draft_layer", "metadata", "written",
                *SECTIONS, *STACKS)

@@ -3,6 +3,8 @@
 As in configs_decoder.py; kind is "multimodal", or "audible" of those that transformers knows as hearing ones.
 """
 
+from tests.specs.configs_recurrent import NEWER
+
 PARTS: dict[str, tuple[dict, dict]] = {}
 
 
@@ -174,3 +176,6 @@ case("qwen3_asr", "Qwen3ASRForConditionalGeneration", QWEN3 | {"tie_word_embeddi
                      "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "max_source_positions": 10,
                      "output_dim": 32, "downsample_hidden_size": 8},
     "audio_token_id": 200, "tie_word_embeddings": True}, kind="audible")
+case("minicpmv4_6", "MiniCPMV4_6ForConditionalGeneration", NEWER | {"model_type": "qwen3_5_text"}, {
+    "vision_config": EYES | {"model_type": "minicpmv4_6_vision", "insert_layer_id": 0}, "insert_layer_id": 0,
+    "image_size": 28, "image_token_id": 200, "video_token_id": 201})

@@ -246,7 +246,8 @@ def _position_biases(b: Builder, heads: int) -> dict[str, str]:
     if b.option("attention", "sinks"):
         weights["sinks"] = b.vector("attn_sinks", "weight", heads)
     if b.option("attention", "buckets"):
-        layer, b.layer = b.layer, 0
+        layer = b.layer
+        b.layer = layer if b.option("attention", "own_buckets") else 0
         weights["buckets"] = b.matrix("attn_rel_b", b.option("attention", "buckets"), heads)
         b.layer = layer
     return weights
