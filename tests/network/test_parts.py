@@ -50,7 +50,8 @@ def test_what_the_configuration_lacks_is_said(config, message):
 
 def test_the_part_says_which_specification_is_extended():
     found = network.choose_spec(checkpoint(part("mixtral", num_local_experts=4)))
-    assert found.name == "multimodal on mixtral" and [path.stem for path in found.chain[:2]] == ["multimodal", "mixtral"]
+    assert found.name == "multimodal on mixtral"
+    assert [path.stem for path in found.chain[:3]] == ["multimodal", "mixtral", "llama"]
     assert found.title == "Mixtral (language part of models that also see or hear)"
     unknown = {"architectures": ["FooForConditionalGeneration"],
                "llm_config": {"architectures": ["Qwen2ForCausalLM"]}}
