@@ -95,6 +95,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                            "project_in comes before positions, types and norm, or after them"),
         "scale": _float(1.0, "embeddings are multiplied by it"),
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
+        "norm_first": _bool(False, "that norm comes before positions and types are added"),
         "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),
         "position_offset": _int(0, "added to the position before the look-up", 0, 1 << 20),
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),

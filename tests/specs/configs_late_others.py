@@ -40,6 +40,8 @@ translator("umt5", "UMT5ForConditionalGeneration", "umt5", T5, {"feed_forward_pr
 LITTLE = BART | {"d_model": 32, "encoder_layers": 2, "num_hidden_layers": 2}
 translator("plbart", "PLBartForConditionalGeneration", "plbart", LITTLE, {"scale_embedding": True})
 translator("mvp", "MvpForConditionalGeneration", "mvp", LITTLE, {"use_prompt": False, "forced_bos_token_id": 0})
+translator("blenderbot_small", "BlenderbotSmallForConditionalGeneration", "blenderbot-small", LITTLE, {
+    "scale_embedding": True, "pad_token_id": 0, "decoder_start_token_id": 1})
 
 DECODERS["biogpt"] = ({"architectures": ["BioGptForCausalLM"], "model_type": "biogpt"} | TINY | SMALL | {
     "scale_embedding": True, "pad_token_id": 1}, {})

@@ -80,8 +80,11 @@ def embeddings(b: Builder) -> View:
 
 
 def _add_embeddings(b: Builder, x: View) -> View:
-    """Positions and types added to x in place, then the norm."""
+    """Positions and types added to x in place, then the norm, or the norm first."""
     width = x.width
+    norm, first = b.option("embedding", "norm"), b.option("embedding", "norm_first")
+    if norm and first:
+        b.norm("token_embd_norm", x, x)
     position, offset = b.option("embedding", "position"), b.option("embedding", "position_offset")
     if position == "learned":
         table = b.matrix("position_embd", None, width)
@@ -92,7 +95,7 @@ def _add_embeddings(b: Builder, x: View) -> View:
         b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.constant("sinusoids", waves)}, offset=offset)
     if b.option("embedding", "token_types"):
         b.emit("embed_type", (x,), (x,), "token_types", {"table": b.matrix("token_types", None, width)})
-    if b.option("embedding", "norm"):
+    if norm and not first:
         b.norm("token_embd_norm", x, x)
     return x
 
