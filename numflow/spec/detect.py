@@ -26,10 +26,11 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
         SpecError: none fits, or several do.
     """
     tables = detect_tables()
-    named = [load_spec(name) for name, table in tables.items() if names_it(table, checkpoint)]
-    fitting = [spec for spec in named if _condition(spec, checkpoint, has_for)]
+    named = [on_parts(load_spec(name), checkpoint, has_for)
+             for name, table in tables.items() if names_it(table, checkpoint)]
+    fitting = [spec for spec in named if _condition(spec, spec, checkpoint, has_for)]
     if named:
-        return on_parts(_only_one(checkpoint, _architecture(checkpoint), named, fitting), checkpoint, has_for)
+        return _only_one(checkpoint, _architecture(checkpoint), named, fitting)
     known = {
         name
         for table in tables.values()
@@ -77,9 +78,7 @@ def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
     if not bases:
         raise SpecError(f"{file}: {name}: no spec of a decoder for {_architecture(inner)}; "
                         f"`numflow spec new` drafts one")
-    chosen = [(base, _on(spec, base, name)) for base in bases]
-    fitting = [base for base, made in chosen
-               if _condition(made, checkpoint, has_for, base.section("detect").get("when"))]
+    fitting = [base for base in bases if _condition(base, _on(spec, base, name), checkpoint, has_for)]
     base = _only_one(checkpoint, f"{name}: {_architecture(inner)}", bases, fitting)
     return _on(spec, base, name)
 
@@ -159,9 +158,9 @@ def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
     return not architectures and kind in _list(table.get("model_type", []))
 
 
-def _condition(spec: Spec, checkpoint: Any, has_for: HasFor, of_base: str | bool | None = None) -> bool:
-    """Whether `when` holds, of a spec or of the one that it stands on."""
-    when = spec.section("detect").get("when", of_base)
+def _condition(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> bool:
+    """Whether `when` of the first spec holds for the values of the second, which may stand on it."""
+    when = stated.section("detect").get("when")
     if when is None:
         return True
     has = has_for(spec) if has_for else (lambda name, layer, stack: False)

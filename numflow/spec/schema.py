@@ -305,6 +305,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "normalize": _bool(False, "rows of the output matrix are divided by their length"),
         "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none",
                              "masked-LM head: dense, this activation, norm, before the output matrix"),
+        "width": _int("embedding_width if embedding_project == 'last' else stack_width",
+                      "columns of what that dense layer makes", 1),
         "enabled": _bool(True, "there is an output matrix; otherwise only hidden states"),
         "scores": _bool("has('score_output.weight')",
                         "scores of the whole text in place of words: a classifier or reranker"),

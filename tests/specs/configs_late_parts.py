@@ -25,9 +25,6 @@ LLAMA = TEXT | {"model_type": "llama"}
 QWEN2 = TEXT | {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096}
 QWEN3 = QWEN2 | {"model_type": "qwen3", "head_dim": 12}
 MISTRAL = TEXT | {"model_type": "mistral", "sliding_window": None}
-COHERE2 = TEXT | {"model_type": "cohere2", "layer_norm_eps": 1e-5, "sliding_window": 4, "logit_scale": 0.25,
-                  "layer_types": ["sliding_attention", "full_attention"]}
-del COHERE2["rms_norm_eps"]
 EYES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
         "patch_size": 14}
 CLIP = {"vision_config": EYES | {"model_type": "clip_vision_model", "projection_dim": 16}}
@@ -73,7 +70,7 @@ case("glm_ocr", "GlmOcrForConditionalGeneration", TEXT | {
     "vision_config": GLM_EYES | {"model_type": "glm_ocr_vision"}, "image_token_id": 200, "video_token_id": 201})
 del PARTS["glm_ocr"][0]["text_config"]["rope_theta"]
 case("hunyuan_vl", "HunYuanVLForConditionalGeneration", None, TEXT, {
-    "vision_config": EYES | {"num_attention_heads": 2, "max_image_size": 28, "model_type": "hunyuan_vl",
+    "head_dim": 8, "vision_config": EYES | {"num_attention_heads": 2, "max_image_size": 28, "model_type": "hunyuan_vl",
                              "spatial_merge_size": 2, "text_hidden_size": 32, "out_hidden_size": 32},
     "rope_scaling": {"type": "xdrope", "alpha": 100.0, "factor": 1.0, "xdrope_section": [1, 1, 1, 1],
                      "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
@@ -108,13 +105,9 @@ case("idefics2", "Idefics2ForConditionalGeneration", MISTRAL, {
                          "resampler_head_dim": 8, "num_key_value_heads": 1, "model_type": "idefics2"}})
 case("lfm2_vl", "Lfm2VlForConditionalGeneration", TEXT | {
     "model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False,
-    "norm_eps": 1e-5, "conv_L_cache": 3}, {
+    "norm_eps": 1e-5, "conv_L_cache": 3, "rms_norm_eps": 1e-5}, {
     "vision_config": EYES | {"model_type": "siglip2_vision_model", "num_patches": 4}, "image_token_id": 200,
     "projector_hidden_size": 24, "downsample_factor": 2})
-case("aya_vision", "AyaVisionForConditionalGeneration", COHERE2, SIGLIP, {
-    "image_token_index": 200, "adapter_layer_norm_eps": 1e-6, "downsample_factor": 2})
-case("cohere2_vision", "Cohere2VisionForConditionalGeneration", COHERE2, SIGLIP, {
-    "image_token_id": 200, "alignment_intermediate_size": 16, "downsample_factor": 2})
 case("ovis2", "Ovis2ForConditionalGeneration", QWEN2, {
     "vision_config": EYES | {"model_type": "ovis2_vision", "vocab_size": 16, "hidden_stride": 2,
                              "num_visual_indicator_tokens": 5},
@@ -152,25 +145,8 @@ case("exaone4_5", "Exaone4_5_ForConditionalGeneration", TEXT | {
     "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32,
                       "fullatt_block_indexes": [0], "num_key_value_heads": 2, "model_type": "exaone4_5_vision"},
     "image_token_id": 200, "video_token_id": 201})
-case("qianfan_ocr", "QianfanOCRForConditionalGeneration", QWEN3, {
-    "vision_config": EYES | {"model_type": "qianfan_ocr_vision", "image_size": [28, 28], "patch_size": [14, 14]},
-    "image_token_id": 200})
 case("deepseek_vl", "DeepseekVLForConditionalGeneration", LLAMA, SIGLIP, {
     "image_token_id": 200, "tie_word_embeddings": False})
-case("audioflamingo3", "AudioFlamingo3ForConditionalGeneration", QWEN2, {
-    "audio_config": {"model_type": "audioflamingo3_encoder", "hidden_size": 16, "num_hidden_layers": 1,
-                     "num_mel_bins": 8, "num_attention_heads": 2, "intermediate_size": 24, "max_source_positions": 10},
-    "audio_token_id": 200}, kind="audible")
-case("granite_speech", "GraniteSpeechForConditionalGeneration", TEXT | {
-    "model_type": "granite", "embedding_multiplier": 1.5, "residual_multiplier": 0.7, "attention_multiplier": 0.3,
-    "logits_scaling": 2.0}, {
-    "encoder_config": {"model_type": "granite_speech_encoder", "input_dim": 8, "num_layers": 1, "hidden_dim": 16,
-                       "feedforward_mult": 2, "num_heads": 2, "dim_head": 8, "output_dim": 12, "context_size": 8,
-                       "max_pos_emb": 8, "conv_kernel_size": 3, "conv_expansion_factor": 2},
-    "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 16, "num_hidden_layers": 1,
-                         "num_attention_heads": 2, "intermediate_size": 24, "cross_attention_frequency": 1,
-                         "encoder_hidden_size": 16},
-    "audio_token_index": 200, "has_lora_adapter": False, "downsample_rate": 2, "window_size": 4}, kind="audible")
 case("qwen3_asr", "Qwen3ASRForConditionalGeneration", QWEN3 | {"tie_word_embeddings": True}, {
     "audio_config": {"model_type": "qwen3_asr_encoder", "d_model": 16, "encoder_layers": 1, "num_mel_bins": 8,
                      "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "max_source_positions": 10,

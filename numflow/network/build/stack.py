@@ -171,11 +171,10 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
         return
     h, table_width = hidden, b.option("embedding", "width")
     if b.option("head", "transform") != "none":
-        width = table_width if b.option("embedding", "project") == "last" else x.width
-        h = b.linear("head_dense", h, b.view("transformed", width, "logits"))
+        h = b.linear("head_dense", h, b.view("transformed", b.option("head", "width"), "logits"))
         b.emit("act", (h,), (h,), "head_act", kind=b.option("head", "transform"))
         b.norm("head_norm", h, h)
-    if table_width != h.width:
+    if table_width != h.width and (h is hidden or b.option("embedding", "project") == "first"):
         h = b.linear("project_out", h, b.view("projected", table_width, "logits"))
     if b.option("head", "scale") != 1.0:
         scaled = b.view("head_scaled", h.width, "logits")
