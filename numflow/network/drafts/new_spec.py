@@ -13,7 +13,7 @@ from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.network.drafts.evidence import added_keys, computed, departures, strained, told
 from numflow.network.new_spec_keys import Recorded, mapped, readings, to_confirm, unread, with_tables
 from numflow.ops import Network
-from numflow.spec.detect import names_it
+from numflow.spec.detect import names_in, names_it
 from numflow.spec.reader import Spec, list_specs
 from numflow.spec.resolve import part_of
 
@@ -41,10 +41,12 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
 
     fitting: list[tuple[tuple, Spec, dict[str, str]]] = []
     failing = []
+    continues = _continues(checkpoint)
     for spec in _families():
         for renamed in ({}, _guessed_names(spec, checkpoint)):
             candidate, config = _with_names(spec, checkpoint.naming, renamed), Recorded(checkpoint.config)
-            other, rest = not names_it(spec.section("detect"), checkpoint), (len(renamed), len(spec.chain), spec.name)
+            other = (not names_it(spec.section("detect"), checkpoint)) + (spec.type != "decoder" and continues)
+            rest = (len(renamed), len(spec.chain), spec.name)
             try:
                 network = build(candidate, replace(checkpoint, config=config))
             except NumflowError as error:
@@ -66,6 +68,12 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
     candidate = _with_names(spec, checkpoint.naming, renamed)
     left = unread(spec, checkpoint.config, checkpoint.naming, _keys_named(spec, checkpoint))
     return SpecDraft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), [], {}, left), problem)
+
+
+def _continues(checkpoint: Checkpoint) -> bool:
+    """Whether the model says by its name that it continues texts."""
+    names = names_in(checkpoint)[0] if checkpoint.naming == "hf" else []
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 def _evidence(spec: Spec, checkpoint: Checkpoint, network: Network, read: set[str], renamed: int) -> tuple[int, ...]:
