@@ -75,6 +75,10 @@ case("hunyuan_vl", "HunYuanVLForConditionalGeneration", None, TEXT, {
     "rope_scaling": {"type": "xdrope", "alpha": 100.0, "factor": 1.0, "xdrope_section": [1, 1, 1, 1],
                      "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
     "image_token_id": 200, "tie_word_embeddings": True})
+case("paddleocr_vl", "PaddleOCRVLForConditionalGeneration", None, TEXT, IMAGES, {
+    "head_dim": 12, "use_bias": False, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "rope_scaling": {"mrope_section": [2, 2, 2], "rope_type": "default", "type": "default"},
+    "vision_config": EYES | {"model_type": "paddleocr_vl"}})
 
 # One specification for all whose text_config is that of a known model.
 case("llava", "LlavaForConditionalGeneration", LLAMA, CLIP, {
@@ -154,4 +158,20 @@ case("qwen3_asr", "Qwen3ASRForConditionalGeneration", QWEN3 | {"tie_word_embeddi
     "audio_token_id": 200, "tie_word_embeddings": True}, kind="audible")
 case("minicpmv4_6", "MiniCPMV4_6ForConditionalGeneration", NEWER | {"model_type": "qwen3_5_text"}, {
     "vision_config": EYES | {"model_type": "minicpmv4_6_vision", "insert_layer_id": 0}, "insert_layer_id": 0,
+    "image_size": 28, "image_token_id": 200, "video_token_id": 201})
+# Their eyes are those of another library; what sees does not matter here.
+case("perception_lm", "PerceptionLMForConditionalGeneration", LLAMA | {"tie_word_embeddings": True}, {
+    "vision_config": SIGLIP["vision_config"] | {"model_args": {"embed_dim": 16}}, "image_token_id": 200,
+    "video_token_id": 201})
+case("fast_vlm", "FastVlmForConditionalGeneration", QWEN2, SIGLIP, {"image_token_id": 200})
+case("janus", "JanusForConditionalGeneration", LLAMA | {"tie_word_embeddings": False}, {
+    "vision_config": {"model_type": "janus_vision_model", "hidden_size": 16, "num_hidden_layers": 1,
+                      "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2,
+                      "projection_dim": 32, "num_image_tokens": 4},
+    "vq_config": {"model_type": "janus_vqgan", "num_embeddings": 8, "embed_dim": 4, "latent_channels": 4,
+                  "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "projection_dim": 32,
+                  "image_token_embed_dim": 32, "num_hidden_layers": 1},
+    "image_token_id": 200, "tie_word_embeddings": False})
+case("minicpm_ocr", "MiniCPMOcrForConditionalGeneration", NEWER | {"model_type": "qwen3_5_text"}, {
+    "vision_config": EYES | {"model_type": "minicpm_ocr_vision", "insert_layer_id": 0}, "insert_layer_id": 0,
     "image_size": 28, "image_token_id": 200, "video_token_id": 201})
