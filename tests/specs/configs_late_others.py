@@ -42,6 +42,14 @@ translator("plbart", "PLBartForConditionalGeneration", "plbart", LITTLE, {"scale
 translator("mvp", "MvpForConditionalGeneration", "mvp", LITTLE, {"use_prompt": False, "forced_bos_token_id": 0})
 translator("blenderbot_small", "BlenderbotSmallForConditionalGeneration", "blenderbot-small", LITTLE, {
     "scale_embedding": True, "pad_token_id": 0, "decoder_start_token_id": 1})
+GEMMA = {"vocab_size": 203, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 12,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 10, "sliding_window": 4,
+         "attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0, "rope_theta": 10000.0, "pad_token_id": 0,
+         "model_type": "t5_gemma_module"}
+translator("t5gemma", "T5GemmaForConditionalGeneration", "t5gemma", {
+    "encoder": GEMMA | {"num_hidden_layers": 3, "num_key_value_heads": 1, "intermediate_size": 36, "sliding_window": 3},
+    "decoder": GEMMA, "vocab_size": 203, "tie_word_embeddings": True, "pad_token_id": 0}, lengths=(9, 20))
 
 DECODERS["biogpt"] = ({"architectures": ["BioGptForCausalLM"], "model_type": "biogpt"} | TINY | SMALL | {
     "scale_embedding": True, "pad_token_id": 1}, {})
