@@ -139,7 +139,7 @@ def _file_facts(checkpoint) -> list[tuple[str, object]]:
 
 
 def _unused(network, checkpoint) -> list[tuple[str, str]]:
-    """What of the file the network does not read: eyes and ears, for instance, of which it is the language part."""
+    """Tensors that the network does not use: eyes and ears, for instance, of which it is the language part."""
     from numflow.network import describe
     from numflow.registry.progress import megabytes
 

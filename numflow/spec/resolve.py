@@ -300,7 +300,7 @@ def part_of(names: str | Sequence[str], config: Mapping[str, Any]) -> tuple[str,
 
 
 def left_out(spec: Spec, naming: str, config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the spec says of keys that the part leaves out (`defaults`), by the model_type of the part or the whole."""
+    """The spec's values of keys that the part leaves out (`defaults`), by the model_type of the part or the whole."""
     tables = spec.section(naming).get("defaults", {})
     found: dict[str, Any] = {}
     for kind in (part.get("model_type"), config.get("model_type")) if tables else ():
