@@ -70,8 +70,10 @@ class Runner:
             self.run(at, 1)
             return 1
         steps = min(most, MOST_STEPS, self.program.block_size - at % self.program.block_size)
-        self.program.decode(Batch(self._ids[at:at + 1], np.array([at], np.int32), np.array([0, 1], np.int32),
-                                  self._table[:1], np.array([0], np.int32), slots=np.array([0], np.int32)), steps)
+        first = np.zeros(1, np.int32)
+        batch = Batch(self._ids[at:at + 1], first + at, np.array([0, 1], np.int32), self._table[:1], first, slots=first,
+                      limits=first + len(self._ids))
+        self.program.decode(batch, steps)
         return steps
 
 
