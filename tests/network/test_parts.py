@@ -77,6 +77,12 @@ def test_keys_that_are_left_out_have_the_values_of_their_makers():
                      "kv_heads", "window_size") == [32, 0]
 
 
+def test_what_is_left_out_may_be_that_of_the_whole():
+    heard = {"architectures": ["VoxtralForConditionalGeneration"], "model_type": "voxtral",
+             "text_config": {"model_type": "llama", "num_hidden_layers": 2}}
+    assert values_of(heard, "hidden", "layers", "head_dim", "rope_theta") == [3072, 2, 128, 1e8]
+
+
 def test_keys_beside_the_part_are_not_its_own():
     config = part("llama", hidden_size=32) | {"head_dim": 3, "num_attention_heads": 4, "hidden_size": 7}
     assert values_of(config, "hidden", "heads", "head_dim") == [32, 32, 1]
