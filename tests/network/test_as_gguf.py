@@ -36,9 +36,9 @@ NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32
                    "llama4_multimodal", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
                    "nanochat", "nllb", "olmo_hybrid", "opt", "opt_350m", "pegasus", "recurrent_gemma", "roberta",
                    "solar_open", "vaultgemma", "xlm_roberta", "biogpt", "blenderbot_small", "eurobert",
-                   "eurobert_hidden", "glm4v", "glm_ocr", "hunyuan_vl", "megatron_bert", "mvp", "paddleocr_vl",
-                   "plbart", "qwen2_5_omni_thinker", "rembert", "roberta_prelayernorm", "t5gemma", "umt5",
-                   "xlm_roberta_xl")
+                   "eurobert_hidden", "glm46v", "glm4v", "glm_ocr", "hunyuan_vl", "megatron_bert", "mvp",
+                   "paddleocr_vl", "plbart", "qwen2_5_omni_thinker", "rembert", "roberta_prelayernorm", "t5gemma",
+                   "umt5", "xlm_roberta_xl")
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written.

@@ -64,6 +64,11 @@ case("glm4v", "Glm4vForConditionalGeneration", TEXT | {
     "model_type": "glm4v_text", "partial_rotary_factor": 0.5, "attention_bias": True,
     "rope_scaling": {"type": "default", "mrope_section": [1, 1, 0]}}, {
     "vision_config": GLM_EYES | {"model_type": "glm4v"}, "image_token_id": 200, "video_token_id": 201})
+case("glm46v", "Glm46VForConditionalGeneration", TEXT | {
+    "model_type": "glm4v_text", "rope_parameters": {
+        "rope_type": "default", "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.75, "rope_theta": 10000.0}}, {
+    "vision_config": GLM_EYES | {"model_type": "glm4v_vision"}, "image_token_id": 200, "video_token_id": 201})
+del PARTS["glm46v"][0]["text_config"]["rope_theta"]
 case("glm_ocr", "GlmOcrForConditionalGeneration", TEXT | {
     "model_type": "glm_ocr_text", "head_dim": 12,
     "rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 10000.0}}, {
