@@ -7,11 +7,12 @@ does not write by itself, "kept" for ends of names of those that follow from the
 
 from tests.specs.configs_2026 import CASES_2026
 from tests.specs.configs_decoder import DECODERS
+from tests.specs.configs_late_dense import LATE_DENSE
 from tests.specs.configs_other import ENCODERS, TRANSLATORS
 from tests.specs.configs_recurrent import RECURRENT
 
 CASES = {name: (options.get("kind", "causal"), config, options)
-         for name, (config, options) in (DECODERS | CASES_2026).items()}
+         for name, (config, options) in (DECODERS | CASES_2026 | LATE_DENSE).items()}
 CASES |= ENCODERS
 CASES |= RECURRENT
 CASES |= {name: ("translate", config, options) for name, (config, options) in TRANSLATORS.items()}
