@@ -37,8 +37,9 @@ def act_mul(step: Step, ctx) -> list[Call]:
 
 
 def gate_rows(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D]; gate f32 [rows, 1]."""
-    return [_bind(_CODE.kernel("gate_rows"), step, ctx)]
+    """x, y f32 [rows, D]; gate f32 [rows, H], one for each of H equal column groups."""
+    x, gate = step.inputs
+    return [_bind(_CODE.kernel("gate_rows"), step, ctx, x.width // gate.width, param(step, "plain"))]
 
 
 def permute(step: Step, ctx) -> list[Call]:
