@@ -338,9 +338,10 @@ OPS = {op.name: op for op in (
     Op("moe_route", "rows",
        "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
        "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' "
-       "applies softmax to the S chosen logits, 'sigmoid_topk' sigmoid; 'sparsemixer' takes S times the largest logit l that is left, its gate "
-       "the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; normalize divides gates by their "
-       "sum, at least by `least_sum`; times scale and the expert's own", ("logits",), ("ids", "gates"),
+       "applies softmax to the S chosen logits, 'sigmoid_topk' sigmoid; 'sparsemixer' takes S times the largest logit "
+       "l that is left, its gate the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; "
+       "normalize divides gates by their sum, at least by `least_sum`; times scale and the expert's own",
+       ("logits",), ("ids", "gates"),
        ("bias?", "scales?"), {"score": "softmax", "normalize": False, "least_sum": 0.0, "scale": 1.0, "groups": 1,
                               "top_groups": 1, "group_best": 2, "jitter": 0.0}),
     Op("expert_scale", "rows", "y [T*S, D] row (t, s) = gates[t, s] * x[t]", ("x", "gates"), ("y",)),

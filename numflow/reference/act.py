@@ -21,7 +21,7 @@ def act_mul(gate, up, *, kind, limit, alpha):
 
 
 def gate_rows(x, gate, *, plain=False):
-    """y = x * sigmoid(gate), or x * gate if plain; x [T, D], gate [T, H], a column for each of H equal column groups."""
+    """y = x * sigmoid(gate), or x * gate if plain; x [T, D], gate [T, H], one for each of H equal column groups."""
     return x * np.repeat(gate if plain else sigmoid(gate), x.shape[1] // gate.shape[1], axis=1)
 
 

@@ -23,7 +23,7 @@ def moe_route(logits, bias=None, scales=None, *, width, score, normalize, scale,
 
 
 def _together(logits, bias, width, score, groups, top_groups, group_best):
-    """Experts by their scores, which are their gates as well, or by their logits, whose gates are made of the chosen."""
+    """Experts by their scores, which are their gates as well, or by their logits, of which the chosen become gates."""
     scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_topk": lambda x: x,
               "sigmoid_topk": lambda x: x}[score](logits)
     choice = scores if bias is None else scores + bias

@@ -267,8 +267,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "top_k": _int("experts_per_token", "how many each token uses", 0),
         "width": _int("expert_width", "columns between an expert's two matrices", 0),
         "score": _choice(("softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"), "softmax",
-                         "probabilities over all experts, independent ones, softmax over the chosen only, or sigmoid of "
-                         "them, or one softmax for each choice over those near the best that is left"),
+                         "probabilities over all experts, independent ones, softmax over the chosen only, sigmoid of "
+                         "the chosen logits, or one softmax for each choice over those near the best that is left"),
         "softcap": _float(0.0, "the router's scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "jitter": _float(0.01, "sparsemixer: half the relative distance from the best up to which experts are near", 0),
         "normalize": _bool(False, "gates of the chosen experts are divided by their sum"),

@@ -212,7 +212,8 @@ def plain_route(logits, bias, width, score, normalize, scale, groups, top_groups
 
 @pytest.mark.parametrize("params", [
     {}, {"normalize": True}, {"score": "sigmoid", "scale": 2.5}, {"score": "softmax_topk"},
-    {"score": "sigmoid_topk", "normalize": True}, {"score": "sigmoid", "normalize": True, "groups": 4, "top_groups": 2}, {"groups": 3, "top_groups": 1},
+    {"score": "sigmoid_topk", "normalize": True}, {"groups": 3, "top_groups": 1},
+    {"score": "sigmoid", "normalize": True, "groups": 4, "top_groups": 2},
     {"groups": 4, "top_groups": 2, "group_best": 1}])
 @pytest.mark.parametrize("biased", [False, True])
 def test_route(params, biased):

@@ -1,4 +1,4 @@
-"""Configurations of families that came into transformers late in 2026, or that had no case before: as configs_2026.py."""
+"""Configurations of families of late 2026 and of some older ones: name -> (config, options), as in configs_2026.py."""
 
 from tests.specs.configs_2026 import COMMON, GROUPS, RMS, family
 
@@ -120,7 +120,8 @@ GEMMA = COMMON | {
     "num_hidden_layers": 4, "sliding_window": 5, "layer_types": [SLIDING, FULL, SLIDING, FULL], "global_head_dim": 32,
     "num_global_key_value_heads": 1, "attention_k_eq_v": True, "final_logit_softcapping": 8.0,
     "tie_word_embeddings": True, "intermediate_size": 40, "use_bidirectional_attention": "vision"}
-case("gemma4_unified", GEMMA, {"architectures": ["Gemma4UnifiedForCausalLM"]}, lengths=(9, 17))
+case("gemma4_unified", GEMMA, {"architectures": ["Gemma4UnifiedForCausalLM"], "num_hidden_layers": 2,
+                               "layer_types": [SLIDING, FULL]})
 case("gemma4_unified_multimodal", {
     "architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified", "image_token_id": 200,
     "audio_token_id": 201, "video_token_id": 202,
