@@ -1,6 +1,6 @@
 """Configurations of families of late 2026 and of some older ones: name -> (config, options), as in configs_2026.py."""
 
-from tests.specs.configs_2026 import COMMON, GROUPS, RMS, family
+from tests.specs.configs_2026 import COMMON, GROUPS, RMS, TURNS, family
 
 LATE_DENSE: dict[str, tuple[dict, dict]] = {}
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -38,7 +38,7 @@ case("granitemoe_swa", RMS, GRANITE, family("GraniteMoeSWA", "granitemoe_swa"), 
     "layer_types": [FULL, SLIDING, SLIDING], "layer_rope_theta": [0, 10000.0, 500.0]}, leave=("head_dim",))
 case("granitemoe_swa_defaults", RMS, GRANITE, family("GraniteMoeSWA", "granitemoe_swa"), {
     "intermediate_size": 20, "num_local_experts": 4, "num_experts_per_tok": 3, "num_hidden_layers": 5,
-    "tie_word_embeddings": True}, leave=("head_dim",))
+    "shared_intermediate_size": 12, "tie_word_embeddings": True}, leave=("head_dim",))
 case("hyperclovax", RMS, family("HyperCLOVAX", "hyperclovax"), {
     "embedding_multiplier": 5.0, "logits_scaling": 0.25, "residual_multiplier": 0.6, "attention_multiplier": 0.1})
 case("hyperclovax_plain", RMS, family("HyperCLOVAX", "hyperclovax"), {
@@ -50,12 +50,13 @@ case("youtu", LATENT, family("Youtu", "youtu"), {
 case("youtu_plain_query", LATENT, family("Youtu", "youtu"), {
     "q_lora_rank": None, "rope_interleave": False, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}},
      leave=("head_dim", "rope_theta"), lengths=(9, 30))
+LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.9], "long_factor": [1.0, 1.4, 3.0, 9.0]}
 case("minicpm3", LATENT, family("MiniCPM3", "minicpm3"), {
-    "scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 16, "rope_scaling": {
-        "type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.9], "long_factor": [1.0, 1.4, 3.0, 9.0],
-        "original_max_position_embeddings": 16}}, leave=("head_dim", "v_head_dim"), lengths=(9, 30))
-case("minicpm3_defaults", LATENT, family("MiniCPM3", "minicpm3"), {
-    "q_lora_rank": None, "scale_depth": None, "dim_model_base": None}, leave=("head_dim", "tie_word_embeddings"))
+    "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rope_scaling": LONG | {
+        "original_max_position_embeddings": 64}}, leave=("head_dim", "v_head_dim"))
+case("minicpm3_plain_query", LATENT, family("MiniCPM3", "minicpm3"), {
+    "q_lora_rank": None, "scale_emb": 3.0, "scale_depth": None, "dim_model_base": None, "rope_scaling": LONG | {
+        "original_max_position_embeddings": 16}}, leave=("head_dim", "tie_word_embeddings"), lengths=(9, 30))
 MISTRAL4 = LATENT | GROUPS | family("Mistral4", "mistral4") | {
     "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2,
@@ -82,6 +83,8 @@ EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 
 case("mellum", RMS, WINDOWS, EXPERTS, family("Mellum", "mellum"), {
     "norm_topk_prob": True, "mlp_layer_types": ["dense", "sparse", "sparse"], "rope_parameters": KINDS},
      leave=("rope_theta",), lengths=(9, 30))
+case("mellum_sparse", RMS, WINDOWS, EXPERTS, family("Mellum", "mellum"), {
+    "norm_topk_prob": True, "rope_parameters": KINDS}, leave=("rope_theta",), lengths=(9, 30))
 case("mellum_defaults", RMS, EXPERTS, family("Mellum", "mellum"), {
     "norm_topk_prob": False, "tie_word_embeddings": True, "attention_bias": True}, leave=("rope_theta",))
 LAGUNA = RMS | EXPERTS | family("Laguna", "laguna") | {
@@ -128,7 +131,8 @@ case("gemma4_unified_multimodal", {
     "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 16, "mm_posemb_size": 8, "patch_size": 2,
                       "pooling_kernel_size": 1, "output_proj_dims": 16},
     "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 12},
-    "text_config": GEMMA | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}}, kind="multimodal")
+    "text_config": GEMMA | {"rope_parameters": TURNS, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}},
+     kind="multimodal")
 PERSIMMON = COMMON | family("Persimmon", "persimmon") | {
     "layer_norm_eps": 1e-5, "hidden_act": "relu2", "rope_theta": 25000.0}
 case("persimmon", PERSIMMON, {"qk_layernorm": True}, leave=("head_dim", "num_key_value_heads"))
@@ -141,11 +145,11 @@ case("xglm_relu", XGLM, family("XGLM", "xglm"), {
     "scale_embedding": False, "activation_function": "relu", "tie_word_embeddings": False})
 case("falcon_mamba", family("FalconMamba", "falcon_mamba"), {
     "vocab_size": 203, "hidden_size": 40, "num_hidden_layers": 2, "expand": 2, "state_size": 12, "conv_kernel": 4,
-    "pad_token_id": 0, "time_step_rank": 5, "layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-2, "hidden_act": "silu",
+    "pad_token_id": 0, "time_step_rank": 5, "layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-5, "hidden_act": "silu",
     "use_bias": False, "use_conv_bias": True}, lengths=(2, 37))
 case("falcon_mamba_biased", family("FalconMamba", "falcon_mamba"), {
     "vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0,
-    "use_bias": True, "tie_word_embeddings": False}, lengths=(2, 37))
+    "use_bias": True, "tie_word_embeddings": False, "mixer_rms_eps": 1e-2}, lengths=(2, 37))
 CODEGEN = family("CodeGen", "codegen") | {
     "vocab_size": 203, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_ctx": 64, "rotary_dim": 8,
     "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False}
