@@ -66,6 +66,7 @@ OTHERWISE = {"bloom": {"context_length"}, "granitemoehybrid": {"context_length"}
                                       "attention.layer_norm_rms_epsilon"},
              "nemotron": {"attention.layer_norm_rms_epsilon"},
              "exaone": {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"},
+             "minicpm3": {"rope.scaling.attn_factor", "rope.scaling.original_context_length"},
              "granite_swa_defaults": {"attention.rope_pattern"}, "granitemoe_swa_defaults": {"attention.rope_pattern"}}
 
 
