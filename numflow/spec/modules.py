@@ -2,7 +2,7 @@
 
 MODULES: dict[str, str] = {
     "token_embd": "token embeddings [V, D]", "token_embd_norm": "norm of the summed embeddings",
-    "position_embd": "learned positions", "token_types": "segment embeddings",
+    "position_embd": "learned positions", "token_types": "segment embeddings", "task_types": "embeddings of tasks",
     "project_in": "embedding width -> D", "project_out": "D -> embedding width",
     "attn_norm": "norm before attention", "attn_q": "query", "attn_k": "key", "attn_v": "value",
     "attn_qkv": "query, key and value in one", "attn_output": "output projection of attention",

@@ -100,6 +100,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
         "sinusoid_span": _int(0, "frequencies are 10000^(-i / (half - span)); 1 in fairseq's models", 0),
         "token_types": _bool("has('token_types.weight')", "segment embeddings are added"),
+        "task_types": _bool("has('task_types.weight')", "so is that of the first task"),
     },
     "norm": {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),

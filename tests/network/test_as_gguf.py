@@ -40,7 +40,8 @@ NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32
                    "llama4_multimodal", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
                    "nanochat", "nllb", "olmo_hybrid", "opt", "opt_350m", "pegasus", "recurrent_gemma", "roberta",
                    "solar_open", "vaultgemma", "xlm_roberta")
-NO_ARCHITECTURE += ("codegen", "codegen_tied", "falcon_mamba", "falcon_mamba_biased", "gemma4_unified",
+NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_mamba", "falcon_mamba_biased",
+                    "gemma4_unified",
                     "gemma4_unified_multimodal", "hyperclovax", "hyperclovax_plain", "iquestcoder", "kolibri1",
                     "kolibri1_defaults", "laguna", "laguna_by_column", "lfm3", "lfm3_plain", "ministral",
                     "ministral_window", "mistral4", "mistral4_groups", "mistral4_multimodal", "persimmon",

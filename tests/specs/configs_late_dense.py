@@ -1,6 +1,7 @@
 """Configurations of families of late 2026 and of some older ones: name -> (config, options), as in configs_2026.py."""
 
 from tests.specs.configs_2026 import COMMON, GROUPS, RMS, TURNS, family
+from tests.specs.configs_other import TINY
 
 LATE_DENSE: dict[str, tuple[dict, dict]] = {}
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -156,3 +157,7 @@ CODEGEN = family("CodeGen", "codegen") | {
 case("codegen", CODEGEN)
 case("codegen_tied", CODEGEN, {"n_head": 6, "rotary_dim": 4, "n_inner": 40, "activation_function": "gelu",
                                "tie_word_embeddings": True})
+case("ernie", TINY, {"architectures": ["ErnieForMaskedLM"], "model_type": "ernie", "num_hidden_layers": 2}, {
+    "use_task_id": True, "task_type_vocab_size": 3}, kind="masked", types=True)
+case("ernie_hidden", TINY, {"architectures": ["ErnieModel"], "model_type": "ernie"}, {
+    "hidden_size": 48, "hidden_act": "relu", "num_hidden_layers": 2}, kind="hidden", leave=("layer_norm_eps",))
