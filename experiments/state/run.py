@@ -1,11 +1,12 @@
 """Recurrent state: speed and memory of models that keep a state, beside llama.cpp on the same files.
 
 Blocks of tokens against tokens one by one, in one op; prompts and decoding of whole models with random weights (their
-speed does not depend on them), by the length of the text; memory of a text; the effect of fewer bits for states. Both
-engines compute logits and choose nothing; they take turns, run by run, and rates are medians of the rounds. At a
-position of a text numflow decodes without having read the tokens before it: keys and values there are zeros, which cost
-the same. llama.cpp's llama-bench is looked for in the folder named by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP);
-what is not there is left out and said so. Files are written into a folder of their own, and removed.
+speed does not depend on them), by the length of the text; memory of a text; the effect of fewer bits for states. Of one
+text numflow goes on with the likeliest token, several steps in one go; of several texts, and in llama.cpp, nothing is
+chosen. The engines take turns, run by run, and rates are medians of the rounds. At a position of a text numflow
+decodes without having read the tokens before it: keys and values there are zeros, which cost the same. llama.cpp's
+llama-bench is looked for in the folder named by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP); what is not there is
+left out and said so. Files are written into a folder of their own, and removed.
 """
 
 import os
