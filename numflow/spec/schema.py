@@ -111,8 +111,11 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "block": {
         "pre_norm": _bool(True, "normalise the input of attention and feed-forward"),
         "attention_norm": _bool(True, "attention has that norm too"),
+        "norm_gate_rank": _int(0, "columns between the two matrices of a gate, where a file has them: the normalised "
+                               "input is multiplied by sigmoid(up(silu(down(it)))); 0 = none", 0),
         "post_norm": _choice(("none", "branch", "residual"), "none",
                              "normalise each branch's output before it is added, or the sum after"),
+        "attention_post_norm": _bool(True, "attention has that norm too"),
         "parallel": _bool(False, "attention and feed-forward read the same input, both are added"),
         "residual_scale": _float(1.0, "each branch is multiplied by it before it is added"),
         "output_scale": _bool("has('layer_scale.weight')", "the sum after the layer is multiplied by a stored number"),
@@ -143,6 +146,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                              "matrices of beta and of steps: two, or one of [beta.. step..] per key head"),
         "tiled": _bool(False, "head h uses key head h % key_heads, rather than neighbours the same one"),
         "log_rates": _bool(True, "decay rates are stored as logarithms"),
+        "by_column": _bool("has('ssm_f_a.weight')", "delta: a key's columns fade at steps of their own"),
+        "fade": _float(0.0, "delta: the logarithm of what a state keeps is minus this times sigmoid(e^a * step) "
+                       "for the stored rate a, in place of minus e^a times softplus(step); 0 = that", 0, 1e30),
         "beta": _float(1.0, "delta: the strength of a write, a sigmoid, is multiplied by it"),
         "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "silu", "what linear attention's input passes, "
                               "behind its convolution where there is one; of a gated recurrence its gate"),
@@ -194,9 +200,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "alibi_scale": _float(1.0, "multiplies the slopes"),
         "sinks": _bool("has('attn_sinks.weight')", "one learned extra logit per head"),
         "gate": _bool("has('attn_gate.weight')", "the output is multiplied by sigmoid(gate(x)), or as gate_kind says"),
-        "gate_by": _choice(("column", "head"), "column", "a gate for each column of the output, or one for each head"),
         "gate_kind": _choice(("sigmoid", "softplus"), "sigmoid", "what the gate passes"),
         "gate_in_query": _bool(False, "rows of the gate are in the query matrix, behind those of each head's query"),
+        "gate_by_head": _bool(False, "the gate has one number for each head, not one for each column"),
         "in_scale": _float(1.0, "the input is multiplied by it"),
         "key_scale": _float(1.0, "keys are multiplied by it"),
         "out_scale": _float(1.0, "the output is multiplied by it"),
@@ -210,6 +216,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "rope_dim": _int(0, "columns of a head that are rotated, shared by all heads on the key side", 0),
         "nope_dim": _int(0, "columns of a head that are not rotated", 0),
         "norm_eps": _float("norm_eps", "added to the mean square in the norms of what is compressed", above=0, most=1),
+        "scale": _float(1.0, "the compressed key/value is multiplied by it behind its norm"),
+        "q_scale": _float(1.0, "the same of the compressed query"),
+        "q_raw": _bool(False, "the query matrix reads the compressed query behind its norm and, beside it, before it"),
+        "rope_norm": _bool("has('attn_k_rope_norm.weight')", "a norm of the rotated part of keys before that"),
     },
     "indexer": {
         "heads": _int(0, "heads of an index that chooses the keys which latent attention sees; 0 = it sees all", 0),
@@ -253,6 +263,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                           "gate and up as two matrices or one, and in which order of rows"),
         "limit": _float(0.0, "swiglu_clamp: where gate and up are clamped", 0, 1e30),
         "alpha": _float(0.0, "swiglu_clamp: slope of the sigmoid"),
+        "cut": _float(0.0, "gated: act(gate(x)) and up(x), of a dense part or shared expert, are cut at -cut and cut; "
+                      "0 = off", 0, 1e30),
         **{f"xielu_{name}": _float(0.0, f"xielu: ffn_act_{name} of files without that tensor")
            for name in ("positive", "negative", "beta", "eps")},
         "sparsity": _float(0.0, "the part of a normal distribution's lower values that the gate is cut at, its mean "
@@ -282,7 +294,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "group_best": _int(2, "a group is as good as the sum of this many of its best experts"),
         "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                           "gate and up of an expert as two matrices or one"),
-        "transposed": _bool(False, "expert matrices are stored [inputs, outputs]"),
+        "transposed": _bool(False, "expert matrices are stored [inputs, outputs], unless their shape says otherwise"),
+        "cut": _float(0.0, "as in ffn, of experts that are chosen", 0, 1e30),
+        "spare_experts": _int(0, "how many behind these are passed over, and their part of exp_probs_b: they are for "
+                              "other input than text", 0, 1 << 16),
         "gate_input": _bool(False, "gates multiply what an expert reads, not what it returns"),
         "router_scale": _float(1.0, "the router's scores are multiplied by it"),
         "beside": _bool(False, "a dense part and the experts side by side, each with norms of its own"),

@@ -11,6 +11,7 @@ from numflow.reference.program import Program
 from numflow.spec import list_specs, load_spec
 from tests.specs import toy
 from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
+from tests.specs.configs_late_moe import LATE_MOE
 from tests.specs.toy import namings
 
 # What only the source can say, or only numflow would heed.
@@ -30,7 +31,8 @@ REFUSED = {
     "nemotron_h": "softplus: least is 0.001", "nemotron_h_moe": "softplus: least is 0.001",
     "olmo3": "angles: scale is 1.2079, and would be read as 1.20794",
     "phi3_window": "window is 6", "qwen2_moe_sparse": "moe_route", "qwen2_window": "window is 4",
-    "qwen3_moe_mixed": "moe_route", "qwen3_next": "moe_route", "starcoder2_window": "window is 5"}
+    "qwen3_moe_mixed": "moe_route", "qwen3_vl_moe_mixed": "moe_route", "qwen3_next": "moe_route",
+    "starcoder2_window": "window is 5"}
 REFUSED |= {
     "granite_swa": "blk.2.angles: step is rope_angles", "granitemoe_swa": "blk.2.angles: step is rope_angles",
     "mellum": "step is linear, and would be read as moe_route", "mellum_defaults": "normalize is False",
@@ -50,6 +52,7 @@ NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_
                     "kolibri1_defaults", "laguna", "laguna_by_column", "lfm3", "lfm3_plain", "ministral",
                     "ministral_window", "mistral4", "mistral4_groups", "mistral4_multimodal", "persimmon",
                     "persimmon_plain", "xglm", "xglm_relu", "youtu", "youtu_plain_query")
+NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith("qwen3_vl"))
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written.

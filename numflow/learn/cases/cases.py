@@ -172,9 +172,9 @@ def _elementwise():
     b.step("select_rows", (x,), (y,))
     b.step("softcap", (y,), (y,), cap=30.0)
     yield b.case(y, RAGGED, rows=(12, 0))
-    for suffix, gates, plain in (("", 1, False), ("-heads", 3, False), ("-plain", 3, True), ("-wide-heads", 2, False)):
+    for suffix, parts, plain in (("", 1, False), ("-parts", 3, False), ("-plain", 3, True), ("-wide-parts", 2, False)):
         b = Builder(f"gate_rows{suffix}")
-        x, gate = b.inputs(64 if suffix == "-wide-heads" else 60, gates, spread=3.0)
+        x, gate = b.inputs(64 if suffix == "-wide-parts" else 60, parts, spread=3.0)
         b.step("gate_rows", (x, gate), (x,), plain=plain)
         yield b.case(x, RAGGED)
     for name, heads, width, shared in (("head_concat", 3, 8, False), ("head_concat-shared", 3, 8, True)):

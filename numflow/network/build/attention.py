@@ -41,15 +41,12 @@ def self_attention(b: Builder, x: View, width: int = 0) -> View:
 
 
 def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
-    """y times gates that are made of x, one for each column or for each head."""
-    by_head, plain = b.option("attention", "gate_by") == "head", b.option("attention", "gate_kind") == "softplus"
+    """y times gates made of x, a number for each column or for each head: sigmoid of them, or as `gate_kind` says."""
+    by_head, plain = b.option("attention", "gate_by_head"), b.option("attention", "gate_kind") == "softplus"
     gate = b.view("attention_gate", shape.heads if by_head else y.width)
-    if not b.option("attention", "gate_in_query"):
+    if by_head or not b.option("attention", "gate_in_query"):
         b.linear("attn_gate", x, gate)
-    elif by_head:
-        raise SpecError(f"{b.where}: attention.gate_by: gates in the query matrix are one for each column",
-                        ("attention.gate_by", "attention.gate_in_query"))
-    else:
+    elif not b.option("latent", "rank"):  # of latent attention it is there already
         b.linear("attn_q", x, gate, _query_and_gate_rows(shape)[1], ".gate")
     if plain:
         b.emit("softplus", (gate,), (gate,), "attn_gate_softplus")
@@ -298,7 +295,9 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     plain, rotated, low_query = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
     row = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
     low, k_rope = View(row.buffer, 0, rank), View(row.buffer, rank, rope_dim)
-    b.norm("attn_kv_a_norm", low, low, eps=b.option("latent", "norm_eps"))
+    _compressed(b, "attn_kv_a_norm", low, low, "scale")
+    if b.option("latent", "rope_norm"):
+        b.norm("attn_k_rope_norm", k_rope, k_rope, eps=b.option("latent", "norm_eps"))
     if b.option("rope", "enabled"):
         rotate(b, rotated, s.heads, rope_dim, "rope_q")
         rotate(b, k_rope, 1, rope_dim, "rope_k")
@@ -317,20 +316,31 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
 
 
 def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: int) -> tuple[View, View, View]:
-    """The columns of all heads that are not rotated [T, H * nope_dim], those that will be [T, H * rope_dim], and what
-    both are made of."""
+    """The columns of all heads that are not rotated [T, H * nope_dim], those that will be [T, H * rope_dim], and the
+    compressed query. The gate of the output is made too, where its rows are in the query matrix."""
     if q_rank := b.option("latent", "q_rank"):
-        low = b.linear("attn_q_a", x, b.view("q_low", q_rank))
-        module, x = "attn_q_b", b.norm("attn_q_a_norm", low, low, eps=b.option("latent", "norm_eps"))
+        module, read = "attn_q_b", b.view("q_low", q_rank * (1 + b.option("latent", "q_raw")))
+        low, raw = View(read.buffer, 0, q_rank), View(read.buffer, read.width - q_rank, q_rank)
+        _compressed(b, "attn_q_a_norm", b.linear("attn_q_a", x, raw), low, "q_scale")
     else:
-        module = "attn_q"
-    b.expect_rows(module, heads * (nope_dim + rope_dim))
+        module, read, low = "attn_q", x, x
+    gate_dim = b.option("attention", "value_dim") if b.option("attention", "gate_in_query") else 0
+    sizes, suffixes = (nope_dim, rope_dim, gate_dim), (".nope", ".rope", ".gate")
+    b.expect_rows(module, heads * sum(sizes))
     both = b.view("q", heads * (nope_dim + rope_dim))
     views = View(both.buffer, 0, heads * nope_dim), View(both.buffer, heads * nope_dim, heads * rope_dim)
-    first = np.arange(heads)[:, None] * (nope_dim + rope_dim)
-    for view, start, size, suffix in zip(views, (0, nope_dim), (nope_dim, rope_dim), (".nope", ".rope"), strict=True):
-        b.linear(module, x, view, (first + start + np.arange(size)).reshape(-1), suffix)
-    return *views, x
+    gates = (b.view("attention_gate", heads * gate_dim),) if gate_dim else ()
+    first, starts = np.arange(heads)[:, None] * sum(sizes), np.cumsum((0, *sizes))
+    for view, start, size, suffix in zip((*views, *gates), starts, sizes, suffixes):
+        b.linear(module, read, view, (first + start + np.arange(size)).reshape(-1), suffix)
+    return *views, low
+
+
+def _compressed(b: Builder, norm: str, x: View, y: View, scale: str) -> None:
+    """y = norm(x) times a factor of the section."""
+    b.norm(norm, x, y, eps=b.option("latent", "norm_eps"))
+    if (factor := b.option("latent", scale)) != 1.0:
+        b.emit("scale", (y,), (y,), f"{norm}_scale", scale=factor)
 
 
 def index(b: Builder, x: View, low_query: View) -> tuple[View]:

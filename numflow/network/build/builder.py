@@ -148,7 +148,8 @@ class Builder:
         parts = []
         for tensor in tensors:
             shape = tensor.shape if len(tensor.shape) == 3 else (1, *tensor.shape)
-            other_way = transpose and not tensor.turned
+            # A stack that only fits as it stands is taken so, whatever the spec says of others.
+            other_way = transpose and not tensor.turned and not (len(shape) == 3 and shape[1] != columns == shape[2])
             stored = (shape[0], shape[2], shape[1]) if other_way else shape
             if len(shape) != 3 or stored[0] != count or stored[2] != columns or not _covers(stored[1], rows, select):
                 raise self._wrong_shape(tensor, f"{[count] if whole else ''}[{rows}, {columns}]")

@@ -313,7 +313,7 @@ def _mix(step: Step, network: Network) -> None:
 
 
 def _gate_rows(step: Step, network: Network) -> None:
-    _expect(step, "columns left over by the gates", 0, step.inputs[0].width % step.inputs[1].width)
+    _expect(step, "columns left over", 0, step.inputs[0].width % step.inputs[1].width)
     _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 

@@ -141,8 +141,13 @@ def _feed_forward(b: Builder, stream: View):
 def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     pre = b.option("block", "pre_norm") and (name != "attn" or b.option("block", "attention_norm"))
     h = b.norm(f"{name}_norm", x, b.view("normed", x.width)) if pre else x
+    if (rank := b.option("block", "norm_gate_rank")) and pre and b.has(f"{name}_norm_down.weight"):
+        low = b.linear(f"{name}_norm_down", h, b.view("norm_low", rank))
+        b.emit("act", (low,), (low,), f"{name}_norm_act", kind="silu")
+        b.emit("act_mul", (b.linear(f"{name}_norm_up", low, b.view("norm_gate", h.width)), h), (h,),
+               f"{name}_norm_gated", kind="sigmoid")
     y = block(b, h)
-    post = b.option("block", "post_norm")
+    post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
     if post == "branch":
         b.norm(f"{name}_post_norm", y, y)
     part = "ffn_" if name == "ffn" else ""

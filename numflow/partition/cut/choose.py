@@ -167,6 +167,13 @@ class _Chooser:
         self.wanted[x] = of_heads(spans, y, x)
         return Sharding(COLUMNS, spans)
 
+    def _gate_rows(self, at: int, step: Step, spans: Spans | None) -> Sharding:
+        (x, gate), (y,) = step.inputs, step.outputs
+        if spans is None or not is_aligned(spans, y.width // gate.width):
+            return Sharding(WHOLE)
+        self.wanted |= {x: spans, gate: of_heads(spans, y, gate)}
+        return Sharding(COLUMNS, spans)
+
     def _attention(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         cache = self.network.caches[param(step, "cache")]
         heads = self.caches[cache.name].heads
@@ -193,13 +200,6 @@ class _Chooser:
         cut = self.states[param(step, "state")]
         self.wanted |= read_in_pieces(step, cut)
         return Sharding(COLUMNS, cut.columns)
-
-    def _gates(self, at: int, step: Step, spans: Spans | None) -> Sharding:
-        (x, gate), (y,) = step.inputs, step.outputs
-        if spans is None or gate.width == 1 or not is_aligned(spans, y.width // gate.width):
-            return Sharding(WHOLE)
-        self.wanted |= {x: spans, gate: of_heads(spans, y, gate)}
-        return Sharding(COLUMNS, spans)
 
     def _linear(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         x, y, weight = step.inputs[0], step.outputs[0], self.network.weights[step.weights["weight"]]
@@ -283,7 +283,7 @@ class _Chooser:
                          "expert_combine"), _whole),
         **dict.fromkeys(("send", "receive"), _whole),  # exchanges between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
-        "head_concat": _head_concat, "head_linear": _head_linear, "gate_rows": _gates, "attention": _attention,
+        "head_concat": _head_concat, "head_linear": _head_linear, "gate_rows": _gate_rows, "attention": _attention,
         "cache_write": _cache_write, "causal_conv": _channels, "softplus": _channels,
         **dict.fromkeys(RECURRENT, _recurrent), "linear": _linear, "embed": _embed,
         "expert_linear": _experts,
