@@ -76,7 +76,7 @@ def _list(default, what, above=-math.inf):
 
 # The activations of the op table, which this package does not import; a test holds the two lists together.
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-               "xielu")
+               "silu_clamp", "xielu")
 # Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
                       "gelu_pytorch_tanh": "gelu_tanh",
@@ -226,6 +226,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "head_dim": _int(0, "columns of such a head, of which the first latent.rope_dim are rotated", 0),
         "top_k": _int(1, "keys that are chosen for each query"),
         "pairing": _choice(("half", "adjacent"), "half", "as in rope"),
+        "last": _bool(False, "the columns that are rotated are the last of a head, not the first"),
+        "norm_eps": _float(1e-6, "added to the variance in the norm of its keys", above=0, most=1),
         "own": _bool(True, "this layer has an index; else the choice of the last layer before that has one holds"),
     },
     "rope": {
@@ -261,7 +263,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "gated": _bool(True, "act(gate(x)) * up(x) rather than act(up(x))"),
         "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                           "gate and up as two matrices or one, and in which order of rows"),
-        "limit": _float(0.0, "swiglu_clamp: where gate and up are clamped", 0, 1e30),
+        "limit": _float(0.0, "swiglu_clamp and silu_clamp: where gate and up are clamped", 0, 1e30),
         "alpha": _float(0.0, "swiglu_clamp: slope of the sigmoid"),
         "cut": _float(0.0, "gated: act(gate(x)) and up(x), of a dense part or shared expert, are cut at -cut and cut; "
                       "0 = off", 0, 1e30),
@@ -295,6 +297,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                           "gate and up of an expert as two matrices or one"),
         "transposed": _bool(False, "expert matrices are stored [inputs, outputs], unless their shape says otherwise"),
+        "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "= ffn_activation", "that of chosen experts"),
         "cut": _float(0.0, "as in ffn, of experts that are chosen", 0, 1e30),
         "spare_experts": _int(0, "how many behind these are passed over, and their part of exp_probs_b: they are for "
                               "other input than text", 0, 1 << 16),
@@ -310,6 +313,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "per_layer": {
         "width": _int(0, "columns of a further embedding that each layer reads for itself; 0 = none", 0),
         "scale": _float("sqrt(per_layer_width)", "those embeddings are multiplied by it"),
+    },
+    "hyper": {
+        "streams": _int(0, "residual streams of which each block reads a sum, and which each block adds to, by gates "
+                        "read off them (hyper-connections); 0 = one stream as usual", 0, 64),
+        "magnitude": _float(1.0, "what a block adds is multiplied by it"),
+        "eps": _float(0.0, "added to the gates", 0, 1),
     },
     "altup": {
         "streams": _int(0, "residual streams of which a layer computes one and corrects the others by it (alternating "

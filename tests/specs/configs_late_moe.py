@@ -89,7 +89,7 @@ case("flex_olmo_normed", BARE, family("FlexOlmo", "flex_olmo"), {
 ARIA = RMS | {"model_type": "aria_text", "intermediate_size": 20, "moe_num_experts": 5, "moe_topk": 2,
               "moe_num_shared_experts": 2, "rope_theta": 5000000.0, "num_hidden_layers": 2}
 case("aria_text", ARIA, {"architectures": ["AriaTextForCausalLM"], "moe_num_shared_experts": 1, "moe_topk": 3,
-                         "attention_bias": True, "tie_word_embeddings": True})
+                         "attention_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu"})
 case("aria", wrapped("AriaForConditionalGeneration", "aria", ARIA, image_token_index=200,
                      projector_patch_to_query_dict={"4": 2}, vision_config=EYES | {
                          "model_type": "idefics3_vision", "image_size": 8}), kind="multimodal")
@@ -233,3 +233,14 @@ case("axk2_yarn", AXK2, {
 case("phi4_multimodal_plain", LATE_MOE["phi4_multimodal"][1], {
     "sliding_window": None, "partial_rotary_factor": 1.0, "tie_word_embeddings": True, "num_key_value_heads": 4},
      without=("rope_scaling", "original_max_position_embeddings"))
+
+HY4 = RMS | GROUPS | LATENT | family("HYV4", "hy_v4") | {
+    "q_lora_rank": 28, "n_routed_experts": 6, "n_shared_experts": 1, "index_topk": 7, "index_head_dim": 12,
+    "index_n_heads": 12, "hc_mult": 3, "hc_magnitude": 1.5, "hc_eps": 1e-4, "swiglu_limit": 0.5, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": 2}
+case("hy_v4", HY4, {"indexer_types": ["full", "shared"], "mlp_layer_types": ["dense", "sparse"]},
+     without=("head_dim",), lengths=(9, 30))
+case("hy_v4_two_streams", HY4, {
+    "hc_mult": 2, "hc_magnitude": 2.0, "swiglu_limit": 10.0, "mlp_layer_types": ["sparse", "sparse"],
+    "tie_word_embeddings": True, "index_topk": 64, "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+     without=("head_dim",), lengths=(9, 30))

@@ -31,8 +31,8 @@ def act(step: Step, ctx) -> list[Call]:
 
 def act_mul(step: Step, ctx) -> list[Call]:
     """gate, up, y f32 [rows, D]; y may be either."""
-    if param(step, "kind") == "swiglu_clamp":
-        return [_bind(_CODE.kernel("swiglu_clamp"), step, ctx, 0, param(step, "alpha"), param(step, "limit"))]
+    if (kind := param(step, "kind")) in ("swiglu_clamp", "silu_clamp"):
+        return [_bind(_CODE.kernel(kind), step, ctx, 0, param(step, "alpha"), param(step, "limit"))]
     return [_bind(_CODE.kernel("act_mul"), step, ctx, KINDS[param(step, "kind")])]
 
 

@@ -94,6 +94,17 @@ def swiglu_clamp(args, thread, n_threads):
 
 
 @kernel
+def silu_clamp(args, thread, n_threads):
+    """y = g * sigmoid(g) * u, where g = min(a, limit) and u = clip(b, -limit, limit)"""
+    limit, lowest = splat(f64(args, LIMIT)), splat(-f64(args, LIMIT))
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, b, left = _at(args, item)
+        gate, up = smaller(limit, load_part(a, left)), larger(lowest, smaller(limit, load_part(b, left)))
+        store_part(y, gate * sigmoid(gate) * up, left)
+
+
+@kernel
 def xielu(args, thread, n_threads):
     """y = positive * a^2 + beta * a above 0, negative * (exp(min(a, eps)) - 1 - a) + beta * a below"""
     positive, negative, beta, eps = f64(args, POSITIVE), f64(args, NEGATIVE), f64(args, BETA), splat(f64(args, EPS))

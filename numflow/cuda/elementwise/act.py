@@ -233,6 +233,12 @@ def _swiglu_clamp(gate, up, limit, alpha):
 
 
 @device
+def _silu_clamp(gate, up, limit, q):
+    gate, up = fmin(gate, limit), fmin(fmax(up, -limit), limit)
+    return gate * sigmoid(gate) * up
+
+
+@device
 def _mul(a, b, p, q):
     return a * b
 
@@ -269,8 +275,8 @@ ACT: dict[str, Callable] = {"relu": _relu, "relu2": _relu2, "gelu": _gelu, "gelu
 @functools.cache
 def gated(kind: str) -> DeviceFunction:
     """act(gate) * up."""
-    if kind == "swiglu_clamp":
-        return _swiglu_clamp
+    if kind in ("swiglu_clamp", "silu_clamp"):
+        return _swiglu_clamp if kind == "swiglu_clamp" else _silu_clamp
     function = ACT[kind]
 
     @device

@@ -123,10 +123,11 @@ def _elementwise():
     (x,) = b.inputs(60, spread=4.0)
     b.step("act", (x,), (x,), kind="xielu", positive=0.7, negative=1.1, beta=0.5, eps=-1e-6)
     yield b.case(x)
-    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp"):
+    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
+                 "silu_clamp"):
         b = Builder(f"act_mul-{kind}")
         gate, up = b.inputs(60, 60, spread=4.0)
-        params = {"limit": 7.0, "alpha": 1.702} if kind == "swiglu_clamp" else {}
+        params = {"swiglu_clamp": {"limit": 7.0, "alpha": 1.702}, "silu_clamp": {"limit": 2.0}}.get(kind, {})
         y = gate if kind == "silu" else b.buffer(60)  # once in place
         b.step("act_mul", (gate, up), (y,), kind=kind, **params)
         yield b.case(y)

@@ -363,10 +363,16 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     if rope_dim > size:
         raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",
                         ("indexer.head_dim", "latent.rope_dim"))
-    q = b.linear("index_q", low_query, b.view("index_q", heads * size))
-    k = b.linear("index_k", x, b.view("index_k", size))
-    norm = {role: b.vector("index_k_norm", role, size) for role in ("weight", "bias")}
-    b.emit("layer_norm", (k,), (k,), "index_k_norm", norm, eps=1e-6)
+    # The order of columns does not matter to products of queries and keys: those that turn come first.
+    order = np.roll(np.arange(size), rope_dim) if b.option("indexer", "last") else None
+    rows = None if order is None else (np.arange(heads)[:, None] * size + order).reshape(-1)
+    if order is not None:
+        b.expect_rows("index_q", heads * size)
+        b.expect_rows("index_k", size)
+    q = b.linear("index_q", low_query, b.view("index_q", heads * size), rows)
+    k = b.linear("index_k", x, b.view("index_k", size), order)
+    norm = {role: b.vector("index_k_norm", role, size, order) for role in ("weight", "bias")}
+    b.emit("layer_norm", (k,), (k,), "index_k_norm", norm, eps=b.option("indexer", "norm_eps"))
     for view, count, label in ((q, heads, "index_rope_q"), (k, 1, "index_rope_k")):
         rotate(b, view, count, size, label, b.option("indexer", "pairing"))
     name = f"{b.prefix}index"

@@ -1,6 +1,5 @@
 """The hand that writes a network: makes buffers and weights, and appends steps."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -220,13 +219,22 @@ class Builder:
         Raises:
             SpecError: the tensor is missing, holds more than one number, or none that is finite.
         """
+        return float(self.numbers(module, 1)[0])
+
+    def numbers(self, module: str, count: int) -> np.ndarray:
+        """So many numbers f32 [count] that the file has as a tensor, read now.
+
+        Raises:
+            SpecError: the tensor is missing, holds another count, or one that is not finite.
+        """
         tensor = self.names.need(module, "weight", self.layer, self.stack)
-        if int(np.prod(tensor.shape)) != 1:
-            raise self._wrong_shape(tensor, "[1]")
-        value = float(tensor.f32().reshape(-1)[0])
-        if not math.isfinite(value):
-            raise SpecError(f"{self.checkpoint.path}: tensor {tensor.name!r}: expected a finite number, found {value}")
-        return value
+        if int(np.prod(tensor.shape)) != count:
+            raise self._wrong_shape(tensor, f"[{count}]")
+        values = np.array(tensor.f32().reshape(-1), np.float32)
+        if not np.isfinite(values).all():
+            wrong = values[~np.isfinite(values)][0]
+            raise SpecError(f"{self.checkpoint.path}: tensor {tensor.name!r}: expected a finite number, found {wrong}")
+        return values
 
     # Steps that many blocks use
 

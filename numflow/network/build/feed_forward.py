@@ -49,7 +49,7 @@ def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = ""
     _times(b, "gate_scale", gate)
     if (sparsity := b.option("ffn", "sparsity")) and not suffix:
         b.emit("sparsify", (gate,), (gate,), "ffn_sparse", deviations=NormalDist().inv_cdf(sparsity))
-    _gated(b, gate, up, hidden, f"ffn_act{suffix}", b.option("ffn", "cut"))
+    _gated(b, gate, up, hidden, f"ffn_act{suffix}", b.option("ffn", "activation"), b.option("ffn", "cut"))
     return _down(b, hidden, y, suffix)
 
 
@@ -78,16 +78,16 @@ def _softplus(x: float) -> float:
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
-def _gated(b: Builder, gate: View, up: View, y: View, label: str, cut: float) -> None:
+def _gated(b: Builder, gate: View, up: View, y: View, label: str, kind: str, cut: float) -> None:
     """y = act(gate) * up, both cut at -cut and cut where there is one."""
-    kind = b.option("ffn", "activation")
     if cut:
         b.emit("act", (gate,), (gate,), label, kind=kind)
         for view, part in ((gate, "gate"), (up, "up")):
             b.emit("clamp", (view,), (view,), f"{label}_cut_{part}", limit=cut)
         b.emit("mul", (gate, up), (y,), f"{label}_mul")
         return
-    clamp = {key: b.option("ffn", key) for key in ("limit", "alpha")} if kind == "swiglu_clamp" else {}
+    keys = {"swiglu_clamp": ("limit", "alpha"), "silu_clamp": ("limit",)}.get(kind, ())
+    clamp = {key: b.option("ffn", key) for key in keys}
     b.emit("act_mul", (gate, up), (y,), label, kind=kind, **clamp)
 
 
@@ -139,7 +139,7 @@ def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int) -> 
     hidden = b.view("expert_hidden", width, "routes")
     if not b.option("ffn", "gated"):
         _expert_linear(b, "ffn_up_exps", x, ids, hidden, experts)
-        b.emit("act", (hidden,), (hidden,), "experts_act", kind=b.option("ffn", "activation"))
+        b.emit("act", (hidden,), (hidden,), "experts_act", kind=b.option("moe", "activation"))
         return hidden
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
@@ -150,7 +150,7 @@ def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int) -> 
         rows_gate, rows_up = _halves(layout, width)
         _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, rows_gate, ".gate")
         _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, rows_up, ".up")
-    _gated(b, gate, up, hidden, "experts_act", b.option("moe", "cut"))
+    _gated(b, gate, up, hidden, "experts_act", b.option("moe", "activation"), b.option("moe", "cut"))
     return hidden
 
 

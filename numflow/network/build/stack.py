@@ -6,6 +6,7 @@ from numflow.network.build.attention import cross_attention, cross_memory, self_
 from numflow.network.build.builder import Builder
 from numflow.network.build.channels import gated_recurrence, shifted_feed_forward, weighted_keys
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
+from numflow.network.build.hyper import begin_hyper, end_hyper, hyper_layer
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.recurrent import short_convolution
@@ -26,9 +27,12 @@ def decoder_or_encoder(b: Builder) -> None:
     if b.option("per_layer", "width"):
         per_layer_inputs(b, x)
     streams = begin_streams(b, x) if b.option("altup", "streams") else None
+    hyper = begin_hyper(b, x) if b.option("hyper", "streams") else None
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
-        if streams is None:
+        if hyper is not None:
+            hyper_layer(b, hyper, x, (("attn", MIXERS[b.option("mixer", "kind")]), ("ffn", feed_forward)))
+        elif streams is None:
             tap(b, x)
             x = transformer_layer(b, x)
         else:
@@ -36,6 +40,8 @@ def decoder_or_encoder(b: Builder) -> None:
     b.layer = None
     if streams is not None:
         end_streams(b, streams, x)
+    if hyper is not None:
+        end_hyper(b, hyper, x)
     tap_last(b, x)
     head(b, x)
 
