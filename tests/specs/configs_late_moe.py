@@ -244,3 +244,5 @@ case("hy_v4_two_streams", HY4, {
     "hc_mult": 2, "hc_magnitude": 2.0, "swiglu_limit": 10.0, "mlp_layer_types": ["sparse", "sparse"],
     "tie_word_embeddings": True, "index_topk": 64, "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
      without=("head_dim",), lengths=(9, 30))
+case("glm46v_moe", wrapped("Glm46VForConditionalGeneration", "glm46v", GLM | {"n_routed_experts": 5}, **MARKS,
+                           vision_config=WATCH | {"model_type": "glm4v_vision"}), kind="multimodal")
