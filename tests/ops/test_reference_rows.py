@@ -43,7 +43,8 @@ def test_gates_of_equal_parts():
 def test_sigmoid_of_the_logits_that_were_chosen(biased):
     """A bias takes part in the choice, with the logits themselves."""
     logits, bias = rng(20, 7, spread=1.5), rng(7, seed=3) if biased else None
-    ids, gates = moe.moe_route(logits, bias, width=3, score="sigmoid_topk", **{**ROUTE, "normalize": True, "scale": 2.0})
+    rules = {**ROUTE, "score": "sigmoid_topk", "normalize": True, "scale": 2.0}
+    ids, gates = moe.moe_route(logits, bias, width=3, **rules)
     for t in range(20):
         values = logits[t].tolist()
         best = sorted(range(7), key=lambda x: -values[x] - (bias[x] if biased else 0))[:3]
