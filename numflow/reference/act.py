@@ -22,9 +22,9 @@ def act_mul(gate, up, *, kind, limit, alpha):
     return _ACT[kind](gate) * up
 
 
-def gate_rows(x, gate):
-    """Each of H equal parts of a row times its sigmoid(gate); x [T, D], gate [T, H]."""
-    return x * np.repeat(sigmoid(gate), x.shape[1] // gate.shape[1], axis=1)
+def gate_rows(x, gate, *, plain=False):
+    """y = x * sigmoid(gate), or x * gate if plain; x [T, D], gate [T, H], one for each of H equal column groups."""
+    return x * np.repeat(gate if plain else sigmoid(gate), x.shape[1] // gate.shape[1], axis=1)
 
 
 def permute(x, order):

@@ -2,7 +2,7 @@
 
 MODULES: dict[str, str] = {
     "token_embd": "token embeddings [V, D]", "token_embd_norm": "norm of the summed embeddings",
-    "position_embd": "learned positions", "token_types": "segment embeddings",
+    "position_embd": "learned positions", "token_types": "segment embeddings", "task_types": "embeddings of tasks",
     "project_in": "embedding width -> D", "project_out": "D -> embedding width",
     "attn_norm": "norm before attention", "attn_norm_down": "its gate, down", "attn_norm_up": "its gate, up",
     "attn_q": "query", "attn_k": "key", "attn_v": "value",

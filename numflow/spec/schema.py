@@ -101,6 +101,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
         "sinusoid_span": _int(0, "frequencies are 10000^(-i / (half - span)); 1 in fairseq's models", 0),
         "token_types": _bool("has('token_types.weight')", "segment embeddings are added"),
+        "task_types": _bool("has('task_types.weight')", "so is that of the first task"),
     },
     "norm": {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),
@@ -157,6 +158,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "norm_eps": _float("norm_eps", "added to that norm's mean square", above=0, most=1),
         "state_type": _choice(("f32", "f16", "bf16", "q8"), "f32", "how states of heads are stored"),
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
+        "inner_norm_eps": _float("norm_eps", "added to the mean square in those norms", above=0, most=1),
         "least_step": _float(0.0, "steps are at least this", 0),
         "most_step": _float(1e30, "steps are at most this", above=0, most=1e30),
         "in_scale": _float(1.0, "state space: its input is multiplied by it"),
@@ -172,8 +174,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "kv_heads": _int("kv_heads", "key/value heads"),
         "head_dim": _int("head_dim", "columns of a query or key head"),
         "value_dim": _int("attention_head_dim", "columns of a value head"),
-        "qkv": _choice(("separate", "concat", "groups"), "separate",
-                       "three matrices; one of [q k v]; one of [q..q k v] per key/value head"),
+        "qkv": _choice(("separate", "concat", "groups", "quarters"), "separate",
+                       "three matrices; one of [q k v]; one of [q..q k v] per key/value head; one of [q v k] per "
+                       "quarter of their columns"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
         "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "window": _int(0, "a query sees this many latest keys, itself included, and as many ahead if not causal; "
@@ -196,7 +199,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "alibi_max": _float(8.0, "exponent of the smallest slope", above=0, most=1000),
         "alibi_scale": _float(1.0, "multiplies the slopes"),
         "sinks": _bool("has('attn_sinks.weight')", "one learned extra logit per head"),
-        "gate": _bool("has('attn_gate.weight')", "the output is multiplied by sigmoid(gate(x))"),
+        "gate": _bool("has('attn_gate.weight')", "the output is multiplied by sigmoid(gate(x)), or as gate_kind says"),
+        "gate_kind": _choice(("sigmoid", "softplus"), "sigmoid", "what the gate passes"),
         "gate_in_query": _bool(False, "rows of the gate are in the query matrix, behind those of each head's query"),
         "gate_by_head": _bool(False, "the gate has one number for each head, not one for each column"),
         "in_scale": _float(1.0, "the input is multiplied by it"),
@@ -279,9 +283,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "experts": _int("experts", "how many there are", 0),
         "top_k": _int("experts_per_token", "how many each token uses", 0),
         "width": _int("expert_width", "columns between an expert's two matrices", 0),
-        "score": _choice(("softmax", "sigmoid", "softmax_topk", "sparsemixer"), "softmax",
-                         "probabilities over all experts, independent ones, softmax over the chosen only, or one "
-                         "softmax for each choice over those near the best that is left"),
+        "score": _choice(("softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"), "softmax",
+                         "probabilities over all experts, independent ones, softmax over the chosen only, sigmoid of "
+                         "the chosen logits, or one softmax for each choice over those near the best that is left"),
+        "softcap": _float(0.0, "the router's scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "jitter": _float(0.01, "sparsemixer: half the relative distance from the best up to which experts are near", 0),
         "normalize": _bool(False, "gates of the chosen experts are divided by their sum"),
         "least_sum": _float(0.0, "the least number that normalize divides by", 0, 1),

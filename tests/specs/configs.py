@@ -9,6 +9,7 @@ that are the other way round there.
 
 from tests.specs.configs_2026 import CASES_2026
 from tests.specs.configs_decoder import DECODERS
+from tests.specs.configs_late_dense import LATE_DENSE
 from tests.specs.configs_late_moe import LATE_MOE
 from tests.specs.configs_late_others import DECODERS as OTHERS
 from tests.specs.configs_late_others import ENCODERS as LATE_ENCODERS
@@ -18,7 +19,7 @@ from tests.specs.configs_other import ENCODERS, TRANSLATORS
 from tests.specs.configs_recurrent import RECURRENT
 
 CASES = {name: (options.get("kind", "causal"), config, options)
-         for name, (config, options) in (DECODERS | CASES_2026 | PARTS | OTHERS).items()}
+         for name, (config, options) in (DECODERS | CASES_2026 | PARTS | OTHERS | LATE_DENSE).items()}
 CASES |= ENCODERS | LATE_ENCODERS
 CASES |= RECURRENT | LATE_MOE
 CASES |= {name: ("translate", config, options) for name, (config, options) in (TRANSLATORS | LATE_TRANSLATORS).items()}

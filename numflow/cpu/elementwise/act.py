@@ -37,9 +37,9 @@ def act_mul(step: Step, ctx) -> list[Call]:
 
 
 def gate_rows(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D]; gate f32 [rows, H]."""
-    parts = step.inputs[1].width
-    return [_bind(_CODE.kernel("gate_rows" if parts == 1 else "gate_parts"), step, ctx, parts)]
+    """x, y f32 [rows, D]; gate f32 [rows, H], one for each of H equal column groups."""
+    x, gate = step.inputs
+    return [_bind(_CODE.kernel("gate_rows"), step, ctx, x.width // gate.width, param(step, "plain"))]
 
 
 def permute(step: Step, ctx) -> list[Call]:

@@ -34,10 +34,10 @@ def act_mul(step: Step, ctx) -> list[Call]:
 
 
 def gate_rows(step: Step, ctx) -> list[Call]:
-    """Each of H equal parts of a row of x times its sigmoid(gate), gate f32 [T, H]."""
+    """y = x * sigmoid(gate), or x * gate if plain; gate f32 [T, H]."""
     (x, gate), (y,) = step.inputs, step.outputs
-    return [per_row(step, _gate_rows, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), *ctx.view(gate),
-                    ctx.batch.counts, ctx.rows(y), y.width, y.width // gate.width)]
+    return [per_row(step, _gate_rows(param(step, "plain")), ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y),
+                    *ctx.view(x), *ctx.view(gate), ctx.batch.counts, ctx.rows(y), y.width, y.width // gate.width)]
 
 
 def permute(step: Step, ctx) -> list[Call]:
@@ -126,12 +126,21 @@ def binary(name: str, function: DeviceFunction) -> Kernel:
     return _binary
 
 
-@kernel("gate_rows", THREADS)
-def _gate_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.ptr, gate_stride: u32, counts: i32.ptr,
-               rows: u32, width: u32, part: u32):
-    row, column = block_x(), block_y() * 128 + thread_index()
-    if row < counts[rows] and column < width:
-        y[row * y_stride + column] = x[row * x_stride + column] * sigmoid(gate[row * gate_stride + column // part])
+@functools.cache
+def _gate_rows(plain: bool) -> Kernel:
+    """The kernel of gates that pass a sigmoid, or that are plain; each is of `size` columns."""
+
+    @kernel(f"gate_rows{'_plain' * plain}", THREADS)
+    def _gate(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.ptr, gate_stride: u32, counts: i32.ptr,
+              rows: u32, width: u32, size: u32):
+        row, column = block_x(), block_y() * 128 + thread_index()
+        if row < counts[rows] and column < width:
+            factor = gate[row * gate_stride + column // size]
+            if not plain:
+                factor = sigmoid(factor)
+            y[row * y_stride + column] = x[row * x_stride + column] * factor
+
+    return _gate
 
 
 @kernel("permute", THREADS)

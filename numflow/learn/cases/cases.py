@@ -173,10 +173,10 @@ def _elementwise():
     b.step("select_rows", (x,), (y,))
     b.step("softcap", (y,), (y,), cap=30.0)
     yield b.case(y, RAGGED, rows=(12, 0))
-    for name, parts in (("gate_rows", 1), ("gate_rows-parts", 3)):
-        b = Builder(name)
-        x, gate = b.inputs(60, parts, spread=3.0)
-        b.step("gate_rows", (x, gate), (x,))
+    for suffix, parts, plain in (("", 1, False), ("-parts", 3, False), ("-plain", 3, True), ("-wide-parts", 2, False)):
+        b = Builder(f"gate_rows{suffix}")
+        x, gate = b.inputs(64 if suffix == "-wide-parts" else 60, parts, spread=3.0)
+        b.step("gate_rows", (x, gate), (x,), plain=plain)
         yield b.case(x, RAGGED)
     for name, heads, width, shared in (("head_concat", 3, 8, False), ("head_concat-shared", 3, 8, True)):
         b = Builder(name)
@@ -215,6 +215,7 @@ def _route():
     for suffix, experts, chosen, params, bias in (
             ("softmax", 8, 2, {"normalize": True}, False), ("softmax-not-normalized", 6, 3, {"scale": 2.5}, False),
             ("softmax_topk", 4, 2, {"score": "softmax_topk"}, False),
+            ("sigmoid_topk", 8, 3, {"score": "sigmoid_topk", "normalize": True, "least_sum": 1.6, "scale": 1.5}, True),
             ("least-sum", 8, 2, {"normalize": True, "least_sum": 0.6}, False),
             ("sigmoid-bias", 16, 4, {"score": "sigmoid", "normalize": True, "scale": 2.5}, True),
             ("groups", 16, 4, {"score": "sigmoid", "groups": 4, "top_groups": 2, "normalize": True}, True),

@@ -41,17 +41,21 @@ def self_attention(b: Builder, x: View, width: int = 0) -> View:
 
 
 def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
-    """y times sigmoid(gate(x)): a number for each column or for each head."""
-    if b.option("attention", "gate_by_head"):
-        gate = b.linear("attn_gate", x, b.view("attention_gate", shape.heads))
-        b.emit("gate_rows", (y, gate), (y,), "attn_gated")
-        return
-    gate = b.view("attention_gate", y.width)
-    if not b.option("attention", "gate_in_query"):
+    """y times gates made of x, a number for each column or for each head: sigmoid of them, or as `gate_kind` says."""
+    by_head, plain = b.option("attention", "gate_by_head"), b.option("attention", "gate_kind") == "softplus"
+    gate = b.view("attention_gate", shape.heads if by_head else y.width)
+    if by_head or not b.option("attention", "gate_in_query"):
         b.linear("attn_gate", x, gate)
     elif not b.option("latent", "rank"):  # of latent attention it is there already
         b.linear("attn_q", x, gate, _query_and_gate_rows(shape)[1], ".gate")
-    b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
+    if plain:
+        b.emit("softplus", (gate,), (gate,), "attn_gate_softplus")
+    if by_head:
+        b.emit("gate_rows", (y, gate), (y,), "attn_gated", plain=plain)
+    elif plain:
+        b.emit("mul", (gate, y), (y,), "attn_gated")
+    else:
+        b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
 
 
 def _times(b: Builder, key: str, x: View, y: View) -> View:
@@ -218,7 +222,7 @@ def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
         chosen = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
     else:
         b.expect_rows("attn_qkv", sum(widths))
-        chosen = _grouped_rows(s)
+        chosen = _grouped_rows(s) if layout == "groups" else _quartered_rows(b, widths)
     for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
         b.linear("attn_qkv", x, view, select=rows, suffix=part)
     return q, k, v
@@ -245,6 +249,20 @@ def _grouped_rows(s: Heads) -> list[np.ndarray]:
     k = first + per_group * s.head_dim + np.arange(s.head_dim)[None]
     v = first + (per_group + 1) * s.head_dim + np.arange(s.value_dim)[None]
     return [rows.reshape(-1) for rows in (q, k, v)]
+
+
+def _quartered_rows(b: Builder, widths: tuple[int, int, int]) -> list[np.ndarray]:
+    """Rows of q, k and v in a fused matrix that goes [q v k], a quarter of each, four times.
+
+    Raises:
+        SpecError: the three are not equally wide, or cannot be cut so.
+    """
+    size, left = divmod(widths[0], 4)
+    if left or len(set(widths)) != 1:
+        raise SpecError(f"{b.where}: attention.qkv: expected as many columns of queries, keys and values, a multiple "
+                        f"of 4, found {', '.join(map(str, widths))}", ("attention.qkv",))
+    q, v, k = ((3 * size * np.arange(4)[:, None] + size * part + np.arange(size)).reshape(-1) for part in range(3))
+    return [q, k, v]
 
 
 def _position_biases(b: Builder, heads: int) -> dict[str, str]:

@@ -166,6 +166,8 @@ def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
     scores = b.linear("ffn_gate_inp", x, b.view("router", experts))
     if (scale := b.option("moe", "router_scale")) != 1.0:
         b.emit("scale", (scores,), (scores,), "router_scale", scale=scale)
+    if cap := b.option("moe", "softcap"):
+        b.emit("softcap", (scores,), (scores,), "router_softcap", cap=cap)
     weights = {}
     if rules["score"] != "sparsemixer" and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
         role = "weight" if b.has("exp_probs_b.weight") else "bias"

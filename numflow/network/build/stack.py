@@ -1,5 +1,6 @@
 """A stack: embeddings, layers, head. One function per part, in the order the data flows."""
 
+from numflow.errors import SpecError
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.channels import gated_recurrence, shifted_feed_forward, weighted_keys
@@ -106,10 +107,23 @@ def _add_embeddings(b: Builder, x: View) -> View:
                           b.option("embedding", "sinusoid_span"))
         b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.constant("sinusoids", waves)}, offset=offset)
     if b.option("embedding", "token_types"):
-        b.emit("embed_type", (x,), (x,), "token_types", {"table": b.matrix("token_types", None, width)})
+        b.emit("embed_type", (x,), (x,), "token_types", {"table": _token_types(b, width)})
     if norm and not first:
         b.norm("token_embd_norm", x, x)
     return x
+
+
+def _token_types(b: Builder, width: int) -> str:
+    """The table of token types [n, D]; to each row of it belongs the first task, where a model has tasks as well."""
+    if not b.option("embedding", "task_types"):
+        return b.matrix("token_types", None, width)
+    tables = [b.names.need(module, "weight", None, b.stack) for module in ("token_types", "task_types")]
+    for tensor in tables:
+        if len(tensor.shape) != 2 or tensor.columns != width or not tensor.rows:
+            raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r} is {list(tensor.shape)}, expected rows of "
+                            f"{width} columns")
+    types, tasks = (tensor.f32().reshape(tensor.shape) for tensor in tables)
+    return b.constant("token_types.of_task", types + tasks[:1])
 
 
 def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:

@@ -35,7 +35,7 @@ def selective_scan(b: Builder, x: View) -> View:
     parts = [View(low.buffer, start, width) for start, width in ((0, rank), (rank, size), (rank + size, size))]
     if b.option("recurrent", "inner_norms"):
         for module, view in zip(("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"), parts):
-            b.norm(module, view, view)
+            b.norm(module, view, view, eps=b.option("recurrent", "inner_norm_eps"))
     steps, k, q = parts
     steps = b.linear("ssm_dt", steps, b.view("ssm_steps", inner))
     b.emit("softplus", (steps,), (steps,), "softplus")

@@ -247,7 +247,7 @@ class _Chooser:
         source = self.steps[made]
         if source.op in ("attention", *RECURRENT):
             return source
-        if source.op not in ("act_mul", "gate_rows", "head_linear", "rms_norm"):
+        if source.op not in ("act_mul", "mul", "gate_rows", "head_linear", "rms_norm"):
             return None
         writers = [self._writer(made, view) for view in source.inputs]
         found = [self._mixer_of(writer) for writer in writers if writer is not None]
