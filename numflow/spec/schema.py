@@ -122,11 +122,11 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
-                         "gated_recurrence", "wkv", "none"), "attention",
+                         "gated_recurrence", "wkv", "linear", "none"), "attention",
                         "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
                         "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
                         "with a fixed decay; a state space beside attention; a gated recurrence of channels; a mean of "
-                        "values whose weights fade; nothing"),
+                        "values whose weights fade; one matrix (attn_output) in its place, which mixes none; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),

@@ -16,7 +16,8 @@ from numflow.ops import View
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
-          "gated_recurrence": gated_recurrence, "wkv": weighted_keys}
+          "gated_recurrence": gated_recurrence, "wkv": weighted_keys,
+          "linear": lambda b, x: b.linear("attn_output", x, b.view("branch", x.width))}
 
 
 def decoder_or_encoder(b: Builder) -> None:
