@@ -1,6 +1,6 @@
 """Tiny GGUF files of architectures that llama.cpp knows: name -> (metadata, tensors, options).
 
-options: "hidden" where its numbers are hidden states, not logits; "lengths" of the prompts.
+options: "hidden" where its numbers are hidden states, not logits; "lengths" of the prompts; "tolerance".
 """
 
 VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM, FFN = 67, 64, 3, 4, 16, 72
@@ -93,6 +93,16 @@ GEMMA = RMS | {"attention.head_count_kv": 2, "attention.key_length": 24, "attent
 case("gemma_embedding", "gemma-embedding", GEMMA, table("output_norm.weight") | layers(
     attention(2, head_dim=24) | ffn() | GEMMA_NORMS, range(7)), hidden=True, tolerance=GELU)
 
+T5 = {f"enc.blk.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in (
+    {f"attn_{part}.weight": (WIDTH, WIDTH) for part in "qkvo"} | ffn() | norms("attn_norm", "ffn_norm")).items()}
+for gated in (True, False):
+    case(f"t5_encoder{'_gated' * gated}", "t5encoder", RMS | {
+        "attention.key_length": HEAD_DIM, "attention.value_length": HEAD_DIM, "attention.relative_buckets_count": 32,
+        "attention.layer_norm_epsilon": 1e-6, "attention.causal": False}, table("enc.output_norm.weight")
+        | {"enc.blk.0.attn_rel_b.weight": (32, HEADS)}
+        | {name: shape for name, shape in T5.items() if gated or "ffn_gate" not in name}, hidden=True,
+        **({"tolerance": 2 * GELU} if gated else {}))
+
 # Which of two kinds of positions a file has is told by its number of layers, 32 or 40.
 LLAMA_NORMS = norms("attn_norm", "ffn_norm")
 SMALL = {f"{name}.weight": (16, 16) for name in ("attn_q", "attn_k", "attn_v", "attn_output")} | {
@@ -103,9 +113,10 @@ for count in (32, 40):
     case(f"baichuan_{count}", "baichuan", RMS | {
         "block_count": count, "embedding_length": 16, "feed_forward_length": 20, "attention.head_count": 2,
         "attention.head_count_kv": 2, "rope.dimension_count": 8}, SMALL_TABLE | layers(SMALL, range(count)))
-case("qwen", "qwen", RMS | {"rope.freq_base": 10000.0, "rope.dimension_count": HEAD_DIM, "feed_forward_length": 2 * FFN},
-     table() | HEAD | layers(QKV_BIAS | OUT | ffn() | LLAMA_NORMS))
-SHARED = {"ffn_gate_shexp.weight": (40, WIDTH), "ffn_up_shexp.weight": (40, WIDTH), "ffn_down_shexp.weight": (WIDTH, 40)}
+case("qwen", "qwen", RMS | {"rope.freq_base": 10000.0, "rope.dimension_count": HEAD_DIM,
+                            "feed_forward_length": 2 * FFN}, table() | HEAD | layers(QKV_BIAS | OUT | ffn() | LLAMA_NORMS))
+SHARED = {"ffn_gate_shexp.weight": (40, WIDTH), "ffn_up_shexp.weight": (40, WIDTH),
+          "ffn_down_shexp.weight": (WIDTH, 40)}
 ROUTED = RMS | {"attention.head_count_kv": 2, "expert_count": 5, "expert_used_count": 2,
                 "expert_feed_forward_length": 20, "expert_weights_norm": True, "rope.dimension_count": HEAD_DIM}
 case("bailing_moe", "bailingmoe", ROUTED | {"expert_shared_count": 2, "expert_weights_scale": 1.0,
@@ -133,7 +144,8 @@ case("openelm", "openelm", RMS | {
     "attention.key_length": HEAD_DIM, "attention.value_length": HEAD_DIM, "rope.dimension_count": HEAD_DIM},
     table("output_norm.weight") | layers(LLAMA_NORMS | norms("attn_q_norm", "attn_k_norm", width=HEAD_DIM))
     | {name: shape for layer, n in enumerate((1, 2, 3)) for name, shape in layers(ffn(24 * n) | {
-        "attn_qkv.weight": (4 * n * HEAD_DIM, WIDTH), "attn_output.weight": (WIDTH, 2 * n * HEAD_DIM)}, (layer,)).items()})
+        "attn_qkv.weight": (4 * n * HEAD_DIM, WIDTH),
+        "attn_output.weight": (WIDTH, 2 * n * HEAD_DIM)}, (layer,)).items()})
 case("refact", "refact", RMS | {"attention.head_count_kv": 1},
      table() | HEAD | layers(attention(1) | ffn() | LLAMA_NORMS))
 LAYER_HEAD = HEAD | {"output_norm.bias": (WIDTH,)}

@@ -3,7 +3,8 @@
     python -m tests.specs.make_llama_cpp_cases FOLDER_OF_LIBLLAMA [NAME ...]
 
 Run it from the repository root. Weights are float32, so are keys and values; llama.cpp takes GELU from a table of
-float16, all else is float32 too. Stored are metadata, names, shapes and numbers, not weights: the tests make them again.
+float16, all else is float32 too. Stored are metadata, names, shapes and numbers, not weights, which the tests make
+again.
 """
 
 import json
