@@ -63,6 +63,7 @@ MODULES: dict[str, str] = {
     "output_norm": "norm after the last layer", "output": "output matrix [V, D]",
     "head_dense": "masked-LM transform", "head_norm": "its norm",
     "score_dense": "dense layer before scores", "score_norm": "norm behind it", "score_output": "scores [labels, D]",
+    "pooled_1": "first dense layer behind the pooling of an embedding", "pooled_2": "and the second",
     "mtp_embd_norm": "norm of the next token's embedding, of a block that predicts a further token",
     "mtp_hidden_norm": "norm of the hidden state beside it", "mtp_proj": "both, [D, 2 D]",
     "mtp_norm": "norm after that block",

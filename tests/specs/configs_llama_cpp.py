@@ -1,6 +1,7 @@
 """Tiny GGUF files of architectures that llama.cpp knows: name -> (metadata, tensors, options).
 
-options: "hidden" where its numbers are hidden states, not logits; "lengths" of the prompts; "tolerance".
+options: "hidden" where its numbers are hidden states, not logits; "lengths" of the prompts; "tolerance";
+"pooled" where embeddings of whole texts are stored.
 """
 
 VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM, FFN = 67, 64, 3, 4, 16, 72
@@ -92,6 +93,11 @@ GEMMA = RMS | {"attention.head_count_kv": 2, "attention.key_length": 24, "attent
                "attention.sliding_window": 8, "rope.freq_base": 1e6, "pooling_type": 1, "block_count": 7}
 case("gemma_embedding", "gemma-embedding", GEMMA, table("output_norm.weight") | layers(
     attention(2, head_dim=24) | ffn() | GEMMA_NORMS, range(7)), hidden=True, tolerance=GELU)
+case("gemma_embedding_dense", "gemma-embedding", GEMMA | {
+    "block_count": 6, "dense_2_feat_in": WIDTH, "dense_2_feat_out": 96, "dense_3_feat_in": 96,
+    "dense_3_feat_out": WIDTH}, table("output_norm.weight") | layers(
+    attention(2, head_dim=24) | ffn() | GEMMA_NORMS, range(6)) | {
+        "dense_2.weight": (96, WIDTH), "dense_3.weight": (WIDTH, 96)}, hidden=True, pooled=True, tolerance=GELU)
 
 T5 = {f"enc.blk.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in (
     {f"attn_{part}.weight": (WIDTH, WIDTH) for part in "qkvo"} | ffn() | norms("attn_norm", "ffn_norm")).items()}

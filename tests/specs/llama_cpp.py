@@ -54,15 +54,18 @@ def opened(folder: Path) -> ctypes.CDLL:
             ("batch_free", [Tokens], None), ("decode", [c_void_p, Tokens], c_int32),
             ("get_logits_ith", [c_void_p, c_int32], POINTER(c_float)),
             ("get_embeddings_ith", [c_void_p, c_int32], POINTER(c_float)),
-            ("free", [c_void_p], None), ("model_free", [c_void_p], None)):
+            ("get_embeddings_seq", [c_void_p, c_int32], POINTER(c_float)), ("free", [c_void_p], None), ("model_free", [c_void_p], None)):
         function = getattr(library, f"llama_{name}")
         function.argtypes, function.restype = given, result
     library.llama_backend_init()
     return library
 
 
-def numbers(library: ctypes.CDLL, path: Path, ids: list[int], width: int, hidden: bool) -> np.ndarray:
+def numbers(library: ctypes.CDLL, path: Path, ids: list[int], width: int, hidden: bool,
+            pooled: bool = False) -> np.ndarray:
     """float32 [len(ids), width]: logits after every token, or hidden states, with float32 keys and values.
+
+    pooled: one row [1, width], the embedding of the whole text, pooled as the file says.
 
     Raises:
         RuntimeError: llama.cpp does not load or run the file; it prints why.
@@ -76,7 +79,9 @@ def numbers(library: ctypes.CDLL, path: Path, ids: list[int], width: int, hidden
     settings.n_ctx = settings.n_batch = settings.n_ubatch = 512
     settings.n_threads = settings.n_threads_batch = 1
     settings.type_k = settings.type_v = _F32
-    settings.flash_attn_type, settings.pooling_type, settings.embeddings = _NO_FLASH, _NO_POOLING, hidden
+    settings.flash_attn_type, settings.embeddings = _NO_FLASH, hidden
+    if not pooled:
+        settings.pooling_type = _NO_POOLING
     context = library.llama_init_from_model(model, settings)
     if not context:
         raise RuntimeError(f"{path}: no context")
@@ -87,8 +92,10 @@ def numbers(library: ctypes.CDLL, path: Path, ids: list[int], width: int, hidden
         batch.seq_id[i][0] = 0
     if library.llama_decode(context, batch):
         raise RuntimeError(f"{path}: not run")
-    row = library.llama_get_embeddings_ith if hidden else library.llama_get_logits_ith
-    found = np.array([np.ctypeslib.as_array(row(context, i), (width,)).copy() for i in range(len(ids))])
+    row = (library.llama_get_embeddings_seq if pooled else library.llama_get_embeddings_ith if hidden
+           else library.llama_get_logits_ith)
+    found = np.array([np.ctypeslib.as_array(row(context, i), (width,)).copy()
+                      for i in range(1 if pooled else len(ids))])
     library.llama_batch_free(batch)
     library.llama_free(context)
     library.llama_model_free(model)

@@ -55,9 +55,10 @@ def make(library, name: str) -> None:
             random = np.random.PCG64(i + 7).random_raw(length)
             ids = [int(n % vocabulary) for n in random]
             kept = list(range(length))[:: max(1, length // 3)]
-            found = numbers(library, path, ids, width if hidden else vocabulary, hidden)
+            pooled = bool(options.get("pooled"))
+            found = numbers(library, path, ids, width if hidden else vocabulary, hidden, pooled)
             assert np.isfinite(found).all()
-            arrays[f"{'hidden' if hidden else 'logits'}_{i}"] = found[kept]
+            arrays[f"{'pooled' if pooled else 'hidden' if hidden else 'logits'}_{i}"] = found if pooled else found[kept]
             inputs.append({"ids": ids})
             rows.append({"rows": kept})
     about = {"configs": [metadata], "tensors": tensors, "inputs": inputs, "rows": rows}

@@ -160,6 +160,8 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     if b.option("head", "norm"):
         b.norm(norm, hidden, hidden)
     b.outputs["hidden"] = hidden
+    for module in ("pooled_1", "pooled_2"):  # applied to the pooled row, behind the network
+        b.names.find(module)
     if b.option("head", "scores"):  # made of one pooled row, behind the network
         for module in ("score_dense", "score_norm", "score_output"):
             for role in ("weight", "bias"):
