@@ -149,6 +149,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "with its gate, or after"),
         "norm_eps": _float("norm_eps", "added to that norm's mean square", above=0, most=1),
         "state_type": _choice(("f32", "f16", "bf16", "q8"), "f32", "how states of heads are stored"),
+        "rows": _choice(("parts", "heads"), "parts", "scan: rows of ssm_in are [values.. gate..] and those of ssm_x "
+                        "[steps B C]; or [gate.. values..] per head, and [B C steps]"),
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
         "least_step": _float(0.0, "steps are at least this", 0),
         "most_step": _float(1e30, "steps are at most this", above=0, most=1e30),
@@ -277,6 +279,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "transposed": _bool(False, "expert matrices are stored [inputs, outputs]"),
         "gate_input": _bool(False, "gates multiply what an expert reads, not what it returns"),
         "router_scale": _float(1.0, "the router's scores are multiplied by it"),
+        "early": _bool(False, "the router reads what the layer does, before attention and without a norm"),
         "beside": _bool(False, "a dense part and the experts side by side, each with norms of its own"),
         "latent_width": _int(0, "columns that the experts' inputs and outputs are projected to and from; 0 = none", 0),
         "shared_width": _int(0, "width of the expert that every token uses; 0 = none", 0),

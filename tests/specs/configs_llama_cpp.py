@@ -82,7 +82,7 @@ BIASED = attention(bias=True) | BERT_NORMS
 UP_BIAS, DOWN_BIAS = {"ffn_up.bias": (FFN,)}, {"ffn_down.bias": (WIDTH,)}
 case("jina_bert_v2", "jina-bert-v2", BERT, BERT_TABLE | layers(BIASED | ffn() | DOWN_BIAS), hidden=True, tolerance=GELU)
 case("jina_bert_v2_fused", "jina-bert-v2", BERT, BERT_TABLE | layers(
-    BIASED | norms("attn_q_norm", "attn_k_norm", bias=True) | ffn(2 * FFN, gate=False)
+    BIASED | norms("attn_q_norm", "attn_k_norm", "attn_norm_2", bias=True) | ffn(2 * FFN, gate=False)
     | {"ffn_down.weight": (WIDTH, FFN)} | DOWN_BIAS), hidden=True, tolerance=GELU)
 case("jina_bert_v3", "jina-bert-v3", BERT | {"rope.freq_base": 20000.0}, BERT_TABLE | layers(
     QKV_BIAS | OUT | {"attn_output.bias": (WIDTH,)} | BERT_NORMS | ffn(gate=False, bias=True)), hidden=True,
@@ -173,3 +173,30 @@ case("pangu_embedded", "pangu-embedded", RMS | {"attention.head_count_kv": 2, "r
 case("maincoder", "maincoder", RMS | {"attention.head_count_kv": 2, "rope.dimension_count": HEAD_DIM},
      table("output_norm.weight") | layers(attention(2) | ffn() | LLAMA_NORMS | norms(
          "attn_q_norm", "attn_k_norm", width=HEAD_DIM)))
+case("llama_embed", "llama-embed", RMS | {"attention.head_count_kv": 2, "rope.dimension_count": HEAD_DIM,
+                                          "attention.causal": False, "pooling_type": 1},
+     table() | HEAD | layers(attention(2) | ffn() | LLAMA_NORMS), hidden=True)
+HEAD_NORMS = norms("attn_q_norm", "attn_k_norm", width=HEAD_DIM)
+POST_NORMS = {"post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
+FUSED = {"ffn_up.weight": (2 * FFN, WIDTH), "ffn_down.weight": (WIDTH, FFN), "attn_output.weight": (WIDTH, WIDTH),
+         "attn_qkv.weight": (WIDTH + 4 * HEAD_DIM, WIDTH)}
+case("plamo3", "plamo3", RMS | {"attention.head_count_kv": 2, "attention.sliding_window": 6, "rope.freq_base": 1e6,
+                                "attention.sliding_window_pattern": 2, "attention.key_length": HEAD_DIM,
+                                "attention.value_length": HEAD_DIM},
+     table() | HEAD | layers(FUSED | LLAMA_NORMS | HEAD_NORMS | POST_NORMS))
+for window in (0, 6):
+    case(f"smallthinker{'_window' * (window > 0)}", "smallthinker", RMS | {
+        "block_count": 5, "attention.head_count_kv": 2, "expert_count": 5, "expert_used_count": 2,
+        "expert_feed_forward_length": 20, "expert_gating_func": 2, "attention.sliding_window": window or None,
+        "rope.dimension_count": HEAD_DIM}, table() | HEAD | layers(attention(2) | experts(5, 20) | LLAMA_NORMS, range(5)))
+SCAN = {"ssm_in.weight": (96, WIDTH), "ssm_conv1d.weight": (48, 4), "ssm_x.weight": (96, 48), "ssm_dt.weight": (3, 64),
+        "ssm_dt.bias": (3,), "ssm_a": (3,), "ssm_d": (3,), "ssm_out.weight": (WIDTH, 48), "ssm_dt_norm": (64,),
+        "ssm_b_norm": (16,), "ssm_c_norm": (16,)}
+PLAMO2_FFN = {name: shape for name, shape in FUSED.items() if name.startswith("ffn")}
+case("plamo2", "plamo2", RMS | {
+    "attention.head_count": [0, 4, 0], "attention.head_count_kv": [0, 2, 0], "attention.key_length": HEAD_DIM,
+    "attention.value_length": HEAD_DIM, "ssm.conv_kernel": 4, "ssm.inner_size": 48, "ssm.state_size": 16,
+    "ssm.time_step_rank": 3, "ssm.group_count": 0, "rope.freq_base": 10000.0},
+    table() | HEAD | layers(LLAMA_NORMS | POST_NORMS | PLAMO2_FFN) | layers(SCAN, (0, 2)) | layers(
+        {name: shape for name, shape in FUSED.items() if name.startswith("attn")}
+        | {"attn_q_norm.weight": (HEADS, HEAD_DIM), "attn_k_norm.weight": (2, HEAD_DIM)}, (1,)))
