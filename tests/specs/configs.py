@@ -1,8 +1,9 @@
 """Tiny configurations with the keys that published models of each family have: name -> (kind, config, options).
 
-kind: "causal", "multimodal" (its language part), "masked", "hidden" (no head), "text" (an encoder alone) or "translate". options: "lengths" of
-the prompts, "types" for segment ids, "attention" for the implementation to use, "extra" for tensors that transformers
-does not write by itself, "kept" for ends of names of those that follow from the configuration.
+kind: "causal", "multimodal" (its language part), "masked", "hidden" (no head), "text" (an encoder alone) or
+"translate". options: "lengths" of the prompts, "types" for segment ids, "attention" for the implementation to use,
+"extra" for tensors that transformers does not write by itself, "kept" for ends of names of those that follow from the
+configuration.
 """
 
 from tests.specs.configs_2026 import CASES_2026

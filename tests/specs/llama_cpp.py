@@ -54,7 +54,8 @@ def opened(folder: Path) -> ctypes.CDLL:
             ("batch_free", [Tokens], None), ("decode", [c_void_p, Tokens], c_int32),
             ("get_logits_ith", [c_void_p, c_int32], POINTER(c_float)),
             ("get_embeddings_ith", [c_void_p, c_int32], POINTER(c_float)),
-            ("get_embeddings_seq", [c_void_p, c_int32], POINTER(c_float)), ("free", [c_void_p], None), ("model_free", [c_void_p], None)):
+            ("get_embeddings_seq", [c_void_p, c_int32], POINTER(c_float)), ("free", [c_void_p], None),
+            ("model_free", [c_void_p], None)):
         function = getattr(library, f"llama_{name}")
         function.argtypes, function.restype = given, result
     library.llama_backend_init()

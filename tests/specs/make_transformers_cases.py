@@ -28,7 +28,8 @@ from tests.specs.weights import values
 
 CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transformers.AutoModelForImageTextToText,
            "masked": transformers.AutoModelForMaskedLM,
-           "hidden": transformers.AutoModel, "text": transformers.AutoModelForTextEncoding, "translate": transformers.AutoModelForSeq2SeqLM}
+           "hidden": transformers.AutoModel, "text": transformers.AutoModelForTextEncoding,
+           "translate": transformers.AutoModelForSeq2SeqLM}
 ARGUMENTS = {"ids": "input_ids", "types": "token_type_ids", "decoder_ids": "decoder_input_ids"}
 SPARE_KEYS = ("transformers_version", "_name_or_path", "id2label", "label2id", "task_specific_params")
 
