@@ -58,7 +58,7 @@ def _gate_and_values(b: Builder, x: View, heads: int, value_dim: int) -> tuple[V
 
 
 def _steps_and_keys(b: Builder, v: View, size: int) -> tuple[View, View, View]:
-    """What steps are made of, keys B and queries C."""
+    """Inputs of the steps, keys B and queries C."""
     rank = b.option("recurrent", "rank")
     low = b.linear("ssm_x", v, b.view("ssm_x", rank + 2 * size))
     start, keys = (0, rank) if b.option("recurrent", "rows") == "parts" else (2 * size, 0)
