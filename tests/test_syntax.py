@@ -5,6 +5,8 @@ import gc
 import sys
 import threading
 
+import pytest
+
 from numflow import syntax
 
 SOURCE = "def f(a, b):\n" + "    x = [a + b for a in range(3) if (a, b) == (1, 2)]\n" * 200
@@ -15,6 +17,7 @@ class _Slow:
         [None for _ in range(100)]
 
 
+@pytest.mark.merge
 def test_threads_that_parse_at_once():
     """With ast.parse itself about one in ten of these fails in CPython 3.11."""
     found, count = [], 20

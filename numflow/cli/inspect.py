@@ -10,6 +10,7 @@ from numflow.cli.running import print_json
 from numflow.cli.tables import print_fields, print_table, printable
 from numflow.errors import NumflowError
 
+_SHOWN = 6  # beginnings of names of tensors that the network does not use
 
 def inspect(
     model: options.ModelArgument,
@@ -43,7 +44,8 @@ def inspect(
             "devices": placed[1], "cut": [asdict(row) for row in placed[2]]})
             | ({"groups": [asdict(group) for group in _groups(built)]} if groups else {}))
         return
-    print_fields([*_file_facts(checkpoint), ("spec", built.name), *_memory(built, checkpoint),
+    print_fields([*_file_facts(checkpoint), ("spec", built.name), *_unused(built, checkpoint),
+                  *_memory(built, checkpoint),
                   *((key, value) for key, value in built.facts.items() if value is not None)])
     print()
     _print_types(built, checkpoint)
@@ -136,6 +138,18 @@ def _file_facts(checkpoint) -> list[tuple[str, object]]:
             ("tensors", f"{len(checkpoint.tensors)}, {megabytes(checkpoint.nbytes)}")]
 
 
+def _unused(network, checkpoint) -> list[tuple[str, str]]:
+    """Tensors that the network does not use: eyes and ears, for instance, of which it is the language part."""
+    from numflow.network import describe
+    from numflow.registry.progress import megabytes
+
+    if not (found := describe.unused(network, checkpoint)):
+        return []
+    count, size = (sum(numbers) for numbers in zip(*found.values(), strict=True))
+    names = ", ".join(list(found)[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    return [("not used", f"{names}: {count} tensors, {megabytes(size)}")]
+
+
 def _memory(network, checkpoint) -> list[tuple[str, object]]:
     from numflow.cpu.estimate import weight_bytes
     from numflow.network import describe
@@ -202,6 +216,8 @@ def _as_dict(network, checkpoint, full: bool, tensors: bool) -> dict:
     result = {
         "path": checkpoint.path, "format": checkpoint.format, **_method(checkpoint), "spec": network.name,
         "facts": dict(network.facts),
+        "not_used": {name: {"tensors": count, "bytes": size}
+                     for name, (count, size) in describe.unused(network, checkpoint).items()},
         "stored_bytes": checkpoint.nbytes, "memory_bytes": sum(map(weight_bytes, network.weights.values())),
         "cache_bytes_per_token": describe.cache_bytes_per_token(network),
         "state_bytes": describe.state_bytes(network),

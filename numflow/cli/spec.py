@@ -62,7 +62,7 @@ def check(
     if own := checkpoint is None and _is_model(Path(name)):
         checkpoint = name
     opened = formats.open_checkpoint(registry.resolve(checkpoint, offline=offline)) if checkpoint is not None else None
-    found = network.choose_spec(opened) if own and opened is not None else load_spec(name)
+    found = load_spec(name) if opened is None else network.choose_spec(opened, None if own else name)
     check_confirmed(found)
     if opened is not None:
         print_network(network.build(found, opened), opened, full=False)

@@ -32,6 +32,7 @@ from numflow.ops import Network
 from numflow.partition.cut.devices import CPU, parse_devices
 from numflow.partition.cut.plan import single_device
 from numflow.registry.progress import reporter
+from numflow.spec.resolve import part_of
 
 # Executors by name; a module is imported only when its executor is chosen.
 BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program", "cuda": "numflow.cuda.program"}
@@ -117,8 +118,8 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
                                      FileWeights(checkpoint.path, chosen, quantising, merging), how.transport,
                                      cpu_layers=how.cpu_layers, options=options, adapting=choosing is not None)
     scores = _score_head(checkpoint, chosen)
-    model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
-                  _begin(checkpoint), *texts, how.chunk,
+    model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint, chosen),
+                  _begin(checkpoint, chosen), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
                   lambda: registry.sampling(path_or_name, place), scores)
     model.runner.suspects = Suspects(built, checkpoint, () if scores is None else scores.tensors)
@@ -146,7 +147,8 @@ def model_of(checkpoint, spec, backend: str, threads: int | None = None) -> Mode
     built = network.build(spec, checkpoint)
     program = _executor(backend)(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                  threads=threads)
-    model = Model(built, program, _tokenizer_of(checkpoint, spec), _ends(checkpoint), _begin(checkpoint))
+    model = Model(built, program, _tokenizer_of(checkpoint, spec), _ends(checkpoint, spec),
+                  _begin(checkpoint, spec))
     model.runner.suspects = Suspects(built, checkpoint)
     return model
 
@@ -308,20 +310,24 @@ def _score_head(checkpoint, spec):
     return read_score_head(checkpoint, spec)
 
 
-def _ends(checkpoint) -> frozenset[int]:
+def _ends(checkpoint, spec) -> frozenset[int]:
     """End-of-text ids as the model's configuration has them: one id or a list."""
-    return frozenset(_ids(checkpoint, "eos_token_id"))
+    return frozenset(_ids(checkpoint, spec, "eos_token_id"))
 
 
-def _begin(checkpoint) -> int | None:
+def _begin(checkpoint, spec) -> int | None:
     """The id that starts a text, as the model's configuration has it."""
-    return next(iter(_ids(checkpoint, "bos_token_id")), None)
+    return next(iter(_ids(checkpoint, spec, "bos_token_id")), None)
 
 
-def _ids(checkpoint, role: str) -> list[int]:
-    """One id or a list of them."""
-    keys = [key for key in (role, f"tokenizer.ggml.{role}") if checkpoint.config.get(key) is not None]
-    found = checkpoint.config[keys[0]] if keys else []
+def _ids(checkpoint, spec, role: str) -> list[int]:
+    """One id or a list of them; of the part of the configuration that the spec reads, where the whole has none."""
+    config = checkpoint.config
+    part = part_of(spec.section(checkpoint.naming).get("within", []), config)[1]
+    if config.get(role) is None and part.get(role) is not None:
+        config = part
+    keys = [key for key in (role, f"tokenizer.ggml.{role}") if config.get(key) is not None]
+    found = config[keys[0]] if keys else []
     ids = found if isinstance(found, list) else [found]
     if not all(type(id) is int for id in ids):
         raise FormatError(f"{checkpoint.files.get('config', checkpoint.path)}: {keys[0]}: expected a token's id or a "

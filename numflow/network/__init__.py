@@ -19,7 +19,7 @@ from numflow.network.passes.order_columns import order_columns
 from numflow.network.passes.select_rows import select_early
 from numflow.network.weights.source import RawMatrix, WeightSource
 from numflow.ops import Network
-from numflow.spec.detect import detect
+from numflow.spec.detect import detect, on_parts
 from numflow.spec.reader import Spec, load_spec
 from numflow.spec.resolve import Resolved
 
@@ -28,12 +28,20 @@ __all__ = ["RawMatrix", "WeightSource", "bits_per_weight", "build", "build_draft
 
 
 def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
-    """The spec asked for (file or name), else the model's own, else the one that detection finds."""
+    """The spec asked for (file or name), else the model's own, else the one that detection finds.
+
+    Raises:
+        SpecError: it cannot be read, or none fits the checkpoint or the part of it that a spec with `extends_part` is
+            for.
+    """
+    def has_for(candidate: Spec):
+        return TensorNames(candidate, checkpoint).has
+
     if spec is not None:
-        return load_spec(spec)
+        return on_parts(load_spec(spec), checkpoint, has_for)
     if "spec" in checkpoint.files:
-        return load_spec(checkpoint.files["spec"], enclosed=True)
-    return detect(checkpoint, lambda candidate: TensorNames(candidate, checkpoint).has)
+        return on_parts(load_spec(checkpoint.files["spec"], enclosed=True), checkpoint, has_for)
+    return detect(checkpoint, has_for)
 
 
 def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:

@@ -85,6 +85,25 @@ def tensor_types(network: Network, checkpoint: Checkpoint) -> Mapping[str, tuple
     return dict(sorted(table.items(), key=lambda item: -item[1][2]))
 
 
+def unused(network: Network, checkpoint: Checkpoint) -> Mapping[str, tuple[int, int]]:
+    """Tensors that the network does not use: the beginning of their names -> (tensors, bytes), the largest first.
+
+    A beginning is as short as none of the tensors in use has it: "model.vision_tower".
+    """
+    used = {part.tensor for weight in network.weights.values() for part in weight.parts}
+    taken = {".".join(words[:count]) for words in (name.split(".") for name in used) for count in range(len(words))}
+    found: dict[str, tuple[int, int]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if name in used:
+            continue
+        words = name.split(".")
+        begin = next((begin for count in range(1, len(words))
+                      if (begin := ".".join(words[:count])) not in taken), name)
+        count, size = found.get(begin, (0, 0))
+        found[begin] = count + 1, size + tensor.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
 def bits_per_weight(network: Network, checkpoint: Checkpoint) -> float:
     """Bits per weight of the network's matrices as stored, every byte counted: of the quantised ones, or of all where
     none is quantised."""

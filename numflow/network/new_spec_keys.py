@@ -13,6 +13,7 @@ from typing import Any
 from numflow import syntax
 from numflow.errors import SpecError
 from numflow.spec.reader import Spec, own_tables
+from numflow.spec.resolve import part_of
 from numflow.spec.schema import SECTIONS
 
 # Keys, or ends of keys, that say nothing about the arithmetic: names, ids, training, precision, and what the tensors
@@ -74,8 +75,8 @@ def unread(spec: Spec, config: Mapping[str, Any], naming: str, read: set[str]) -
                       and key.removeprefix(before) not in _INERT_GGUF)
     if naming != "hf":
         return []
-    within = spec.section("hf").get("within", "")
-    before = f"{within}." if isinstance(config.get(within), Mapping) else ""
+    within = part_of(spec.section("hf").get("within", []), config)[0]
+    before = f"{within}." if within else ""
     left = {key: value for key, value in _leaves(config) if key not in read and not _inert(key)
             and not (before and "." in key and not key.startswith(before))}
     values = dict(_leaves(config))

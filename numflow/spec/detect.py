@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from numflow.errors import SpecError, did_you_mean, quoted
-from numflow.spec.reader import Spec, detect_tables, load_spec
-from numflow.spec.resolve import Resolved
+from numflow.spec.paths import specs_dir
+from numflow.spec.reader import Spec, detect_tables, load_spec, own_tables
+from numflow.spec.resolve import Resolved, part_of
 
 # What comes behind a family's name in that of an architecture. A classifier has the layers of its family.
 _HEAD = re.compile(r"(ForCausalLM|ForMaskedLM|LMHeadModel|Model)$")
@@ -24,21 +26,11 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
         SpecError: none fits, or several do.
     """
     tables = detect_tables()
-    named = [load_spec(name) for name, table in tables.items() if names_it(table, checkpoint)]
-    fitting = [spec for spec in named if _condition(spec, checkpoint, has_for)]
-    if len(fitting) == 1:
-        return fitting[0]
-    what = _architecture(checkpoint)
-    if len(fitting) > 1:
-        raise SpecError(
-            f"{checkpoint.path}: {what} fits several specs ({', '.join(s.name for s in fitting)}); "
-            f"choose one with --spec"
-        )
+    named = [on_parts(load_spec(name), checkpoint, has_for)
+             for name, table in tables.items() if names_it(table, checkpoint)]
+    fitting = [spec for spec in named if _condition(spec, spec, checkpoint, has_for)]
     if named:
-        raise SpecError(
-            f"{checkpoint.path}: {what} is known to {', '.join(s.name for s in named)}, whose condition "
-            f"`when` does not hold; choose or write a spec with --spec"
-        )
+        return _only_one(checkpoint, _architecture(checkpoint), named, fitting)
     known = {
         name
         for table in tables.values()
@@ -47,9 +39,71 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     }
     words = _identities(checkpoint)
     raise SpecError(
-        f"{checkpoint.path}: no spec for {what}{did_you_mean(words[0] if words else '', known) if words else ''}; "
+        f"{checkpoint.path}: no spec for {_architecture(checkpoint)}"
+        f"{did_you_mean(words[0] if words else '', known) if words else ''}; {_of_part(checkpoint, has_for)}"
         f"`numflow spec new` drafts one"
     )
+
+
+def _only_one(checkpoint: Any, what: str, named: list[Spec], fitting: list[Spec]) -> Spec:
+    """The spec that fits, of those that name the checkpoint."""
+    if len(fitting) == 1:
+        return fitting[0]
+    names = ", ".join(spec.name for spec in fitting or named)
+    if fitting:
+        raise SpecError(f"{checkpoint.path}: {what} fits several specs ({names}); choose one with --spec")
+    raise SpecError(f"{checkpoint.path}: {what} is known to {names}, whose condition `when` does not hold; "
+                    f"choose or write a spec with --spec")
+
+
+def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
+    """A spec with `extends_part` on top of the one that knows that part of the configuration; any other as it is.
+
+    Raises:
+        SpecError: the configuration has no such part, or no spec knows it.
+    """
+    keys = _list(spec.section("extends_part"))
+    if not keys:
+        return spec
+    file = checkpoint.files.get("config", checkpoint.path)
+    name, part = part_of(keys, checkpoint.config)
+    if checkpoint.naming != "hf" or not name:
+        raise SpecError(f"{file} and spec {spec.name!r}: expected an object {' or '.join(map(repr, keys))} that "
+                        f"describes the part of the model that is text")
+    inner = replace(checkpoint, config=part)
+    if not any(_identities(inner)):
+        raise SpecError(f"{file}: {name}: expected a model_type, which says what model this part is")
+    bases = [load_spec(each) for each, table in detect_tables().items() if names_it(table, inner)]
+    bases = [base for base in bases if base.type == "decoder" and not base.section("extends_part")]
+    if not bases:
+        raise SpecError(f"{file}: {name}: no spec of a decoder for {_architecture(inner)}; "
+                        f"`numflow spec new` drafts one")
+    fitting = [base for base in bases if _condition(base, _on(spec, base, name), checkpoint, has_for)]
+    base = _only_one(checkpoint, f"{name}: {_architecture(inner)}", bases, fitting)
+    return _on(spec, base, name)
+
+
+def _on(spec: Spec, base: Spec, part: str) -> Spec:
+    """A spec on top of another one, reading this part of config.json alone: names of tensors begin as it says, and
+    then as they do in the other one."""
+    found = load_spec(spec.path, spec.enclosed, base.name)
+    ours, theirs = (_list(each.section("hf").get("prefix", [])) for each in (spec, base))
+    prefixes = [first + second for first in ours for second in (*theirs, "")]
+    table = {**found.table, "hf": {**found.section("hf"), "within": part, "prefix": prefixes},
+             "model": {**found.section("model"), "title": f"{base.title} ({spec.title[:1].lower()}{spec.title[1:]})"}}
+    return replace(found, name=f"{spec.name} on {base.name}", table=table)
+
+
+def _of_part(checkpoint: Any, has_for: HasFor) -> str:
+    """Advice on a model of which a part is known."""
+    for path in sorted(specs_dir().glob("*.toml")) if checkpoint.naming == "hf" else ():
+        if "extends_part" in own_tables(path):
+            try:
+                found = on_parts(load_spec(path), checkpoint, has_for)
+            except SpecError:
+                continue
+            return f"--spec {path.stem} takes its {found.section('hf')['within']} alone, as {found.title}; "
+    return ""
 
 
 def _list(value: Any) -> list[str]:
@@ -104,8 +158,9 @@ def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
     return not architectures and kind in _list(table.get("model_type", []))
 
 
-def _condition(spec: Spec, checkpoint: Any, has_for: HasFor) -> bool:
-    when = spec.section("detect").get("when")
+def _condition(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> bool:
+    """Whether `when` of the first spec holds for the values of the second, which may stand on it."""
+    when = stated.section("detect").get("when")
     if when is None:
         return True
     has = has_for(spec) if has_for else (lambda name, layer, stack: False)

@@ -51,22 +51,23 @@ class Spec:
         return self.table.get(name, {})
 
 
-def load_spec(path_or_name: str | Path, enclosed: bool = False) -> Spec:
+def load_spec(path_or_name: str | Path, enclosed: bool = False, base: str = "") -> Spec:
     """Read a spec by path ("my.toml") or by the name of a shipped one ("family_7b").
 
     enclosed: it came inside a model's file: it extends what came with it and shipped specs, and reads nothing else.
+    base: the spec that the last one of those it extends stands on, of one with `extends_part` (detect.on_parts).
 
     Raises:
         ModelNotFoundError: no such file or name.
         SpecError: unreadable, unknown key, wrong type, circular `extends`.
     """
     try:
-        return _load(path_or_name, enclosed)
+        return _load(path_or_name, enclosed, base)
     except RecursionError:
         raise SpecError(f"{path_or_name}: tables or lists are nested too deeply") from None
 
 
-def _load(path_or_name: str | Path, enclosed: bool) -> Spec:
+def _load(path_or_name: str | Path, enclosed: bool, base: str) -> Spec:
     path = _find(path_or_name, None)
     chain: list[Path] = []
     tables = []
@@ -77,6 +78,8 @@ def _load(path_or_name: str | Path, enclosed: bool) -> Spec:
         table = _read(path)
         tables.append(table)
         parent = table.get("extends")
+        if parent is None and base:
+            parent, base = base, ""
         if parent is None:
             break
         path = _find_enclosed(parent, path) if enclosed else _find(parent, path)
@@ -193,6 +196,10 @@ def _check_file(path: Path, table: Mapping[str, Any]) -> None:
         match key:
             case "extends":
                 _expect(path, key, value, str, "the name of a spec")
+            case "extends_part":
+                _texts(path, key, value)
+                if "extends" in table:
+                    raise SpecError(f"{path}: extends and extends_part are two answers to one question; give one")
             case "model":
                 _check_model(path, value)
             case "detect":
@@ -224,8 +231,12 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
     elif key == "transposed":
         _texts(path, where, value)
         _known(path, where, [value] if isinstance(value, str) else value, MODULES)
-    elif key in ("ignore", "prefix"):
+    elif key in ("ignore", "prefix", "within"):
         _texts(path, where, value)
+    elif key == "defaults":
+        _expect(path, where, value, dict, "a table")
+        for kind, values in value.items():
+            _expect(path, f"{where}.{kind}", values, dict, "a table of keys that config.json may leave out")
     elif key == "written":
         _expect(path, where, value, dict, "a table")
         _known(path, where, value, MODULES)
@@ -233,9 +244,8 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
             check_option(path, f"{where}.{module}", SpecOption("bool", None, ""), text)
     elif key == "metadata":
         _check_metadata(path, where, value)
-    elif key in ("within", "draft_layer"):
-        what = {"within": "the name of an object in config.json", "draft_layer": "the beginning of names of tensors"}
-        _expect(path, where, value, str, what[key])
+    elif key == "draft_layer":
+        _expect(path, where, value, str, "the beginning of names of tensors")
     else:
         _expect(path, where, value, dict, "a table")
         _known(path, where, value, SECTIONS[key])

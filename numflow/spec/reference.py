@@ -16,6 +16,8 @@ one, `numflow spec new CHECKPOINT` drafts one, `docs/new-model.md` walks through
 |---|---|
 | `extends = "NAME"` | another spec (a file or a shipped one) whose tables this one adds to or replaces, key by \
 key |
+| `extends_part = ["NAME"]` | the same, of the spec that knows the `model_type` of an object of config.json, the first \
+of these that is there; that object alone is read, and names of tensors have a `prefix` of both, one behind the other |
 | `[model]` | `title`, `type` (`decoder`, `encoder`, `encoder-decoder`, `draft`: it \
 drafts for another model), `source`, `license`, `notes` |
 | `[detect]` | which checkpoints it describes: `architectures`, `model_type` (config.json), `gguf` \
@@ -28,7 +30,9 @@ not run |
 | `[draft.SECTION]` | the same, for the block behind the last layer that predicts a further token (`mtp_proj`); its \
 layer is number `layers` |
 | `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, `transposed`, \
-`within` (the object of config.json that holds this model's values, if not all of it), `draft_layer` (what \
+`within` (the object of config.json that holds this model's values, if not all of it, or a list of such names, of \
+which the first that is there counts), `defaults` (a table for each `model_type` of that object or of the whole: what \
+holds where it leaves a key out), `draft_layer` (what \
 stands for `layers.{layer}` in names of the block that predicts a further \
 token), `tensors` and any section |
 | `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are \

@@ -1,7 +1,7 @@
 """A spec held against a checkpoint's configuration: every parameter and option gets its value."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,9 @@ class Resolved:
         self._values: dict[str, tuple[Any, set[str]]] = {}
         self._open: list[str] = []
         self._found: set[str] = set()  # keys of the configuration that the value in the making comes from
+        self._part = part_of(spec.section(naming).get("within", []), config)[1]
+        self._left_out = left_out(spec, naming, config, self._part)
+        self._rest = {} if self._part and spec.section("extends_part") else config  # others' keys may have equal names
         self._steps = Steps()
 
     # Parameters
@@ -128,13 +131,14 @@ class Resolved:
         """`rope_scaling.factor` is key "factor" of the object "rope_scaling". None: JSON null."""
         if self.naming == "gguf":
             return _one_for_all(self.config.get(key, _MISSING))
-        part, found = self.config.get(self.spec.section(self.naming).get("within", "")), _MISSING
-        for value in (part, self.config):
+        found = _MISSING
+        for table in (self._part, self._left_out, self._rest):
+            value: Any = table
             for word in key.split("."):
                 value = value.get(word, _MISSING) if isinstance(value, Mapping) else _MISSING
             if value is None:
                 found = None
-            elif value is not _MISSING:
+            elif value is not _MISSING and (table is not self._left_out or found is _MISSING):
                 return _numbers(value)
         return found
 
@@ -282,6 +286,26 @@ class Resolved:
                 return value
         kind = {"bool": "true or false", "list": "a list of numbers"}.get(option.kind, option.kind)
         raise self._wrong(where, f"expected {kind}, found {quoted(value)}")
+
+
+def part_of(names: str | Sequence[str], config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The first of these objects that a configuration has, by name; "": none. `a.b` is the object b in the object a."""
+    for name in [names] if isinstance(names, str) else names:
+        value: Any = config
+        for word in name.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            return name, value
+    return "", {}
+
+
+def left_out(spec: Spec, naming: str, config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec's values of keys that the part leaves out (`defaults`), by the model_type of the part or the whole."""
+    tables = spec.section(naming).get("defaults", {})
+    found: dict[str, Any] = {}
+    for kind in (part.get("model_type"), config.get("model_type")) if tables else ():
+        found |= tables.get(kind, {}) if isinstance(kind, str) else {}
+    return found
 
 
 def _numbers(value: Any) -> Any:

@@ -95,6 +95,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                            "project_in comes before positions, types and norm, or after them"),
         "scale": _float(1.0, "embeddings are multiplied by it"),
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
+        "norm_first": _bool(False, "that norm comes before positions and types are added"),
         "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),
         "position_offset": _int(0, "added to the position before the look-up", 0, 1 << 20),
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
@@ -197,6 +198,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "key_scale": _float(1.0, "keys are multiplied by it"),
         "out_scale": _float(1.0, "the output is multiplied by it"),
         "buckets": _int(0, "relative position buckets of the stack's first layer; 0 = none", 0),
+        "own_buckets": _bool(False, "each layer has a table of them, rather than the first layer of the stack"),
         "bucket_distance": _int(128, "distance of the last bucket"),
     },
     "latent": {
@@ -306,6 +308,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "normalize": _bool(False, "rows of the output matrix are divided by their length"),
         "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none",
                              "masked-LM head: dense, this activation, norm, before the output matrix"),
+        "width": _int("embedding_width if embedding_project == 'last' else stack_width",
+                      "columns of what that dense layer makes", 1),
         "enabled": _bool(True, "there is an output matrix; otherwise only hidden states"),
         "scores": _bool("has('score_output.weight')",
                         "scores of the whole text in place of words: a classifier or reranker"),
@@ -353,8 +357,8 @@ MODEL_TYPES = ("decoder", "encoder", "encoder-decoder", "draft")
 MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
 DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
 SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "null", *LIMITS, "what")
-TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", "unconfirmed",
-            *SECTIONS, *NAMINGS, *STACKS)
+TOP_KEYS = ("extends", "extends_part", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed",
+            "unconfirmed", *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.
-NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "draft_layer", "metadata", "written", *SECTIONS,
-               *STACKS)
+NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "defaults", "draft_layer", "metadata", "written",
+               *SECTIONS, *STACKS)

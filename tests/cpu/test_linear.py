@@ -98,6 +98,7 @@ def test_floats_that_are_no_numbers_spoil_their_rows(kind, codes, wrong):
     assert np.isfinite(y).all(axis=0).nonzero()[0].tolist() == [row for row in range(20) if row not in wrong]
 
 
+@pytest.mark.merge
 def test_pairs_are_closer_than_16_bits_of_a_unit():
     raw, packed = pack_stored("Q6_K", 45, 512)
     x, weight = activations(9, 512), to_f32(raw.rows, "Q6_K").astype(np.float64)
@@ -170,6 +171,7 @@ def test_pairs_of_bfloat16_are_added_in_one_order(kind):
     np.testing.assert_array_equal(run_linear(packed, x, "bf16"), total)
 
 
+@pytest.mark.merge
 def test_bfloat16_of_numbers_that_are_not_usual():
     """NaN and infinities stay in their row, what is below 2^-126 is zero, and an odd width meets float32."""
     _, packed = pack_stored("F16", 16, 64)

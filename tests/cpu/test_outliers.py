@@ -33,7 +33,7 @@ def base_of(raw):
 
 @pytest.mark.parametrize(("kind", "mode"), [("q3h+2%", "int8"), ("q3h+2%", "f32"), ("q2+5%", "int8"),
                                             ("q8_b32t2+0.5%", "int8"), ("q3h+2%", "int16")])
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 def test_against_double_precision(kind, mode):
     raw, packed, weight = matrix(kind)
     x, bias = activations(33, COLUMNS), np.linspace(-3, 3, 45, dtype=np.float32)

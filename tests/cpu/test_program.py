@@ -94,7 +94,7 @@ def in_pieces(made, total, sizes):
 
 @pytest.mark.parametrize("kv", ["f32", "f16", "q4"])
 @pytest.mark.parametrize("window", [0, 70])
-@pytest.mark.thin(2)
+@pytest.mark.thin(6)
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(kv, window):
     """1100 tokens are nine spans of the attention; pieces of one token take spans apart where there are threads."""
     whole = in_pieces(program(window, kv_k=kv, kv_v=kv, threads=1), 1100, [1100])

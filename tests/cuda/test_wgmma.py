@@ -144,7 +144,7 @@ def test_products_of_experts(kind):
 
 @pytest.mark.parametrize("variable, name", [("TMA=1", "wgmma_f16_tma"), ("TMA=0", "wgmma_f16"),
                                             ("WGMMA=0", "gemm_f16_128")])
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_a_launch(variable, name, monkeypatch):
     """The driver gives the kernel its shared memory once it has been asked for it, unless the kernel is not wanted."""
     monkeypatch.setenv(*f"NUMFLOW_CUDA_{variable}".split("="))

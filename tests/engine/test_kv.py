@@ -39,7 +39,7 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(folder):
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8", "q3h"])
-@pytest.mark.thin(3)
+@pytest.mark.merge
 def test_keys_of_an_index_have_the_type_too(tmp_path, kv):
     """Which keys are seen is decided by rotated codes, as the reference decides it by what they stand for."""
     write_case("deepseek_v32", tmp_path)

@@ -34,6 +34,7 @@ def by_kernel(kind, activations):
         program.close()
 
 
+@pytest.mark.merge
 def test_the_product_from_packed_bytes():
     rows, x, y = by_kernel("q3h", "f32")
     found = np.stack([packed.product(rows, one) for one in x])
@@ -75,7 +76,8 @@ def test_online_attention(case, spans, monkeypatch):
 
 @pytest.mark.parametrize("case", [case for case in cases.CASES if case.name in (
     "linear_attention-delta", "linear_attention-delta-tiled")], ids=str)
-@pytest.mark.parametrize("size", [1, 5, 16])
+@pytest.mark.parametrize("size", [16, 5, 1])
+@pytest.mark.thin(6)
 def test_the_delta_rule_in_blocks(case, size, monkeypatch):
     def linear_attention(q, k, v, steps, beta, *, rate, batch, state, heads, key_heads, tiled, **_):
         owners = np.arange(heads) % key_heads if tiled else np.arange(heads) // (heads // key_heads)

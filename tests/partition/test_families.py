@@ -28,7 +28,7 @@ def test_checkpoints_in_gguf(name):
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.thin(8)
+@pytest.mark.thin(16)
 def test_on_the_cpu(name):
     _check(name, *model_of(name), "cpu", ("0*2;1",), ("0&1;2&3",))
 

@@ -1,20 +1,23 @@
 """Tiny configurations with the keys that published models of each family have: name -> (kind, config, options).
 
-kind: "causal", "multimodal" (its language part), "masked", "hidden" (no head), "text" (an encoder alone) or
-"translate". options: "lengths" of the prompts, "types" for segment ids, "attention" for the implementation to use,
-"extra" for tensors that transformers does not write by itself, "kept" for ends of names of those that follow from the
-configuration.
+kind: "causal", "multimodal" and "audible" (their language part), "masked", "hidden" (no head), "text" (an encoder
+alone) or "translate". options: "lengths" of the prompts, "types" for segment ids, "attention" for the implementation to
+use, "extra" for tensors that transformers does not write by itself, "kept" for ends of names of those that follow from
+the configuration.
 """
 
 from tests.specs.configs_2026 import CASES_2026
 from tests.specs.configs_decoder import DECODERS
 from tests.specs.configs_embedding import EMBEDDING
+from tests.specs.configs_late_others import DECODERS as OTHERS
+from tests.specs.configs_late_others import ENCODERS as LATE_ENCODERS
+from tests.specs.configs_late_others import TRANSLATORS as LATE_TRANSLATORS
+from tests.specs.configs_late_parts import PARTS
 from tests.specs.configs_other import ENCODERS, TRANSLATORS
 from tests.specs.configs_recurrent import RECURRENT
 
 CASES = {name: (options.get("kind", "causal"), config, options)
-         for name, (config, options) in (DECODERS | CASES_2026).items()}
-CASES |= ENCODERS
-CASES |= EMBEDDING
+         for name, (config, options) in (DECODERS | CASES_2026 | PARTS | OTHERS).items()}
+CASES |= ENCODERS | LATE_ENCODERS | EMBEDDING
 CASES |= RECURRENT
-CASES |= {name: ("translate", config, options) for name, (config, options) in TRANSLATORS.items()}
+CASES |= {name: ("translate", config, options) for name, (config, options) in (TRANSLATORS | LATE_TRANSLATORS).items()}

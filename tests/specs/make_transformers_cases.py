@@ -27,6 +27,7 @@ from tests.specs.configs_variants import VARIANTS
 from tests.specs.weights import values
 
 CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transformers.AutoModelForImageTextToText,
+           "audible": transformers.AutoModelForMultimodalLM,
            "masked": transformers.AutoModelForMaskedLM,
            "hidden": transformers.AutoModel, "text": transformers.AutoModelForTextEncoding,
            "translate": transformers.AutoModelForSeq2SeqLM}
@@ -42,7 +43,7 @@ def token_ids(count: int, vocabulary: int, seed: int) -> list[int]:
 def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list[dict]]:
     """What goes in, and which rows of what comes out are kept, for each prompt."""
     inputs, rows = [], []
-    vocabulary -= 3 * (kind == "multimodal")  # ids of images
+    vocabulary -= 3 * (kind in ("multimodal", "audible"))  # ids of images and sounds
     for seed, count in enumerate(options.get("lengths", (9, 17))):
         given = {"ids": token_ids(count, vocabulary, seed)}
         kept = {"rows": sorted({0, count // 2, count - 2, count - 1})}

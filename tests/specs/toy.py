@@ -132,7 +132,10 @@ def toy_checkpoint(spec: Spec, naming: str, full: bool) -> Checkpoint:
 
 
 def namings(spec: Spec) -> list[str]:
-    """Kinds of checkpoints that the spec, or the family it extends, is found by."""
+    """Kinds of checkpoints that the spec, or the family it extends, is found by; none of one that stands on what a
+    checkpoint says."""
+    if spec.section("extends_part"):
+        return []
     detect = next(filter(None, (load_spec(path).section("detect") for path in spec.chain)))
     keys = {"hf": "architectures", "gguf": "gguf", "llama2c": "llama2c"}
     return [naming for naming, key in keys.items() if detect.get(key)]

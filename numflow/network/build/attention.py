@@ -135,7 +135,7 @@ def cross_attention(b: Builder, x: View) -> View:
     q = b.linear("cross_q", x, b.view("qkv", shape.heads * shape.head_dim))
     y = b.view("attention", shape.heads * shape.value_dim)
     b.emit("attention", (q,), (y,), "cross_attention", cache=f"{b.prefix}cross", heads=shape.heads,
-           scale=b.option("attention", "scale"), causal=False)
+           scale=b.option("attention", "scale"), causal=False, softcap=b.option("attention", "softcap"))
     return b.linear("cross_output", y, b.view("branch", x.width))
 
 
@@ -246,15 +246,15 @@ def _position_biases(b: Builder, heads: int) -> dict[str, str]:
     if b.option("attention", "sinks"):
         weights["sinks"] = b.vector("attn_sinks", "weight", heads)
     if b.option("attention", "buckets"):
-        layer, b.layer = b.layer, 0
+        layer = b.layer
+        b.layer = layer if b.option("attention", "own_buckets") else 0
         weights["buckets"] = b.matrix("attn_rel_b", b.option("attention", "buckets"), heads)
         b.layer = layer
     return weights
 
 
 def _cross_shape(b: Builder) -> Heads:
-    heads, head_dim = b.option("attention", "heads"), b.option("attention", "head_dim")
-    return Heads(heads, heads, head_dim, b.option("attention", "value_dim"))
+    return Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
 
 
 def _latent_heads(b: Builder, x: View, s: Heads) -> View:

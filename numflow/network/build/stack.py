@@ -81,8 +81,11 @@ def embeddings(b: Builder) -> View:
 
 
 def _add_embeddings(b: Builder, x: View) -> View:
-    """Positions and types added to x in place, then the norm."""
+    """Positions and types added to x in place, then the norm, or the norm first."""
     width = x.width
+    norm, first = b.option("embedding", "norm"), b.option("embedding", "norm_first")
+    if norm and first:
+        b.norm("token_embd_norm", x, x)
     position, offset = b.option("embedding", "position"), b.option("embedding", "position_offset")
     if position == "learned":
         table = b.matrix("position_embd", None, width)
@@ -93,7 +96,7 @@ def _add_embeddings(b: Builder, x: View) -> View:
         b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.constant("sinusoids", waves)}, offset=offset)
     if b.option("embedding", "token_types"):
         b.emit("embed_type", (x,), (x,), "token_types", {"table": b.matrix("token_types", None, width)})
-    if b.option("embedding", "norm"):
+    if norm and not first:
         b.norm("token_embd_norm", x, x)
     return x
 
@@ -186,11 +189,10 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
         return
     h, table_width = hidden, b.option("embedding", "width")
     if b.option("head", "transform") != "none":
-        width = table_width if b.option("embedding", "project") == "last" else x.width
-        h = b.linear("head_dense", h, b.view("transformed", width, "logits"))
+        h = b.linear("head_dense", h, b.view("transformed", b.option("head", "width"), "logits"))
         b.emit("act", (h,), (h,), "head_act", kind=b.option("head", "transform"))
         b.norm("head_norm", h, h)
-    if table_width != h.width:
+    if table_width != h.width and (h is hidden or b.option("embedding", "project") == "first"):
         h = b.linear("project_out", h, b.view("projected", table_width, "logits"))
     if b.option("head", "scale") != 1.0:
         scaled = b.view("head_scaled", h.width, "logits")

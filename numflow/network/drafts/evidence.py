@@ -11,7 +11,7 @@ from numflow.errors import NumflowError, SpecError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.ops import Network
 from numflow.spec.reader import Spec, own_tables
-from numflow.spec.resolve import Resolved
+from numflow.spec.resolve import Resolved, part_of
 from numflow.spec.schema import SECTIONS
 
 _NAMES = ("architectures", "model_type")
@@ -72,7 +72,7 @@ def told(spec: Spec, checkpoint: Checkpoint, read: set[str]) -> int:
 def added_keys(spec: Spec, config: Mapping[str, Any]) -> int:
     """Number of values which the configuration has, and that the family's file looks for as no file which it extends
     does."""
-    within = config.get(spec.section("hf").get("within", ""))
+    within = part_of(spec.section("hf").get("within", []), config)[1]
     before = [keys for path in spec.chain[1:] for keys in _named(own_tables(path))]
     return sum(any(_has(place, key) for key in keys for place in (within, config))
                for keys in _named(own_tables(spec.path)) if keys not in before)

@@ -13,8 +13,9 @@ from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.network.drafts.evidence import added_keys, computed, departures, strained, told
 from numflow.network.new_spec_keys import Recorded, mapped, readings, to_confirm, unread, with_tables
 from numflow.ops import Network
-from numflow.spec.detect import names_it
+from numflow.spec.detect import names_in, names_it
 from numflow.spec.reader import Spec, list_specs
+from numflow.spec.resolve import part_of
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -40,10 +41,12 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
 
     fitting: list[tuple[tuple, Spec, dict[str, str]]] = []
     failing = []
+    continues = _continues(checkpoint)
     for spec in _families():
         for renamed in ({}, _guessed_names(spec, checkpoint)):
             candidate, config = _with_names(spec, checkpoint.naming, renamed), Recorded(checkpoint.config)
-            other, rest = not names_it(spec.section("detect"), checkpoint), (len(renamed), len(spec.chain), spec.name)
+            other = (not names_it(spec.section("detect"), checkpoint)) + (spec.type != "decoder" and continues)
+            rest = (len(renamed), len(spec.chain), spec.name)
             try:
                 network = build(candidate, replace(checkpoint, config=config))
             except NumflowError as error:
@@ -67,6 +70,12 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
     return SpecDraft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), [], {}, left), problem)
 
 
+def _continues(checkpoint: Checkpoint) -> bool:
+    """Whether the model says by its name that it continues texts."""
+    names = names_in(checkpoint)[0] if checkpoint.naming == "hf" else []
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
 def _evidence(spec: Spec, checkpoint: Checkpoint, network: Network, read: set[str], renamed: int) -> tuple[int, ...]:
     """By which a family that fits stands before or behind others, the heaviest first; smaller is better."""
     if checkpoint.naming != "hf":
@@ -80,7 +89,7 @@ def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any
     added: dict[str, dict[str, Any]] = {}
     read = _keys_used(spec, checkpoint)
     for key in unread(spec, checkpoint.config, checkpoint.naming, read) if checkpoint.naming == "hf" else ():
-        within = spec.section("hf").get("within", "")
+        within = part_of(spec.section("hf").get("within", []), checkpoint.config)[0]
         tables = mapped(key.removeprefix(f"{within}."), spec, _families(), read)
         if tables is None:
             continue
@@ -108,7 +117,8 @@ def _matters(keys: list[str], spec: Spec, checkpoint: Checkpoint) -> list[str]:
 def _says_the_same(key: str, spec: Spec, checkpoint: Checkpoint, whole: tuple) -> bool:
     """Whether the network stays as it is where the spec reads a key as any shipped family does: the key says what the
     spec says without it, or something about layers that the model does not have."""
-    ways = readings(key.removeprefix(f"{spec.section('hf').get('within', '')}."), spec, _families())
+    within = part_of(spec.section("hf").get("within", []), checkpoint.config)[0]
+    ways = readings(key.removeprefix(f"{within}."), spec, _families())
     try:
         return bool(ways) and all(computed(with_tables(spec, tables), checkpoint) == whole for tables in ways)
     except NumflowError:  # as a family reads it the tensors do not fit: it says something else here
@@ -132,7 +142,7 @@ def _keys_named(spec: Spec, checkpoint: Checkpoint) -> set[str]:
 @cache
 def _families() -> list[Spec]:
     """Shipped specs that describe more than one model: those that detection may choose."""
-    return [spec for spec in list_specs() if spec.section("detect")]
+    return [spec for spec in list_specs() if spec.section("detect") and not spec.section("extends_part")]
 
 
 def _keys_read(spec: Spec, checkpoint: Checkpoint, whole: bool = False) -> set[str]:

@@ -59,7 +59,8 @@ def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
 def _family(spec: Spec) -> Spec | None:
     """The spec in the chain that GGUF files are found by; the shipped one, where a model brings an older copy of it."""
     paths = (shipped if (shipped := specs_dir() / path.name).is_file() else path for path in spec.chain)
-    stated = (found for path in paths if (found := load_spec(path, spec.enclosed)).section("detect"))
+    stated = (found for path in paths if (found := load_spec(path, spec.enclosed)).section("detect")
+              and not found.section("extends_part"))
     family = next(stated, None)
     return family if family is not None and family.section("detect").get("gguf") else None
 
