@@ -203,3 +203,8 @@ case("plamo2", "plamo2", RMS | {
     table() | HEAD | layers(LLAMA_NORMS | POST_NORMS | PLAMO2_FFN) | layers(SCAN, (1, 2)) | layers(
         {name: shape for name, shape in FUSED.items() if name.startswith("attn")}
         | {"attn_q_norm.weight": (HEADS, HEAD_DIM), "attn_k_norm.weight": (2, HEAD_DIM)}, (0,)))
+case("grok", "grok", RMS | {"attention.head_count_kv": 2, "expert_count": 5, "expert_used_count": 2,
+                            "attn_logit_softcapping": 2.0, "attention.output_scale": 0.3, "embedding_scale": 8.0,
+                            "logit_scale": 0.6, "final_logit_softcapping": 1.5, "rope.dimension_count": HEAD_DIM},
+     table() | HEAD | layers(attention(2) | experts(5, FFN) | norms(
+         "attn_norm", "ffn_norm", "attn_output_norm", "layer_output_norm")), tolerance=GELU)
