@@ -29,7 +29,8 @@ LOCAL = {
 }
 
 CONV_KINDS = ("none", "silu")  # what may follow a causal_conv within it
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp", "xielu")
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
+               "silu_clamp", "xielu")
 
 
 @dataclass(frozen=True)
@@ -316,7 +317,8 @@ OPS = {op.name: op for op in (
        {"kind": REQUIRED, "positive": 0.0, "negative": 0.0, "beta": 0.0, "eps": 0.0}),
     Op("act_mul", "elements",
        "y = act(gate) * up", ("gate", "up"), ("y",), (), {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
-    Op("gate_rows", "rows", "y = x * sigmoid(gate), gate [T, 1]", ("x", "gate"), ("y",)),
+    Op("gate_rows", "rows", "y = x * sigmoid(gate), or x * gate if plain; gate [T, H] has a column for each of H equal "
+       "column groups of x", ("x", "gate"), ("y",), (), {"plain": False}),
     Op("mul", "elements", "y = a * b", ("a", "b"), ("y",)),
     Op("permute", "rows", "y[t, j] = x[t, order[j]]: inputs in the order of a matrix's stored columns", ("x",), ("y",),
        ("order",)),
@@ -337,9 +339,10 @@ OPS = {op.name: op for op in (
     Op("moe_route", "rows",
        "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
        "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' "
-       "applies softmax to the S chosen logits; 'sparsemixer' takes S times the largest logit l that is left, its gate "
-       "the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; normalize divides gates by their "
-       "sum, at least by `least_sum`; times scale and the expert's own", ("logits",), ("ids", "gates"),
+       "applies softmax to the S chosen logits, 'sigmoid_topk' sigmoid; 'sparsemixer' takes S times the largest logit "
+       "l that is left, its gate the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; "
+       "normalize divides gates by their sum, at least by `least_sum`; times scale and the expert's own",
+       ("logits",), ("ids", "gates"),
        ("bias?", "scales?"), {"score": "softmax", "normalize": False, "least_sum": 0.0, "scale": 1.0, "groups": 1,
                               "top_groups": 1, "group_best": 2, "jitter": 0.0}),
     Op("expert_scale", "rows", "y [T*S, D] row (t, s) = gates[t, s] * x[t]", ("x", "gates"), ("y",)),

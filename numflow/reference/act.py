@@ -14,15 +14,17 @@ def act(x, *, kind, positive=0.0, negative=0.0, beta=0.0, eps=0.0):
 
 
 def act_mul(gate, up, *, kind, limit, alpha):
-    """y = act(gate) * up; 'swiglu_clamp' cuts both at `limit` and adds 1 to `up`."""
+    """y = act(gate) * up; 'silu_clamp' and 'swiglu_clamp' cut both at `limit`, the latter adds 1 to `up`."""
     if kind == "swiglu_clamp":
         return swiglu_clamp(gate, up, limit, alpha)
+    if kind == "silu_clamp":
+        return silu(np.minimum(gate, np.float32(limit))) * np.clip(up, np.float32(-limit), np.float32(limit))
     return _ACT[kind](gate) * up
 
 
-def gate_rows(x, gate):
-    """y = x * sigmoid(gate); x [T, D], gate [T, 1]."""
-    return x * sigmoid(gate)
+def gate_rows(x, gate, *, plain=False):
+    """y = x * sigmoid(gate), or x * gate if plain; x [T, D], gate [T, H], one for each of H equal column groups."""
+    return x * np.repeat(gate if plain else sigmoid(gate), x.shape[1] // gate.shape[1], axis=1)
 
 
 def permute(x, order):

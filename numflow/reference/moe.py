@@ -23,14 +23,15 @@ def moe_route(logits, bias=None, scales=None, *, width, score, normalize, scale,
 
 
 def _together(logits, bias, width, score, groups, top_groups, group_best):
-    """Experts by their scores, which are their gates as well."""
-    scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_topk": lambda x: x}[score](logits)
+    """Experts by their scores, which are their gates as well, or by their logits, of which the chosen become gates."""
+    scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_topk": lambda x: x,
+              "sigmoid_topk": lambda x: x}[score](logits)
     choice = scores if bias is None else scores + bias
     if top_groups < groups:
         choice = _mask_groups(choice, groups, top_groups, group_best)
     ids = _best(choice, width)
     gates = np.take_along_axis(scores, ids, axis=1)
-    return ids, softmax(gates) if score == "softmax_topk" else gates
+    return ids, {"softmax_topk": softmax, "sigmoid_topk": sigmoid}.get(score, lambda x: x)(gates)
 
 
 def _one_by_one(logits, width, reach):

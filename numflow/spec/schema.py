@@ -76,7 +76,7 @@ def _list(default, what, above=-math.inf):
 
 # The activations of the op table, which this package does not import; a test holds the two lists together.
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-               "xielu")
+               "silu_clamp", "xielu")
 # Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
                       "gelu_pytorch_tanh": "gelu_tanh",
@@ -101,6 +101,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
         "sinusoid_span": _int(0, "frequencies are 10000^(-i / (half - span)); 1 in fairseq's models", 0),
         "token_types": _bool("has('token_types.weight')", "segment embeddings are added"),
+        "task_types": _bool("has('task_types.weight')", "so is that of the first task"),
     },
     "norm": {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),
@@ -110,8 +111,11 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "block": {
         "pre_norm": _bool(True, "normalise the input of attention and feed-forward"),
         "attention_norm": _bool(True, "attention has that norm too"),
+        "norm_gate_rank": _int(0, "columns between the two matrices of a gate, where a file has them: the normalised "
+                               "input is multiplied by sigmoid(up(silu(down(it)))); 0 = none", 0),
         "post_norm": _choice(("none", "branch", "residual"), "none",
                              "normalise each branch's output before it is added, or the sum after"),
+        "attention_post_norm": _bool(True, "attention has that norm too"),
         "parallel": _bool(False, "attention and feed-forward read the same input, both are added"),
         "residual_scale": _float(1.0, "each branch is multiplied by it before it is added"),
         "output_scale": _bool("has('layer_scale.weight')", "the sum after the layer is multiplied by a stored number"),
@@ -142,6 +146,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                              "matrices of beta and of steps: two, or one of [beta.. step..] per key head"),
         "tiled": _bool(False, "head h uses key head h % key_heads, rather than neighbours the same one"),
         "log_rates": _bool(True, "decay rates are stored as logarithms"),
+        "by_column": _bool("has('ssm_f_a.weight')", "delta: a key's columns fade at steps of their own"),
+        "fade": _float(0.0, "delta: the logarithm of what a state keeps is minus this times sigmoid(e^a * step) "
+                       "for the stored rate a, in place of minus e^a times softplus(step); 0 = that", 0, 1e30),
         "beta": _float(1.0, "delta: the strength of a write, a sigmoid, is multiplied by it"),
         "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "silu", "what linear attention's input passes, "
                               "behind its convolution where there is one; of a gated recurrence its gate"),
@@ -153,6 +160,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "rows": _choice(("parts", "heads"), "parts", "scan: rows of ssm_in are [values.. gate..] and those of ssm_x "
                         "[steps B C]; or [gate.. values..] per head, and [B C steps]"),
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
+        "inner_norm_eps": _float("norm_eps", "added to the mean square in those norms", above=0, most=1),
         "least_step": _float(0.0, "steps are at least this", 0),
         "most_step": _float(1e30, "steps are at most this", above=0, most=1e30),
         "in_scale": _float(1.0, "state space: its input is multiplied by it"),
@@ -168,8 +176,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "kv_heads": _int("kv_heads", "key/value heads"),
         "head_dim": _int("head_dim", "columns of a query or key head"),
         "value_dim": _int("attention_head_dim", "columns of a value head"),
-        "qkv": _choice(("separate", "concat", "groups"), "separate",
-                       "three matrices; one of [q k v]; one of [q..q k v] per key/value head"),
+        "qkv": _choice(("separate", "concat", "groups", "quarters"), "separate",
+                       "three matrices; one of [q k v]; one of [q..q k v] per key/value head; one of [q v k] per "
+                       "quarter of their columns"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
         "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "window": _int(0, "a query sees this many latest keys, itself included, and as many ahead if not causal; "
@@ -192,8 +201,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "alibi_max": _float(8.0, "exponent of the smallest slope", above=0, most=1000),
         "alibi_scale": _float(1.0, "multiplies the slopes"),
         "sinks": _bool("has('attn_sinks.weight')", "one learned extra logit per head"),
-        "gate": _bool("has('attn_gate.weight')", "the output is multiplied by sigmoid(gate(x))"),
+        "gate": _bool("has('attn_gate.weight')", "the output is multiplied by sigmoid(gate(x)), or as gate_kind says"),
+        "gate_kind": _choice(("sigmoid", "softplus"), "sigmoid", "what the gate passes"),
         "gate_in_query": _bool(False, "rows of the gate are in the query matrix, behind those of each head's query"),
+        "gate_by_head": _bool(False, "the gate has one number for each head, not one for each column"),
         "in_scale": _float(1.0, "the input is multiplied by it"),
         "key_scale": _float(1.0, "keys are multiplied by it"),
         "out_scale": _float(1.0, "the output is multiplied by it"),
@@ -207,12 +218,18 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "rope_dim": _int(0, "columns of a head that are rotated, shared by all heads on the key side", 0),
         "nope_dim": _int(0, "columns of a head that are not rotated", 0),
         "norm_eps": _float("norm_eps", "added to the mean square in the norms of what is compressed", above=0, most=1),
+        "scale": _float(1.0, "the compressed key/value is multiplied by it behind its norm"),
+        "q_scale": _float(1.0, "the same of the compressed query"),
+        "q_raw": _bool(False, "the query matrix reads the compressed query behind its norm and, beside it, before it"),
+        "rope_norm": _bool("has('attn_k_rope_norm.weight')", "a norm of the rotated part of keys before that"),
     },
     "indexer": {
         "heads": _int(0, "heads of an index that chooses the keys which latent attention sees; 0 = it sees all", 0),
         "head_dim": _int(0, "columns of such a head, of which the first latent.rope_dim are rotated", 0),
         "top_k": _int(1, "keys that are chosen for each query"),
         "pairing": _choice(("half", "adjacent"), "half", "as in rope"),
+        "last": _bool(False, "the columns that are rotated are the last of a head, not the first"),
+        "norm_eps": _float(1e-6, "added to the variance in the norm of its keys", above=0, most=1),
         "own": _bool(True, "this layer has an index; else the choice of the last layer before that has one holds"),
     },
     "rope": {
@@ -248,8 +265,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "gated": _bool(True, "act(gate(x)) * up(x) rather than act(up(x))"),
         "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                           "gate and up as two matrices or one, and in which order of rows"),
-        "limit": _float(0.0, "swiglu_clamp: where gate and up are clamped", 0, 1e30),
+        "limit": _float(0.0, "swiglu_clamp and silu_clamp: where gate and up are clamped", 0, 1e30),
         "alpha": _float(0.0, "swiglu_clamp: slope of the sigmoid"),
+        "cut": _float(0.0, "gated: act(gate(x)) and up(x), of a dense part or shared expert, are cut at -cut and cut; "
+                      "0 = off", 0, 1e30),
         **{f"xielu_{name}": _float(0.0, f"xielu: ffn_act_{name} of files without that tensor")
            for name in ("positive", "negative", "beta", "eps")},
         "sparsity": _float(0.0, "the part of a normal distribution's lower values that the gate is cut at, its mean "
@@ -266,9 +285,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "experts": _int("experts", "how many there are", 0),
         "top_k": _int("experts_per_token", "how many each token uses", 0),
         "width": _int("expert_width", "columns between an expert's two matrices", 0),
-        "score": _choice(("softmax", "sigmoid", "softmax_topk", "sparsemixer"), "softmax",
-                         "probabilities over all experts, independent ones, softmax over the chosen only, or one "
-                         "softmax for each choice over those near the best that is left"),
+        "score": _choice(("softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"), "softmax",
+                         "probabilities over all experts, independent ones, softmax over the chosen only, sigmoid of "
+                         "the chosen logits, or one softmax for each choice over those near the best that is left"),
+        "softcap": _float(0.0, "the router's scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "jitter": _float(0.01, "sparsemixer: half the relative distance from the best up to which experts are near", 0),
         "normalize": _bool(False, "gates of the chosen experts are divided by their sum"),
         "least_sum": _float(0.0, "the least number that normalize divides by", 0, 1),
@@ -278,7 +298,11 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "group_best": _int(2, "a group is as good as the sum of this many of its best experts"),
         "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                           "gate and up of an expert as two matrices or one"),
-        "transposed": _bool(False, "expert matrices are stored [inputs, outputs]"),
+        "transposed": _bool(False, "expert matrices are stored [inputs, outputs], unless their shape says otherwise"),
+        "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "= ffn_activation", "that of chosen experts"),
+        "cut": _float(0.0, "as in ffn, of experts that are chosen", 0, 1e30),
+        "spare_experts": _int(0, "how many behind these are passed over, and their part of exp_probs_b: they are for "
+                              "other input than text", 0, 1 << 16),
         "gate_input": _bool(False, "gates multiply what an expert reads, not what it returns"),
         "router_scale": _float(1.0, "the router's scores are multiplied by it"),
         "early": _bool(False, "the router reads what the layer does, before attention and without a norm"),
@@ -292,6 +316,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "per_layer": {
         "width": _int(0, "columns of a further embedding that each layer reads for itself; 0 = none", 0),
         "scale": _float("sqrt(per_layer_width)", "those embeddings are multiplied by it"),
+    },
+    "hyper": {
+        "streams": _int(0, "residual streams of which each block reads a sum, and which each block adds to, by gates "
+                        "read off them (hyper-connections); 0 = one stream as usual", 0, 64),
+        "magnitude": _float(1.0, "what a block adds is multiplied by it"),
+        "eps": _float(0.0, "added to the gates", 0, 1),
     },
     "altup": {
         "streams": _int(0, "residual streams of which a layer computes one and corrects the others by it (alternating "

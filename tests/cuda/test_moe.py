@@ -53,7 +53,7 @@ def test_routes_in_the_order_of_experts(tokens, chosen, experts, first, tile):
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("score", ["softmax", "sigmoid", "softmax_topk", "sparsemixer"])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"])
 def test_routes_of_what_is_no_number(score, grouped):
     """A token whose logits are NaN goes to experts that exist, and others beside it to theirs."""
     if grouped and score == "sparsemixer":

@@ -11,6 +11,7 @@ from numflow.reference.program import Program
 from numflow.spec import list_specs, load_spec
 from tests.specs import toy
 from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
+from tests.specs.configs_late_moe import LATE_MOE
 from tests.specs.toy import namings
 
 # What only the source can say, or only numflow would heed.
@@ -32,7 +33,13 @@ REFUSED = {
     "nemotron_h": "softplus: least is 0.001", "nemotron_h_moe": "softplus: least is 0.001",
     "olmo3": "angles: scale is 1.2079, and would be read as 1.20794",
     "phi3_window": "window is 6", "qwen2_moe_sparse": "moe_route", "qwen2_window": "window is 4",
-    "qwen3_moe_mixed": "moe_route", "qwen3_next": "moe_route", "starcoder2_window": "window is 5"}
+    "qwen3_moe_mixed": "moe_route", "qwen3_vl_moe_mixed": "moe_route", "qwen3_next": "moe_route",
+    "starcoder2_window": "window is 5"}
+REFUSED |= {
+    "granite_swa": "blk.2.angles: step is rope_angles", "granitemoe_swa": "blk.2.angles: step is rope_angles",
+    "mellum": "step is linear, and would be read as moe_route", "mellum_defaults": "normalize is False",
+    "minicpm3_plain_query": "step is linear, and would be read as rms_norm",
+    "cohere2_moe_sum": "step is add, and would be read as scale"}
 NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32", "distilbert", "electra",
                    "electra_generator", "gemma3_multimodal", "glm", "glm4_moe_lite", "glm_moe_dsa", "gpt_neo", "gptj",
                    "llama4_multimodal", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
@@ -41,6 +48,13 @@ NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32
                    "eurobert_hidden", "glm46v", "glm4v", "glm_ocr", "hunyuan_vl", "megatron_bert", "mvp",
                    "paddleocr_vl", "plbart", "qwen2_5_omni_thinker", "rembert", "roberta_prelayernorm", "t5gemma",
                    "umt5", "xlm_roberta_xl")
+NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_mamba", "falcon_mamba_biased",
+                    "gemma4_unified",
+                    "gemma4_unified_multimodal", "hyperclovax", "hyperclovax_plain", "iquestcoder", "kolibri1",
+                    "kolibri1_defaults", "laguna", "laguna_by_column", "lfm3", "lfm3_plain", "ministral",
+                    "ministral_window", "mistral4", "mistral4_groups", "mistral4_multimodal", "persimmon",
+                    "persimmon_plain", "xglm", "xglm_relu", "youtu", "youtu_plain_query")
+NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith("qwen3_vl"))
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written.
@@ -62,7 +76,10 @@ OTHERWISE = {"bloom": {"context_length"}, "granitemoehybrid": {"context_length"}
              "gemma_embedding_one_in_six": {"pooling_type"},
              "modernbert_embedding": {"pooling_type", "classifier.pooling_type", "attention.layer_norm_epsilon",
                                       "attention.layer_norm_rms_epsilon"},
-             "nemotron": {"attention.layer_norm_rms_epsilon"}}
+             "nemotron": {"attention.layer_norm_rms_epsilon"},
+             "exaone": {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"},
+             "minicpm3": {"rope.scaling.attn_factor", "rope.scaling.original_context_length"},
+             "granite_swa_defaults": {"attention.rope_pattern"}, "granitemoe_swa_defaults": {"attention.rope_pattern"}}
 
 
 def seen(name, **changes):

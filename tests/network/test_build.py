@@ -102,15 +102,25 @@ def test_another_familys_checkpoint_is_refused():
 
 def test_ignore_may_name_the_layer_after_the_last(tmp_path):
     extra = "model.layers.2.eh_proj.weight"
-    ck = checkpoint(tensors=shapes() | {extra: (3, 3)})
+    one, two = (checkpoint(tensors=shapes() | dict.fromkeys(names, (3, 3)))
+                for names in ((extra,), (extra, extra.replace("2", "4"))))
     path = tmp_path / "next.toml"
-    for pattern, fits in (("model.layers.{layers}.*", True), ("model.layers.3.*", False)):
+    for ck, pattern, fits in ((one, "model.layers.{layers}.*", True), (one, "model.layers.3.*", False),
+                              (two, "model.layers.{beyond}.*", True)):
         path.write_text(f'extends = "llama"\n[hf]\nignore = ["{pattern}"]\n', encoding="utf-8")
         if fits:
             network.build(load_spec(path), ck)
         else:
             with pytest.raises(SpecError, match=f"no place for tensor '{extra}'"):
                 network.build(load_spec(path), ck)
+
+
+def test_blocks_far_behind_the_last_layer_are_not_the_layer_after_it(tmp_path):
+    ck = checkpoint(tensors=shapes() | {"model.layers.4.eh_proj.weight": (3, 3)})
+    path = tmp_path / "next.toml"
+    path.write_text('extends = "llama"\n[hf]\nignore = ["model.layers.{layers}.*"]\n', encoding="utf-8")
+    with pytest.raises(SpecError, match="no place for tensor 'model.layers.4.eh_proj.weight'"):
+        network.build(load_spec(path), ck)
 
 
 def change(net, index, **fields):

@@ -16,6 +16,7 @@ from numflow.quant import decode, encode, find
 from numflow.quant.recipe import Recipe
 from numflow.registry.progress import Silent
 from tests.quant.small import LAYERS, write_model
+from tests.specs.case import load_case, memory_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,14 @@ def test_matrices_are_found_under_both_names(checkpoint):
     assert found["model.embed_tokens.weight"] == ("token_embd",)
     assert found["model.layers.1.mlp.down_proj.weight"] == ("blk.1.ffn_down",)
     assert not [name for name in found if "norm" in name]
+
+
+def test_what_routes_tokens_and_makes_gates_of_streams_is_no_such_matrix():
+    case = load_case("hy_v4")
+    found = matrices(build(memory_checkpoint(case.configs[0], case.tensors)))
+    modules = {module.split(".")[-1] for names in found.values() for module in names}
+    assert {"attn_kv_a", "ffn_down_exps", "index_q", "attn_gate"} <= modules
+    assert not [module for module in modules if module.startswith(("hyper", "ffn_gate_inp"))]
 
 
 def test_types_reach_the_network_and_numbers_the_weights(checkpoint):

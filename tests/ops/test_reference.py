@@ -161,6 +161,16 @@ def test_swiglu_clamp():
     assert error(act.act_mul(gate, up, kind="swiglu_clamp", limit=7.0, alpha=1.702), expected) < 1e-6
 
 
+def test_silu_clamp():
+    gate, up = rng(3, 9, spread=6.0), rng(3, 9, seed=1, spread=6.0)
+    expected = np.empty((3, 9))
+    for i in np.ndindex(3, 9):
+        g = min(float(gate[i]), 2.0)
+        expected[i] = g * logistic(g) * min(max(float(up[i]), -2.0), 2.0)
+    assert (gate > 2).any() and (gate < -2).any() and (np.abs(up) > 2).any()
+    assert error(act.act_mul(gate, up, kind="silu_clamp", limit=2.0, alpha=0.0), expected) < 1e-6
+
+
 def test_sums_scales_and_caps():
     a, b = rng(2, 5), rng(2, 5, seed=1)
     np.testing.assert_allclose(act.add(a, b, scale=0.5), a + 0.5 * b, rtol=1e-6)

@@ -28,6 +28,31 @@ def test_queries_grow_with_their_position():
     np.testing.assert_allclose(found, np.transpose([expected] * 2), rtol=1e-6)
 
 
+def logistic(v):
+    return 1 / (1 + math.exp(-v))
+
+
+def test_gates_of_equal_parts():
+    x, gate = rng(2, 6), rng(2, 3, seed=1)
+    for plain, f in ((False, logistic), (True, float)):
+        expected = [[row[j] * f(g[j // 2]) for j in range(6)] for row, g in zip(x.tolist(), gate.tolist(), strict=True)]
+        np.testing.assert_allclose(act.gate_rows(x, gate, plain=plain), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_sigmoid_of_the_logits_that_were_chosen(biased):
+    """A bias takes part in the choice, with the logits themselves."""
+    logits, bias = rng(20, 7, spread=1.5), rng(7, seed=3) if biased else None
+    rules = {**ROUTE, "score": "sigmoid_topk", "normalize": True, "scale": 2.0}
+    ids, gates = moe.moe_route(logits, bias, width=3, **rules)
+    for t in range(20):
+        values = logits[t].tolist()
+        best = sorted(range(7), key=lambda x: -values[x] - (bias[x] if biased else 0))[:3]
+        total = sum(logistic(values[x]) for x in best)
+        assert ids[t].tolist() == best
+        np.testing.assert_allclose(gates[t], [2 * logistic(values[x]) / total for x in best], rtol=1e-5)
+
+
 def test_sparsify():
     x = rng(3, 40, spread=2.0)
     found = act.sparsify(x, deviations=0.5)

@@ -77,6 +77,14 @@ def test_the_sum_of_experts_meets_that_of_the_shared_expert():
         [3, 3]
 
 
+def test_a_gate_of_each_head_stays_with_the_head():
+    built, *_ = model_of("step3p7_plain")
+    for part in partition(built, "0&1").devices:
+        gated = _step(part, "attn_gated")
+        assert [view.width for view in gated.inputs] == [2 * 16, 2]
+        assert not [s.label for s in part.network.entries["main"] if s.op == "all_gather" and ".attn_" in s.label]
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "qwen3_moe_mixed"])
 def test_more_devices_than_experts_or_heads(name):
     built, checkpoint, given = model_of(name)

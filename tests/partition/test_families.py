@@ -9,7 +9,8 @@ from tests.partition.plans import error, model_of, one_device, several_devices
 from tests.specs.case import gguf_names, load_case, memory_checkpoint, names
 from tests.specs.weights import values
 
-SHARING = ("gemma3n", "gemma4")  # whose last layers read the keys and values of earlier ones
+# Whose last layers read the keys and values of earlier ones.
+SHARING = ("gemma3n", "gemma4", "gemma4_unified_multimodal")
 NOISE = 2e-5  # some of these models magnify rounding: on one device, the two executors differ by up to 1e-5
 LOUD = {"gemma4": 6e-5}  # there they differ by 1.4e-5 to 3.0e-5, as the processor's instructions round
 CHANGE, MAGNIFIED = 1e-5, 150  # a relative change of the weights; how many times that the logits of a LOUD model differ

@@ -34,14 +34,22 @@ LEFT_OUT = {
     "falcon2_11b": "the width of the feed-forward part is written as 4 * hidden",
     "gemma_embedding": "no query scale and no pattern of windows",
     "gpt_bigcode": "the width of the feed-forward part is written as 4 * hidden",
+    "falcon_mamba_biased": "no names of biases",
     "flan_t5": "no bucket distance",
     "gemma2_scaled": "no query scale",
     "gemma3": "no query scale and no pattern of windows",
     "gpt_oss_clamped": "no limit",
+    "granite_swa": "no bases of layers",
+    "granitemoe_swa": "no bases of layers",
+    "laguna": "no pattern of windows",
+    "laguna_by_column": "no pattern of windows",
     "llama_dynamic": "no dynamic scaling",
+    "mellum": "no dense layers",
+    "minicpm3_plain_query": "no factors, and no original context",
     "mistral": "no window",
     "qwen2_window": "no window",
     "starcoder2_window": "no window",
+    "youtu_plain_query": "no word on neighbours that rotate together",
 }
 LOGARITHMS = "A_log"  # of which the converter makes -exp
 SPARE = ("GGUF.", "general.name", "general.type", "general.size_label", "general.file_type", "general.quant",
@@ -69,7 +77,7 @@ def convert(config: dict, tensors: dict[str, tuple[int, ...]], folder: Path, fil
     import gguf
 
     (folder / "config.json").write_text(json.dumps(config))
-    vocabulary = {str(i): i for i in range(config["vocab_size"])}
+    vocabulary = {str(i): i for i in range(config.get("text_config", config)["vocab_size"])}
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
     save_file(numbered(tensors), folder / "model.safetensors", {"format": "pt"})
     hparams = transformers.AutoConfig.from_pretrained(folder).to_dict() | config if filled else config

@@ -66,10 +66,18 @@ def save(kind: str, config: dict, folder: Path, options: dict) -> dict[str, tupl
     path = folder / "model.safetensors"
     with safe_open(path, "numpy") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} | extra  # noqa: SIM118
+        shapes = published(shapes, options)
         own = {name: file.get_tensor(name) for name in shapes if name.endswith(kept)}
     made = {name: own.get(name, values(name + salt, shape)).astype(np.float32) for name, shape in shapes.items()}
     save_file(made, path, {"format": "pt"})
     return shapes
+
+
+def published(shapes: dict[str, tuple[int, ...]], options: dict) -> dict[str, tuple[int, ...]]:
+    """Names and shapes as in published files, where transformers reads these too but writes others."""
+    turned, was, becomes = tuple(options.get("turned", ())), *options.get("renamed", ("", ""))
+    return {name.replace(was, becomes): (shape[0], shape[2], shape[1]) if name.endswith(turned or "\n") else shape
+            for name, shape in shapes.items()}
 
 
 def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: list[dict]) -> dict[str, np.ndarray]:

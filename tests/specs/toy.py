@@ -84,9 +84,9 @@ class _Builder(Builder):
     def expect_rows(self, module, count):
         """The tensor is made up only when the matrix is."""
 
-    def number(self, module):
-        self._invent(module, "weight", (1,))
-        return super().number(module)
+    def numbers(self, module, count):
+        self._invent(module, "weight", (count,))
+        return super().numbers(module, count)
 
     def vector(self, module, role, width=None, rows=None, add=0.0, flat=False, suffix="", written=()):
         if width is not None:

@@ -18,6 +18,7 @@ HEADER, ROWS, WIDTH, Y, Y_STRIDE, A, A_STRIDE, B, B_STRIDE, KIND, FACTOR, LIMIT 
 # Of those with numbers of their own.
 POSITIVE, NEGATIVE, BETA, EPS = B, B_STRIDE, KIND, FACTOR
 LENGTH, OFFSET, BY_STEP = B, B_STRIDE, KIND
+GATED, PLAIN = KIND, FACTOR
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _QUICK, _ROOT_2_PI, _CUBE = np.float32(1.702), np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
 
@@ -90,6 +91,17 @@ def swiglu_clamp(args, thread, n_threads):
         y, a, b, left = _at(args, item)
         gate, up = smaller(limit, load_part(a, left)), larger(lowest, smaller(limit, load_part(b, left)))
         store_part(y, gate * sigmoid(gate * alpha) * (up + _ONE), left)
+
+
+@kernel
+def silu_clamp(args, thread, n_threads):
+    """y = g * sigmoid(g) * u, where g = min(a, limit) and u = clip(b, -limit, limit)"""
+    limit, lowest = splat(f64(args, LIMIT)), splat(-f64(args, LIMIT))
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, b, left = _at(args, item)
+        gate, up = smaller(limit, load_part(a, left)), larger(lowest, smaller(limit, load_part(b, left)))
+        store_part(y, gate * sigmoid(gate) * up, left)
 
 
 @kernel
@@ -177,12 +189,21 @@ def scale_columns(args, thread, n_threads):
 
 @kernel
 def gate_rows(args, thread, n_threads):
-    """y = a * sigmoid(b), where b has one column"""
+    """y = a * sigmoid(b), or a * b if plain, where b has a column for each `size` columns of a"""
+    size, plain = i64(args, GATED), f64(args, PLAIN) != 0
     begin, end = share(_items(args), thread, n_threads)
     for item in range(begin, end):
         y, a, _, left = _at(args, item)
-        gate = f32_ptr(i64(args, B) + 4 * (item // _vectors(args)) * i64(args, B_STRIDE))[0]
-        store_part(y, load_part(a, left) * sigmoid(splat(gate)), left)
+        gates = f32_ptr(i64(args, B) + 4 * (item // _vectors(args)) * i64(args, B_STRIDE))
+        first, count = item % _vectors(args) * 16, min(16, left)
+        if first // size != (first + count - 1) // size:  # a vector that several gates share
+            for k in range(count):
+                gate = gates[(first + k) // size]
+                f32_ptr(y)[k] = f32_ptr(a)[k] * (gate if plain else np.float32(1.0 / (1.0 + math.exp(-gate))))
+        elif plain:
+            store_part(y, load_part(a, left) * splat(gates[first // size]), left)
+        else:
+            store_part(y, load_part(a, left) * sigmoid(splat(gates[first // size])), left)
 
 
 @kernel

@@ -15,8 +15,9 @@ ROUTE = slots("header rows logits logits_stride ids ids_stride gates gates_strid
               "least_sum groups top_groups group_best bias scales jitter scratch scratch_stride")
 COMBINE = slots("header rows x x_stride y y_stride gates gates_stride routes width weighted")
 
-SOFTMAX, SIGMOID, SOFTMAX_TOPK, SPARSEMIXER = range(4)
-SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_topk": SOFTMAX_TOPK, "sparsemixer": SPARSEMIXER}
+SOFTMAX, SIGMOID, SOFTMAX_TOPK, SPARSEMIXER, SIGMOID_TOPK = range(5)
+SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_topk": SOFTMAX_TOPK, "sparsemixer": SPARSEMIXER,
+          "sigmoid_topk": SIGMOID_TOPK}
 
 
 def moe_route(step: Step, ctx) -> list[Call]:

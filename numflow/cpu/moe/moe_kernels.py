@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from numflow.cpu.moe.moe import COMBINE, ROUTE, SOFTMAX, SOFTMAX_TOPK, SPARSEMIXER
+from numflow.cpu.moe.moe import COMBINE, ROUTE, SIGMOID, SIGMOID_TOPK, SOFTMAX, SOFTMAX_TOPK, SPARSEMIXER
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.float32 import fma, load_part, store_part
@@ -38,6 +38,8 @@ def moe_route(args, thread, n_threads):
                 ids[s], gates[s] = best, scores[best]
             if i64(args, ROUTE.score) == SOFTMAX_TOPK:
                 _softmax(gates, gates, chosen)
+            elif i64(args, ROUTE.score) == SIGMOID_TOPK:
+                _score(SIGMOID, gates, gates, chosen)
         _scale_gates(gates, chosen, i64(args, ROUTE.normalize), np.float32(f64(args, ROUTE.least_sum)),
                      np.float32(f64(args, ROUTE.scale)))
         if i64(args, ROUTE.scales):
@@ -63,11 +65,12 @@ def _one_by_one(logits, left, ids, gates, experts, chosen, reach):
 
 @inline
 def _score(kind, logits, scores, experts):
+    """Logits and scores may be the same."""
     if kind == SOFTMAX:
         _softmax(logits, scores, experts)
         return
     for x in range(experts):
-        scores[x] = logits[x] if kind == SOFTMAX_TOPK else np.float32(1.0 / (1.0 + math.exp(-logits[x])))
+        scores[x] = np.float32(1.0 / (1.0 + math.exp(-logits[x]))) if kind == SIGMOID else logits[x]
 
 
 @inline

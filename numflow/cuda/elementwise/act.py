@@ -34,10 +34,10 @@ def act_mul(step: Step, ctx) -> list[Call]:
 
 
 def gate_rows(step: Step, ctx) -> list[Call]:
-    """y = x * sigmoid(gate), gate f32 [T, 1]."""
+    """y = x * sigmoid(gate), or x * gate if plain; gate f32 [T, H]."""
     (x, gate), (y,) = step.inputs, step.outputs
-    return [per_row(step, _gate_rows, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), *ctx.view(gate),
-                    ctx.batch.counts, ctx.rows(y), y.width)]
+    return [per_row(step, _gate_rows(param(step, "plain")), ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y),
+                    *ctx.view(x), *ctx.view(gate), ctx.batch.counts, ctx.rows(y), y.width, y.width // gate.width)]
 
 
 def permute(step: Step, ctx) -> list[Call]:
@@ -126,12 +126,21 @@ def binary(name: str, function: DeviceFunction) -> Kernel:
     return _binary
 
 
-@kernel("gate_rows", THREADS)
-def _gate_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.ptr, gate_stride: u32, counts: i32.ptr,
-               rows: u32, width: u32):
-    row, column = block_x(), block_y() * 128 + thread_index()
-    if row < counts[rows] and column < width:
-        y[row * y_stride + column] = x[row * x_stride + column] * sigmoid(gate[row * gate_stride])
+@functools.cache
+def _gate_rows(plain: bool) -> Kernel:
+    """The kernel of gates that pass a sigmoid, or that are plain; each is of `size` columns."""
+
+    @kernel(f"gate_rows{'_plain' * plain}", THREADS)
+    def _gate(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.ptr, gate_stride: u32, counts: i32.ptr,
+              rows: u32, width: u32, size: u32):
+        row, column = block_x(), block_y() * 128 + thread_index()
+        if row < counts[rows] and column < width:
+            factor = gate[row * gate_stride + column // size]
+            if not plain:
+                factor = sigmoid(factor)
+            y[row * y_stride + column] = x[row * x_stride + column] * factor
+
+    return _gate
 
 
 @kernel("permute", THREADS)
@@ -224,6 +233,12 @@ def _swiglu_clamp(gate, up, limit, alpha):
 
 
 @device
+def _silu_clamp(gate, up, limit, q):
+    gate, up = fmin(gate, limit), fmin(fmax(up, -limit), limit)
+    return gate * sigmoid(gate) * up
+
+
+@device
 def _mul(a, b, p, q):
     return a * b
 
@@ -260,8 +275,8 @@ ACT: dict[str, Callable] = {"relu": _relu, "relu2": _relu2, "gelu": _gelu, "gelu
 @functools.cache
 def gated(kind: str) -> DeviceFunction:
     """act(gate) * up."""
-    if kind == "swiglu_clamp":
-        return _swiglu_clamp
+    if kind in ("swiglu_clamp", "silu_clamp"):
+        return _swiglu_clamp if kind == "swiglu_clamp" else _silu_clamp
     function = ACT[kind]
 
     @device

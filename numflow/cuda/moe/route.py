@@ -37,7 +37,7 @@ def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) ->
     score_memory, choice_memory = SharedArray(f32, MOST_EXPERTS), SharedArray(f32, MOST_EXPERTS)
     group_memory = SharedArray(f32, MOST_GROUPS)
     of_sigmoid, of_softmax, late = score == "sigmoid", score == "softmax", score == "softmax_topk"
-    one_by_one = score == "sparsemixer"
+    one_by_one, sigmoid_of_chosen = score == "sparsemixer", score == "sigmoid_topk"
 
     @device
     def take(values, count, lane):
@@ -125,6 +125,8 @@ def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) ->
                 gate = scores[index]
             if late:
                 gate = exp(gate - peak)
+            elif sigmoid_of_chosen:
+                gate = sigmoid(gate)
             total += gate
             if lane == 0:
                 ids.data[t * ids.stride + s] = index

@@ -123,10 +123,11 @@ def _elementwise():
     (x,) = b.inputs(60, spread=4.0)
     b.step("act", (x,), (x,), kind="xielu", positive=0.7, negative=1.1, beta=0.5, eps=-1e-6)
     yield b.case(x)
-    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp"):
+    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
+                 "silu_clamp"):
         b = Builder(f"act_mul-{kind}")
         gate, up = b.inputs(60, 60, spread=4.0)
-        params = {"limit": 7.0, "alpha": 1.702} if kind == "swiglu_clamp" else {}
+        params = {"swiglu_clamp": {"limit": 7.0, "alpha": 1.702}, "silu_clamp": {"limit": 2.0}}.get(kind, {})
         y = gate if kind == "silu" else b.buffer(60)  # once in place
         b.step("act_mul", (gate, up), (y,), kind=kind, **params)
         yield b.case(y)
@@ -172,10 +173,11 @@ def _elementwise():
     b.step("select_rows", (x,), (y,))
     b.step("softcap", (y,), (y,), cap=30.0)
     yield b.case(y, RAGGED, rows=(12, 0))
-    b = Builder("gate_rows")
-    x, gate = b.inputs(60, 1, spread=3.0)
-    b.step("gate_rows", (x, gate), (x,))
-    yield b.case(x, RAGGED)
+    for suffix, parts, plain in (("", 1, False), ("-parts", 3, False), ("-plain", 3, True), ("-wide-parts", 2, False)):
+        b = Builder(f"gate_rows{suffix}")
+        x, gate = b.inputs(64 if suffix == "-wide-parts" else 60, parts, spread=3.0)
+        b.step("gate_rows", (x, gate), (x,), plain=plain)
+        yield b.case(x, RAGGED)
     for name, heads, width, shared in (("head_concat", 3, 8, False), ("head_concat-shared", 3, 8, True)):
         b = Builder(name)
         x, z = b.inputs(heads * 20, width if shared else heads * width)
@@ -213,6 +215,7 @@ def _route():
     for suffix, experts, chosen, params, bias in (
             ("softmax", 8, 2, {"normalize": True}, False), ("softmax-not-normalized", 6, 3, {"scale": 2.5}, False),
             ("softmax_topk", 4, 2, {"score": "softmax_topk"}, False),
+            ("sigmoid_topk", 8, 3, {"score": "sigmoid_topk", "normalize": True, "least_sum": 1.6, "scale": 1.5}, True),
             ("least-sum", 8, 2, {"normalize": True, "least_sum": 0.6}, False),
             ("sigmoid-bias", 16, 4, {"score": "sigmoid", "normalize": True, "scale": 2.5}, True),
             ("groups", 16, 4, {"score": "sigmoid", "groups": 4, "top_groups": 2, "normalize": True}, True),

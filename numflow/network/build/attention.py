@@ -33,16 +33,29 @@ def self_attention(b: Builder, x: View, width: int = 0) -> View:
     x = _times(b, "in_scale", x, b.view("attention_in", x.width)) if b.option("attention", "in_scale") != 1.0 else x
     y = (_latent_heads if b.option("latent", "rank") else _heads)(b, x, shape)
     if b.option("attention", "gate"):
-        gate = b.view("attention_gate", y.width)
-        if b.option("attention", "gate_in_query"):
-            b.linear("attn_q", x, gate, _query_and_gate_rows(shape)[1], ".gate")
-        else:
-            b.linear("attn_gate", x, gate)
-        b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
+        _gate(b, x, y, shape)
     if b.option("attention", "sub_norm"):
         b.norm("attn_sub_norm", y, y)
     found = b.linear("attn_output", y, b.view("branch", width or x.width))
     return _times(b, "out_scale", found, found)
+
+
+def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
+    """y times gates made of x, a number for each column or for each head: sigmoid of them, or as `gate_kind` says."""
+    by_head, plain = b.option("attention", "gate_by_head"), b.option("attention", "gate_kind") == "softplus"
+    gate = b.view("attention_gate", shape.heads if by_head else y.width)
+    if by_head or not b.option("attention", "gate_in_query"):
+        b.linear("attn_gate", x, gate)
+    elif not b.option("latent", "rank"):  # of latent attention it is there already
+        b.linear("attn_q", x, gate, _query_and_gate_rows(shape)[1], ".gate")
+    if plain:
+        b.emit("softplus", (gate,), (gate,), "attn_gate_softplus")
+    if by_head:
+        b.emit("gate_rows", (y, gate), (y,), "attn_gated", plain=plain)
+    elif plain:
+        b.emit("mul", (gate, y), (y,), "attn_gated")
+    else:
+        b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
 
 
 def _times(b: Builder, key: str, x: View, y: View) -> View:
@@ -209,7 +222,7 @@ def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
         chosen = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
     else:
         b.expect_rows("attn_qkv", sum(widths))
-        chosen = _grouped_rows(s)
+        chosen = _grouped_rows(s) if layout == "groups" else _quartered_rows(b, widths)
     for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
         b.linear("attn_qkv", x, view, select=rows, suffix=part)
     return q, k, v
@@ -236,6 +249,20 @@ def _grouped_rows(s: Heads) -> list[np.ndarray]:
     k = first + per_group * s.head_dim + np.arange(s.head_dim)[None]
     v = first + (per_group + 1) * s.head_dim + np.arange(s.value_dim)[None]
     return [rows.reshape(-1) for rows in (q, k, v)]
+
+
+def _quartered_rows(b: Builder, widths: tuple[int, int, int]) -> list[np.ndarray]:
+    """Rows of q, k and v in a fused matrix that goes [q v k], a quarter of each, four times.
+
+    Raises:
+        SpecError: the three are not equally wide, or cannot be cut so.
+    """
+    size, left = divmod(widths[0], 4)
+    if left or len(set(widths)) != 1:
+        raise SpecError(f"{b.where}: attention.qkv: expected as many columns of queries, keys and values, a multiple "
+                        f"of 4, found {', '.join(map(str, widths))}", ("attention.qkv",))
+    q, v, k = ((3 * size * np.arange(4)[:, None] + size * part + np.arange(size)).reshape(-1) for part in range(3))
+    return [q, k, v]
 
 
 def _position_biases(b: Builder, heads: int) -> dict[str, str]:
@@ -268,7 +295,9 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     plain, rotated, low_query = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
     row = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
     low, k_rope = View(row.buffer, 0, rank), View(row.buffer, rank, rope_dim)
-    b.norm("attn_kv_a_norm", low, low, eps=b.option("latent", "norm_eps"))
+    _compressed(b, "attn_kv_a_norm", low, low, "scale")
+    if b.option("latent", "rope_norm"):
+        b.norm("attn_k_rope_norm", k_rope, k_rope, eps=b.option("latent", "norm_eps"))
     if b.option("rope", "enabled"):
         rotate(b, rotated, s.heads, rope_dim, "rope_q")
         rotate(b, k_rope, 1, rope_dim, "rope_k")
@@ -287,20 +316,31 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
 
 
 def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: int) -> tuple[View, View, View]:
-    """The columns of all heads that are not rotated [T, H * nope_dim], those that will be [T, H * rope_dim], and what
-    both are made of."""
+    """The columns of all heads that are not rotated [T, H * nope_dim], those that will be [T, H * rope_dim], and the
+    compressed query. The gate of the output is made too, where its rows are in the query matrix."""
     if q_rank := b.option("latent", "q_rank"):
-        low = b.linear("attn_q_a", x, b.view("q_low", q_rank))
-        module, x = "attn_q_b", b.norm("attn_q_a_norm", low, low, eps=b.option("latent", "norm_eps"))
+        module, read = "attn_q_b", b.view("q_low", q_rank * (1 + b.option("latent", "q_raw")))
+        low, raw = View(read.buffer, 0, q_rank), View(read.buffer, read.width - q_rank, q_rank)
+        _compressed(b, "attn_q_a_norm", b.linear("attn_q_a", x, raw), low, "q_scale")
     else:
-        module = "attn_q"
-    b.expect_rows(module, heads * (nope_dim + rope_dim))
+        module, read, low = "attn_q", x, x
+    gate_dim = b.option("attention", "value_dim") if b.option("attention", "gate_in_query") else 0
+    sizes, suffixes = (nope_dim, rope_dim, gate_dim), (".nope", ".rope", ".gate")
+    b.expect_rows(module, heads * sum(sizes))
     both = b.view("q", heads * (nope_dim + rope_dim))
     views = View(both.buffer, 0, heads * nope_dim), View(both.buffer, heads * nope_dim, heads * rope_dim)
-    first = np.arange(heads)[:, None] * (nope_dim + rope_dim)
-    for view, start, size, suffix in zip(views, (0, nope_dim), (nope_dim, rope_dim), (".nope", ".rope"), strict=True):
-        b.linear(module, x, view, (first + start + np.arange(size)).reshape(-1), suffix)
-    return *views, x
+    gates = (b.view("attention_gate", heads * gate_dim),) if gate_dim else ()
+    first, starts = np.arange(heads)[:, None] * sum(sizes), np.cumsum((0, *sizes))
+    for view, start, size, suffix in zip((*views, *gates), starts, sizes, suffixes):
+        b.linear(module, read, view, (first + start + np.arange(size)).reshape(-1), suffix)
+    return *views, low
+
+
+def _compressed(b: Builder, norm: str, x: View, y: View, scale: str) -> None:
+    """y = norm(x) times a factor of the section."""
+    b.norm(norm, x, y, eps=b.option("latent", "norm_eps"))
+    if (factor := b.option("latent", scale)) != 1.0:
+        b.emit("scale", (y,), (y,), f"{norm}_scale", scale=factor)
 
 
 def index(b: Builder, x: View, low_query: View) -> tuple[View]:
@@ -323,10 +363,16 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     if rope_dim > size:
         raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",
                         ("indexer.head_dim", "latent.rope_dim"))
-    q = b.linear("index_q", low_query, b.view("index_q", heads * size))
-    k = b.linear("index_k", x, b.view("index_k", size))
-    norm = {role: b.vector("index_k_norm", role, size) for role in ("weight", "bias")}
-    b.emit("layer_norm", (k,), (k,), "index_k_norm", norm, eps=1e-6)
+    # The order of columns does not matter to products of queries and keys: those that turn come first.
+    order = np.roll(np.arange(size), rope_dim) if b.option("indexer", "last") else None
+    rows = None if order is None else (np.arange(heads)[:, None] * size + order).reshape(-1)
+    if order is not None:
+        b.expect_rows("index_q", heads * size)
+        b.expect_rows("index_k", size)
+    q = b.linear("index_q", low_query, b.view("index_q", heads * size), rows)
+    k = b.linear("index_k", x, b.view("index_k", size), order)
+    norm = {role: b.vector("index_k_norm", role, size, order) for role in ("weight", "bias")}
+    b.emit("layer_norm", (k,), (k,), "index_k_norm", norm, eps=b.option("indexer", "norm_eps"))
     for view, count, label in ((q, heads, "index_rope_q"), (k, 1, "index_rope_k")):
         rotate(b, view, count, size, label, b.option("indexer", "pairing"))
     name = f"{b.prefix}index"

@@ -1,6 +1,5 @@
 """The hand that writes a network: makes buffers and weights, and appends steps."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -148,7 +147,8 @@ class Builder:
         parts = []
         for tensor in tensors:
             shape = tensor.shape if len(tensor.shape) == 3 else (1, *tensor.shape)
-            other_way = transpose and not tensor.turned
+            # A stack that only fits as it stands is taken so, whatever the spec says of others.
+            other_way = transpose and not tensor.turned and not (len(shape) == 3 and shape[1] != columns == shape[2])
             stored = (shape[0], shape[2], shape[1]) if other_way else shape
             if len(shape) != 3 or stored[0] != count or stored[2] != columns or not _covers(stored[1], rows, select):
                 raise self._wrong_shape(tensor, f"{[count] if whole else ''}[{rows}, {columns}]")
@@ -219,13 +219,22 @@ class Builder:
         Raises:
             SpecError: the tensor is missing, holds more than one number, or none that is finite.
         """
+        return float(self.numbers(module, 1)[0])
+
+    def numbers(self, module: str, count: int) -> np.ndarray:
+        """So many numbers f32 [count] that the file has as a tensor, read now.
+
+        Raises:
+            SpecError: the tensor is missing, holds another count, or one that is not finite.
+        """
         tensor = self.names.need(module, "weight", self.layer, self.stack)
-        if int(np.prod(tensor.shape)) != 1:
-            raise self._wrong_shape(tensor, "[1]")
-        value = float(tensor.f32().reshape(-1)[0])
-        if not math.isfinite(value):
-            raise SpecError(f"{self.checkpoint.path}: tensor {tensor.name!r}: expected a finite number, found {value}")
-        return value
+        if int(np.prod(tensor.shape)) != count:
+            raise self._wrong_shape(tensor, f"[{count}]")
+        values = np.array(tensor.f32().reshape(-1), np.float32)
+        if not np.isfinite(values).all():
+            wrong = values[~np.isfinite(values)][0]
+            raise SpecError(f"{self.checkpoint.path}: tensor {tensor.name!r}: expected a finite number, found {wrong}")
+        return values
 
     # Steps that many blocks use
 

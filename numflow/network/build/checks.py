@@ -280,8 +280,8 @@ def _by_channel(step: Step, network: Network) -> None:
 
 def _act(step: Step, network: Network) -> None:
     _same(step, network)
-    # The clamped form needs gate and up together; the one with numbers of its own has no gate.
-    kinds = [kind for kind in ACTIVATIONS if kind != ("xielu" if step.op == "act_mul" else "swiglu_clamp")]
+    # Clamped forms need gate and up together; the one with numbers of its own has no gate.
+    kinds = [k for k in ACTIVATIONS if (k != "xielu" if step.op == "act_mul" else not k.endswith("_clamp"))]
     if param(step, "kind") not in kinds:
         raise NetworkError(f"{step}: no activation {param(step, 'kind')!r}{did_you_mean(param(step, 'kind'), kinds)}")
 
@@ -313,7 +313,7 @@ def _mix(step: Step, network: Network) -> None:
 
 
 def _gate_rows(step: Step, network: Network) -> None:
-    _expect(step, "width of the gate", 1, step.inputs[1].width)
+    _expect(step, "columns left over", 0, step.inputs[0].width % step.inputs[1].width)
     _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 

@@ -49,7 +49,7 @@ def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = ""
     _times(b, "gate_scale", gate)
     if (sparsity := b.option("ffn", "sparsity")) and not suffix:
         b.emit("sparsify", (gate,), (gate,), "ffn_sparse", deviations=NormalDist().inv_cdf(sparsity))
-    _gated(b, gate, up, hidden, f"ffn_act{suffix}")
+    _gated(b, gate, up, hidden, f"ffn_act{suffix}", b.option("ffn", "activation"), b.option("ffn", "cut"))
     return _down(b, hidden, y, suffix)
 
 
@@ -78,9 +78,16 @@ def _softplus(x: float) -> float:
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
-def _gated(b: Builder, gate: View, up: View, y: View, label: str) -> None:
-    kind = b.option("ffn", "activation")
-    clamp = {key: b.option("ffn", key) for key in ("limit", "alpha")} if kind == "swiglu_clamp" else {}
+def _gated(b: Builder, gate: View, up: View, y: View, label: str, kind: str, cut: float) -> None:
+    """y = act(gate) * up, both cut at -cut and cut where there is one."""
+    if cut:
+        b.emit("act", (gate,), (gate,), label, kind=kind)
+        for view, part in ((gate, "gate"), (up, "up")):
+            b.emit("clamp", (view,), (view,), f"{label}_cut_{part}", limit=cut)
+        b.emit("mul", (gate, up), (y,), f"{label}_mul")
+        return
+    keys = {"swiglu_clamp": ("limit", "alpha"), "silu_clamp": ("limit",)}.get(kind, ())
+    clamp = {key: b.option("ffn", key) for key in keys}
     b.emit("act_mul", (gate, up), (y,), label, kind=kind, **clamp)
 
 
@@ -105,6 +112,9 @@ def _experts(b: Builder, x: View, routed_by: View | None = None) -> View:
     experts, width = (b.option("moe", key) for key in ("experts", "width"))
     token = x
     ids, gates = _route(b, x if routed_by is None else routed_by, experts)
+    for expert in range(experts, experts + b.option("moe", "spare_experts")):
+        for module in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+            b.names.find(module, "weight", b.layer, b.stack, expert)
     weighted: dict[str, Any] = {}
     if b.option("moe", "gate_input"):
         x, weighted = b.view("expert_in", x.width, "routes"), {"weighted": False}
@@ -129,7 +139,7 @@ def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int) -> 
     hidden = b.view("expert_hidden", width, "routes")
     if not b.option("ffn", "gated"):
         _expert_linear(b, "ffn_up_exps", x, ids, hidden, experts)
-        b.emit("act", (hidden,), (hidden,), "experts_act", kind=b.option("ffn", "activation"))
+        b.emit("act", (hidden,), (hidden,), "experts_act", kind=b.option("moe", "activation"))
         return hidden
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
@@ -140,7 +150,7 @@ def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int) -> 
         rows_gate, rows_up = _halves(layout, width)
         _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, rows_gate, ".gate")
         _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, rows_up, ".up")
-    _gated(b, gate, up, hidden, "experts_act")
+    _gated(b, gate, up, hidden, "experts_act", b.option("moe", "activation"), b.option("moe", "cut"))
     return hidden
 
 
@@ -156,10 +166,13 @@ def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
     scores = b.linear("ffn_gate_inp", x, b.view("router", experts))
     if (scale := b.option("moe", "router_scale")) != 1.0:
         b.emit("scale", (scores,), (scores,), "router_scale", scale=scale)
+    if cap := b.option("moe", "softcap"):
+        b.emit("softcap", (scores,), (scores,), "router_softcap", cap=cap)
     weights = {}
     if rules["score"] != "sparsemixer" and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
         role = "weight" if b.has("exp_probs_b.weight") else "bias"
-        weights["bias"] = b.vector("exp_probs_b", role, experts)
+        spare = b.option("moe", "spare_experts")
+        weights["bias"] = b.vector("exp_probs_b", role, experts, range(experts) if spare else None, flat=spare > 0)
     if b.has("ffn_scale_exps.weight"):
         weights["scales"] = b.vector("ffn_scale_exps", "weight", experts)
     ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)

@@ -25,7 +25,7 @@ def delta_rule(b: Builder, x: View) -> View:
         weight = b.constant(f"{factor:.9g}.{key_dim}", np.full(key_dim, factor, np.float32))
         b.emit("rms_norm", (view,), (view,), label, {"weight": weight}, eps=_NORM_EPS / key_dim, groups=key_heads)
     beta, steps = _strengths(b, x, heads, key_heads, key_dim)
-    y, rate = b.view("recurrent", heads * value_dim), rates(b, heads, *[1] * (steps.width > heads))
+    y, rate = b.view("recurrent", heads * value_dim), _fading(b, steps, heads)
     b.emit("linear_attention", (q, k, v, steps, beta), (y,), "delta", {"rate": rate},
            state=matrix(b, "delta", heads, key_dim, value_dim), heads=heads, key_heads=key_heads,
            tiled=b.option("recurrent", "tiled"))
@@ -157,23 +157,50 @@ def _gate(b: Builder, x: View, gate: View) -> None:
 
 def _strengths(b: Builder, x: View, heads: int, key_heads: int, key_dim: int) -> tuple[View, View]:
     """beta [T, H], how much of a token is written, and the steps that the state fades by: [T, H] or [T, H * dk]."""
-    both = b.view("strengths", heads * (1 + key_dim) if b.has("ssm_f_a.weight") else 2 * heads)
+    both = b.view("strengths", heads * (1 + key_dim) if b.option("recurrent", "by_column") else 2 * heads)
     beta, steps = View(both.buffer, 0, heads), View(both.buffer, heads, both.width - heads)
     if b.option("recurrent", "strengths") == "groups":
+        if b.option("recurrent", "fade"):
+            raise SpecError(f"{b.where}: recurrent.fade: expected 0 where recurrent.strengths is 'groups'",
+                            ("recurrent.fade", "recurrent.strengths"))
         b.expect_rows("ssm_ba", 2 * heads)
         for view, rows, suffix in zip((beta, steps), grouped_rows(key_heads, 2 * (heads // key_heads,)), (".b", ".a")):
             b.linear("ssm_ba", x, view, rows, suffix)
     else:
         b.linear("ssm_beta", x, beta)
-        if steps.width > heads:
-            b.linear("ssm_f_b", b.linear("ssm_f_a", x, b.view("low_rank", key_dim)), steps)
+        if b.has("ssm_f_a.weight"):
+            _steps(b, "ssm_f_b", b.linear("ssm_f_a", x, b.view("low_rank", key_dim)), steps)
         else:
-            b.linear("ssm_alpha", x, steps)
+            _steps(b, "ssm_alpha", x, steps)
     b.emit("act", (beta,), (beta,), "beta_act", kind="sigmoid")
     if (most := b.option("recurrent", "beta")) != 1.0:
         b.emit("scale", (beta,), (beta,), "beta_scale", scale=most)
-    softplus(b, steps)
     return beta, steps
+
+
+def _steps(b: Builder, module: str, x: View, steps: View) -> None:
+    """Steps of the decay, with their bias where it is not softplus that adds it."""
+    if not b.option("recurrent", "fade"):
+        b.linear(module, x, steps)
+        return
+    weights = {"weight": b.matrix(module, steps.width, x.width)}
+    if b.has("ssm_dt.bias"):
+        weights["bias"] = b.vector("ssm_dt", "bias", steps.width, flat=True)
+    b.emit("linear", (x,), (steps,), module, weights)
+
+
+def _fading(b: Builder, steps: View, heads: int) -> str:
+    """Steps as they come from their matrix become those that rates multiply; the rates' name."""
+    fade = b.option("recurrent", "fade")
+    if not fade:
+        softplus(b, steps)
+        return rates(b, heads, *[1] * (steps.width > heads))
+    each = np.repeat(np.arange(heads), steps.width // heads)
+    name = b.vector("ssm_a", "weight", steps.width, each, flat=True)
+    b.weights[name] = replace(b.weights[name], negative_exp=b.option("recurrent", "log_rates"))
+    b.emit("scale", (steps,), (steps,), "steps_scale", {"weight": name}, scale=-1.0)
+    b.emit("act", (steps,), (steps,), "steps_act", kind="sigmoid")
+    return b.constant(f"{b.prefix}fade", np.full(heads, -fade, np.float32))
 
 
 def softplus(b: Builder, steps: View) -> None:

@@ -11,6 +11,8 @@ from numflow.spec.reader import Spec
 SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bias")}
 STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
+_BEYOND = 16  # blocks behind the last layer that a pattern stands for
+
 
 class TensorNames:
     """Finds tensors by standard name and remembers which ones were used."""
@@ -79,7 +81,9 @@ class TensorNames:
                         f"{' and ' + str(len(tried) - 1) + ' other names' if len(tried) > 1 else ''}{near}")
 
     def left_over(self, layers: int) -> list[str]:
-        """Tensors that no part of the network uses and no `ignore` pattern names; {layers} in one is their number."""
-        ignored = [pattern.replace("{layers}", str(layers)) for pattern in self.ignored]
+        """Tensors that no part of the network uses and no `ignore` pattern names; {layers} in one is their number, and
+        {beyond} that or a number above it."""
+        ignored = [pattern.replace("{layers}", str(layers)).replace("{beyond}", str(number)) for pattern in self.ignored
+                   for number in range(layers, layers + (_BEYOND if "{beyond}" in pattern else 1))]
         return [name for name in self.checkpoint.tensors
                 if name not in self.used and not any(fnmatchcase(name, pattern) for pattern in ignored)]

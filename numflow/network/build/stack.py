@@ -1,10 +1,12 @@
 """A stack: embeddings, layers, head. One function per part, in the order the data flows."""
 
+from numflow.errors import SpecError
 from numflow.network.build.altup import altup_layer, begin_streams, end_streams
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.channels import gated_recurrence, shifted_feed_forward, weighted_keys
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
+from numflow.network.build.hyper import begin_hyper, end_hyper, hyper_layer
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.recurrent import short_convolution
@@ -26,9 +28,12 @@ def decoder_or_encoder(b: Builder) -> None:
     if b.option("per_layer", "width"):
         per_layer_inputs(b, x)
     streams = begin_streams(b, x) if b.option("altup", "streams") else None
+    hyper = begin_hyper(b, x) if b.option("hyper", "streams") else None
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
-        if streams is None:
+        if hyper is not None:
+            hyper_layer(b, hyper, x, (("attn", MIXERS[b.option("mixer", "kind")]), ("ffn", feed_forward)))
+        elif streams is None:
             tap(b, x)
             x = transformer_layer(b, x)
         else:
@@ -36,6 +41,8 @@ def decoder_or_encoder(b: Builder) -> None:
     b.layer = None
     if streams is not None:
         end_streams(b, streams, x)
+    if hyper is not None:
+        end_hyper(b, hyper, x)
     tap_last(b, x)
     head(b, x)
 
@@ -95,10 +102,23 @@ def _add_embeddings(b: Builder, x: View) -> View:
                           b.option("embedding", "sinusoid_span"))
         b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.constant("sinusoids", waves)}, offset=offset)
     if b.option("embedding", "token_types"):
-        b.emit("embed_type", (x,), (x,), "token_types", {"table": b.matrix("token_types", None, width)})
+        b.emit("embed_type", (x,), (x,), "token_types", {"table": _token_types(b, width)})
     if norm and not first:
         b.norm("token_embd_norm", x, x)
     return x
+
+
+def _token_types(b: Builder, width: int) -> str:
+    """The table of token types [n, D]; to each row of it belongs the first task, where a model has tasks as well."""
+    if not b.option("embedding", "task_types"):
+        return b.matrix("token_types", None, width)
+    tables = [b.names.need(module, "weight", None, b.stack) for module in ("token_types", "task_types")]
+    for tensor in tables:
+        if len(tensor.shape) != 2 or tensor.columns != width or not tensor.rows:
+            raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r} is {list(tensor.shape)}, expected rows of "
+                            f"{width} columns")
+    types, tasks = (tensor.f32().reshape(tensor.shape) for tensor in tables)
+    return b.constant("token_types.of_task", types + tasks[:1])
 
 
 def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
@@ -139,8 +159,13 @@ def _feed_forward(b: Builder, stream: View, entry: View | None):
 def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     pre = b.option("block", "pre_norm") and (name != "attn" or b.option("block", "attention_norm"))
     h = b.norm(f"{name}_norm", x, b.view("normed", x.width)) if pre else x
+    if (rank := b.option("block", "norm_gate_rank")) and pre and b.has(f"{name}_norm_down.weight"):
+        low = b.linear(f"{name}_norm_down", h, b.view("norm_low", rank))
+        b.emit("act", (low,), (low,), f"{name}_norm_act", kind="silu")
+        b.emit("act_mul", (b.linear(f"{name}_norm_up", low, b.view("norm_gate", h.width)), h), (h,),
+               f"{name}_norm_gated", kind="sigmoid")
     y = block(b, h)
-    post = b.option("block", "post_norm")
+    post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
     twice = _kept(b, x, "attn_input") if name == "attn" and b.has("attn_post_norm_2.weight") else None
     if post == "branch":
         b.norm(f"{name}_post_norm", y, y)

@@ -36,7 +36,7 @@ def selective_scan(b: Builder, x: View) -> View:
     steps, k, q = _steps_and_keys(b, v, size)
     if b.option("recurrent", "inner_norms"):
         for module, view in (("ssm_dt_norm", steps), ("ssm_b_norm", k), ("ssm_c_norm", q)):
-            b.norm(module, view, view)
+            b.norm(module, view, view, eps=b.option("recurrent", "inner_norm_eps"))
     steps = b.linear("ssm_dt", steps, b.view("ssm_steps", heads))
     b.emit("softplus", (steps,), (steps,), "softplus")
     y = _scan(b, q, k, v, steps, heads, 1, rates(b, heads, size if value_dim == 1 else 1))

@@ -217,7 +217,7 @@ def _pieces(invented: Checkpoint, weight: Weight, pair: WeightPair, source: Weig
         if part.transpose:
             count = tensor.rows * tensor.columns // weight.shape[1]
         yield _Piece(weight, part, first, pair, source)
-        first += count if part.rows is None else len(part.rows)
+        first += tensor.columns if part.turned else count if part.rows is None else len(part.rows)
 
 
 def _put(whole: np.ndarray, piece: _Piece, values: np.ndarray) -> None:
@@ -231,6 +231,9 @@ def _put(whole: np.ndarray, piece: _Piece, values: np.ndarray) -> None:
         return
     rows = whole.reshape(-1) if len(piece.weight.shape) == 1 else whole.reshape(-1, whole.shape[-1])
     where = slice(None) if part.rows is None else np.asarray(part.rows)
+    if part.turned:
+        rows[where] = values[first:first + whole.shape[-1]].T
+        return
     rows[where] = values[first:first + (len(rows) if part.rows is None else len(part.rows))]
 
 

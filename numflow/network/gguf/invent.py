@@ -96,14 +96,14 @@ class Inventor(Builder):
             self._invent(module, role, written or (width if rows is None else int(max(rows)) + 1,))
         return super().vector(module, role, width, rows, add, flat, suffix, written)
 
-    def number(self, module: str) -> float:
+    def numbers(self, module: str, count: int) -> np.ndarray:
         """Of the source; the file will have the same."""
         name = next(self.names.candidates(module, "weight", self.layer, self.stack), None)
         if name is None:
             raise SpecError(f"spec {self.resolved.spec.name!r} has no name for tensor {module!r} of GGUF files")
         value = self.names.source.need(module, "weight", self.layer, self.stack).f32().reshape(1, -1)
         self._made[name] = Tensor(name, (value.size,), TYPES["F32"], lambda: value.view(np.uint8))
-        return super().number(module)
+        return super().numbers(module, count)
 
     def _norm_vector(self, module: str, role: str, groups: int, x: View, add: float = 0.0) -> str:
         width = x.width // groups

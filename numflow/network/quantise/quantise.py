@@ -57,7 +57,8 @@ def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Quantis
     """The plan of a recipe for a network that was built with fuse=False.
 
     Matrices are what linears multiply with, and tables of tokens. Norms, biases, tables of positions and whatever
-    routes tokens to experts are not; small matrices, and those with columns that no block divides, are kept.
+    routes tokens to experts or makes gates of streams are not; small matrices, and those with columns that no block
+    divides, are kept.
     """
     modules = matrices(network)
     schemes, kept = {}, {}
@@ -82,6 +83,8 @@ def matrices(network: Network) -> dict[str, tuple[str, ...]]:
     other: set[str] = set()
     routers = {view for steps in network.entries.values() for step in steps if step.op == "moe_route"
                for view in step.inputs}
+    routers |= {step.inputs[0] for steps in network.entries.values() for step in steps  # gates, before their scales
+                if step.op == "linear" and network.weights[step.weights["weight"]].constant is not None}
     for steps in network.entries.values():
         for step in steps:
             for role, name in step.weights.items():

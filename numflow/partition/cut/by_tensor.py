@@ -254,6 +254,9 @@ class _Emitter:
             return {view: of_heads(spans, step.outputs[0], view) for view in own_columns(step)}
         if step.op == "head_linear":
             return {step.inputs[0]: of_heads(spans, step.outputs[0], step.inputs[0])}
+        if step.op == "gate_rows":
+            (x, gate), (y,) = step.inputs, step.outputs
+            return {x: spans, gate: of_heads(spans, y, gate)}
         if step.op in RECURRENT:
             return read_in_pieces(step, self.states[param(step, "state")])
         if step.op in ("attention", "cache_write"):

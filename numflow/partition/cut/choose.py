@@ -167,6 +167,13 @@ class _Chooser:
         self.wanted[x] = of_heads(spans, y, x)
         return Sharding(COLUMNS, spans)
 
+    def _gate_rows(self, at: int, step: Step, spans: Spans | None) -> Sharding:
+        (x, gate), (y,) = step.inputs, step.outputs
+        if spans is None or not is_aligned(spans, y.width // gate.width):
+            return Sharding(WHOLE)
+        self.wanted |= {x: spans, gate: of_heads(spans, y, gate)}
+        return Sharding(COLUMNS, spans)
+
     def _attention(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         cache = self.network.caches[param(step, "cache")]
         heads = self.caches[cache.name].heads
@@ -240,7 +247,7 @@ class _Chooser:
         source = self.steps[made]
         if source.op in ("attention", *RECURRENT):
             return source
-        if source.op not in ("act_mul", "head_linear", "rms_norm"):
+        if source.op not in ("act_mul", "mul", "gate_rows", "head_linear", "rms_norm"):
             return None
         writers = [self._writer(made, view) for view in source.inputs]
         found = [self._mixer_of(writer) for writer in writers if writer is not None]
@@ -271,12 +278,12 @@ class _Chooser:
     RULES: ClassVar = {
         **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
         "scale_by_position": _elementwise,  # of the row's position beside the element
-        **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "gate_rows", "permute", "select_rows",
+        **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "permute", "select_rows",
                          "moe_route", "index_select", "sparsify", "match_rms", "mix", "expert_scale",
                          "expert_combine"), _whole),
         **dict.fromkeys(("send", "receive"), _whole),  # exchanges between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
-        "head_concat": _head_concat, "head_linear": _head_linear, "attention": _attention,
+        "head_concat": _head_concat, "head_linear": _head_linear, "gate_rows": _gate_rows, "attention": _attention,
         "cache_write": _cache_write, "causal_conv": _channels, "softplus": _channels,
         **dict.fromkeys(RECURRENT, _recurrent), "linear": _linear, "embed": _embed,
         "expert_linear": _experts,
