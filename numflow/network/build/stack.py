@@ -1,15 +1,21 @@
 """A stack: embeddings, layers, head. One function per part, in the order the data flows."""
 
 from numflow.errors import SpecError
-from numflow.network.build.altup import altup_layer, begin_streams, end_streams
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.channels import gated_recurrence, shifted_feed_forward, weighted_keys
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
-from numflow.network.build.hyper import begin_hyper, end_hyper, hyper_layer
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.recurrent import short_convolution
+from numflow.network.build.residuals import (
+    altup_layer,
+    begin_hyper,
+    begin_streams,
+    end_hyper,
+    end_streams,
+    hyper_layer,
+)
 from numflow.network.build.rope import sinusoids
 from numflow.network.build.state_space import selective_scan, state_space, state_space_beside_attention
 from numflow.network.build.streams import tap, tap_last
