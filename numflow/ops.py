@@ -292,7 +292,7 @@ OPS = {op.name: op for op in (
        "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
        "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk c > 0: "
        "only keys from c * (i // c) on. slopes [H]: "
-       "bias slope * (key - query position). sinks [H]: one extra logit per head that takes probability and has no "
+       "bias -slope * |key - query position|. sinks [H]: one extra logit per head that takes probability and has no "
        "value. buckets [n, H]: T5 relative position bias. chosen i32 [T, W]: only keys whose bits are set",
        ("q", "chosen?"), ("y",), ("slopes?", "sinks?", "buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,

@@ -296,10 +296,12 @@ def _vocabulary_released(tokenizer, checkpoint):
 
 
 def _recipe(checkpoint, spec):
-    from numflow.engine.tasks.embedding_recipe import read_recipe
+    from numflow.engine.tasks.embedding_recipe import read_recipe, stored_layers
 
-    default = network.resolve(spec, checkpoint)[0].option("generation", "pooling")
-    return read_recipe(checkpoint.files, default, checkpoint.config)
+    resolved, names = network.resolve(spec, checkpoint)
+    recipe = read_recipe(checkpoint.files, resolved.option("generation", "pooling"), checkpoint.config)
+    layers = stored_layers(names, resolved.option("stack", "width"))
+    return replace(recipe, layers=(*layers, *recipe.layers)) if layers else recipe
 
 
 def _score_head(checkpoint, spec):

@@ -29,7 +29,7 @@ def attention(q, chosen=None, slopes=None, sinks=None, buckets=None, *, batch, c
               softcap, bucket_distance, chunk=0):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
-    slopes [H]: bias slope * (key position - query position). buckets [n, H]: bias by bucket of the distance.
+    slopes [H]: bias -slope * |key position - query position|. buckets [n, H]: bias by bucket of the distance.
     sinks [H]: one more logit per head that takes probability and has no value. chunk: keys from the beginning of the
     query's own chunk of so many positions on. chosen [T, W]: keys whose bits are set (index_select).
     """
@@ -40,7 +40,7 @@ def attention(q, chosen=None, slopes=None, sinks=None, buckets=None, *, batch, c
         distance = np.arange(length) - batch.positions[rows, None]  # key position - query position [n, L]
         scores = _scores(_by_head(q[rows], heads), _by_query_head(k, heads), scale, softcap)
         if slopes is not None:
-            scores += slopes[:, None, None] * distance.astype(np.float32)
+            scores -= slopes[:, None, None] * np.abs(distance).astype(np.float32)
         if buckets is not None:
             scores += buckets[bucket(distance, len(buckets), bucket_distance, causal)].transpose(2, 0, 1)
         if cache.shape.kind == "self":

@@ -127,11 +127,11 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
-                         "gated_recurrence", "wkv", "none"), "attention",
+                         "gated_recurrence", "wkv", "linear", "none"), "attention",
                         "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
                         "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
                         "with a fixed decay; a state space beside attention; a gated recurrence of channels; a mean of "
-                        "values whose weights fade; nothing"),
+                        "values whose weights fade; one matrix (attn_output) in its place, which mixes none; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),
@@ -157,6 +157,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "with its gate, or after"),
         "norm_eps": _float("norm_eps", "added to that norm's mean square", above=0, most=1),
         "state_type": _choice(("f32", "f16", "bf16", "q8"), "f32", "how states of heads are stored"),
+        "rows": _choice(("parts", "heads"), "parts", "scan: rows of ssm_in are [values.. gate..] and those of ssm_x "
+                        "[steps B C]; or [gate.. values..] per head, and [B C steps]"),
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
         "inner_norm_eps": _float("norm_eps", "added to the mean square in those norms", above=0, most=1),
         "least_step": _float(0.0, "steps are at least this", 0),
@@ -303,6 +305,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                               "other input than text", 0, 1 << 16),
         "gate_input": _bool(False, "gates multiply what an expert reads, not what it returns"),
         "router_scale": _float(1.0, "the router's scores are multiplied by it"),
+        "early": _bool(False, "the router reads what the layer does, before attention and without a norm"),
         "beside": _bool(False, "a dense part and the experts side by side, each with norms of its own"),
         "latent_width": _int(0, "columns that the experts' inputs and outputs are projected to and from; 0 = none", 0),
         "shared_width": _int(0, "width of the expert that every token uses; 0 = none", 0),

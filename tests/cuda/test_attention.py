@@ -38,7 +38,8 @@ def test_tensor_cores(name):
     _compare(replace(CASES[name], schedule=MIXED), HALF)
 
 
-@pytest.mark.parametrize("name", ["attention-both-ways", "attention-both-ways-window", "attention-cross"])
+@pytest.mark.parametrize("name", ["attention-both-ways", "attention-both-ways-window", "attention-slopes-both-ways",
+                                  "attention-cross"])
 def test_tensor_cores_of_an_encoder(name):
     _compare(CASES[name], HALF)
 

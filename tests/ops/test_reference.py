@@ -306,7 +306,7 @@ def _row(step, weights, q, at, memory, shape):
             if param(step, "softcap"):
                 score = param(step, "softcap") * math.tanh(score / param(step, "softcap"))
             if "slopes" in weights:
-                score += weights["slopes"][h] * distance
+                score -= weights["slopes"][h] * abs(distance)
             if "buckets" in weights:
                 score += weights["buckets"][_bucket(distance, 8, 16, param(step, "causal")), h]
             scores.append(score)

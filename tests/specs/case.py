@@ -14,6 +14,7 @@ from tests.specs.weights import values
 FOLDER = Path(__file__).parent / "cases"
 VARIANT_FOLDER = Path(__file__).parent / "variants"
 GGUF_FOLDER = Path(__file__).parent / "gguf"
+LLAMA_CPP_FOLDER = Path(__file__).parent / "llama_cpp"
 
 
 @dataclass(frozen=True)

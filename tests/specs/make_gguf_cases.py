@@ -32,6 +32,7 @@ LEFT_OUT = {
     "qwen3_next": "no dense layers",
     "bamba": "rows of queries and keys are put in another order over whole heads, of which a half rotates",
     "falcon2_11b": "the width of the feed-forward part is written as 4 * hidden",
+    "gemma_embedding": "no query scale and no pattern of windows",
     "gpt_bigcode": "the width of the feed-forward part is written as 4 * hidden",
     "falcon_mamba_biased": "no names of biases",
     "flan_t5": "no bucket distance",

@@ -29,7 +29,8 @@ from tests.specs.weights import values
 CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transformers.AutoModelForImageTextToText,
            "audible": transformers.AutoModelForMultimodalLM,
            "masked": transformers.AutoModelForMaskedLM,
-           "hidden": transformers.AutoModel, "translate": transformers.AutoModelForSeq2SeqLM}
+           "hidden": transformers.AutoModel, "text": transformers.AutoModelForTextEncoding,
+           "translate": transformers.AutoModelForSeq2SeqLM}
 ARGUMENTS = {"ids": "input_ids", "types": "token_type_ids", "decoder_ids": "decoder_input_ids"}
 SPARE_KEYS = ("transformers_version", "_name_or_path", "id2label", "label2id", "task_specific_params")
 
@@ -92,8 +93,8 @@ def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: l
         with torch.no_grad():
             arguments = {ARGUMENTS[key]: torch.tensor([ids]) for key, ids in given.items()}
             result = model(**arguments, output_hidden_states=True)
-        found = {} if kind == "hidden" else {"logits": result.logits}
-        if kind in ("hidden", "masked"):
+        found = {} if kind in ("hidden", "text") else {"logits": result.logits}
+        if kind in ("hidden", "masked", "text"):
             found["hidden"] = result.hidden_states[-1]
         if kind == "translate":
             found["encoder_hidden"] = result.encoder_last_hidden_state

@@ -59,6 +59,7 @@ from numflow.cpu.simd.float32 import (
     lane_numbers,
     larger,
     load_part,
+    magnitude,
     max_lanes,
     splat,
     store_part,
@@ -309,7 +310,7 @@ def _biased(args, scratch, score, r, key):
         score = tanh(score / cap) * cap
     if i64(args, SLOTS.slopes):
         slope = f32_ptr(i64(args, SLOTS.slopes))[i64(scratch + HEAD, r)]
-        score = fma(lane_numbers() + np.float32(distance), slope, score)
+        score = fma(magnitude(lane_numbers() + np.float32(distance)), -slope, score)
     if i64(args, SLOTS.bias):
         reach = i64(args, SLOTS.reach)
         row = i64(args, SLOTS.bias) + 4 * i64(scratch + HEAD, r) * (2 * reach + 33)

@@ -2,7 +2,7 @@
 
 import functools
 
-from numflow.cuda.lang.arithmetic import log, tanh
+from numflow.cuda.lang.arithmetic import fabs, log, tanh
 from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.scalar import f32, i32, u32
 
@@ -25,7 +25,7 @@ def biased(has_cap: bool, has_slopes: bool, has_buckets: bool, unit: float) -> D
         if has_cap:
             score = cap * tanh(score / cap)
         if has_slopes:
-            score += slopes[head] * f32(distance)
+            score -= slopes[head] * fabs(f32(distance))
         if has_buckets:
             score += buckets[_bucket(distance, n_buckets, spread, causal != 0) * heads + head]
         return score * f32(unit)

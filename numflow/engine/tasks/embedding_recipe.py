@@ -163,6 +163,26 @@ def _dense(folder: Path) -> Dense:
     return Dense(tensors[names[0]].f32(), tensors[names[1]].f32() if len(names) > 1 else None, activation)
 
 
+def stored_layers(names, width: int) -> tuple[Dense, ...]:
+    """Dense layers that a checkpoint holds beside its network (modules pooled_1 and pooled_2), in order.
+
+    names: network.resolve's TensorNames. width: columns of hidden states.
+
+    Raises:
+        FormatError: the columns of one are not what comes before it.
+    """
+    layers: list[Dense] = []
+    for module in ("pooled_1", "pooled_2"):
+        if (tensor := names.find(module)) is None:
+            continue
+        if tensor.columns != width:
+            raise FormatError(f"{names.checkpoint.path}: tensor {tensor.name!r} is {list(tensor.shape)}, expected "
+                              f"{width} columns")
+        layers.append(Dense(tensor.f32().reshape(tensor.rows, width), None, "Identity"))
+        width = tensor.rows
+    return tuple(layers)
+
+
 def _limits(folder: Path) -> dict[str, Any]:
     """max_tokens, limit_from, lower and strip of sentence_*_config.json (its name has varied)."""
     path = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)

@@ -28,6 +28,7 @@ SELF = {
     "attention-softcap": (4, 2, 32, {"softcap": 2.0}, (), SCHEDULE),
     "attention-softcap-slopes": (4, 2, 32, {"softcap": 1.5}, ("slopes",), SHORT),
     "attention-slopes": (6, 6, 16, {}, ("slopes",), SCHEDULE),
+    "attention-slopes-both-ways": (6, 6, 16, {"causal": False}, ("slopes",), WHOLE),
     "attention-sinks": (4, 2, 64, {}, ("sinks",), SCHEDULE),
     "attention-sinks-window": (4, 2, 16, {"window": 5}, ("sinks",), SCHEDULE),
     "attention-buckets-causal": (4, 4, 16, {"scale": 1.0, "bucket_distance": 16}, ("buckets",), SCHEDULE),

@@ -86,7 +86,7 @@ def attention_by(merge: Callable, chunk: int) -> Callable:
                 if softcap:
                     s = np.float32(softcap) * np.tanh(s / np.float32(softcap))
                 if slopes is not None:
-                    s = s + slopes[:, None, None] * distance.astype(np.float32)
+                    s = s - slopes[:, None, None] * np.abs(distance).astype(np.float32)
                 if buckets is not None:
                     s = s + buckets[bucket(distance, len(buckets), bucket_distance, causal)].transpose(2, 0, 1)
                 if cache.shape.kind == "self":

@@ -17,7 +17,7 @@ not; with a window w > 0 only those with |distance| < w; and where cache.shape.k
 encoder, neither causal nor window count. Four things that some models have:
 
     softcap c > 0       scores become c * tanh(scores / c)
-    slopes [H]          bias slope * distance (ALiBi)
+    slopes [H]          bias -slope * |distance| (ALiBi)
     buckets [n, H]      bias buckets[bucket(distance, n, bucket_distance, causal)]
     sinks [H]           one more logit of each head, which takes probability and has no value
 
@@ -56,7 +56,7 @@ def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, 
         if softcap:
             scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
         if slopes is not None:
-            scores = scores + slopes[:, None, None] * distance.astype(np.float32)
+            scores = scores - slopes[:, None, None] * np.abs(distance).astype(np.float32)
         if buckets is not None:
             scores = scores + buckets[bucket(distance, len(buckets), bucket_distance, causal)].transpose(2, 0, 1)
         if cache.shape.kind == "self":

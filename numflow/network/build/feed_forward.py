@@ -9,9 +9,9 @@ from numflow.network.build.builder import Builder
 from numflow.ops import View
 
 
-def feed_forward(b: Builder, x: View) -> View:
-    """x [T, D] -> [T, D]."""
-    return _experts(b, x) if b.option("moe", "enabled") else _dense(b, x)
+def feed_forward(b: Builder, x: View, routed_by: View | None = None) -> View:
+    """x [T, D] -> [T, D]. routed_by: what the router of experts reads, if not x."""
+    return _experts(b, x, routed_by) if b.option("moe", "enabled") else _dense(b, x)
 
 
 def _dense(b: Builder, x: View, name: str = "branch") -> View:

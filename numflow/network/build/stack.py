@@ -24,7 +24,8 @@ from numflow.ops import View
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
-          "gated_recurrence": gated_recurrence, "wkv": weighted_keys}
+          "gated_recurrence": gated_recurrence, "wkv": weighted_keys,
+          "linear": lambda b, x: b.linear("attn_output", x, b.view("branch", x.width))}
 
 
 def decoder_or_encoder(b: Builder) -> None:
@@ -130,12 +131,13 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     """x + mixer(norm(x)), x + feed_forward(norm(x)), in the order and with the norms the spec asks for."""
     if b.option("block", "parallel"):
         return _parallel_layer(b, x)
+    entry = _kept(b, x, "layer_input") if b.option("moe", "enabled") and b.option("moe", "early") else None
     if (kind := b.option("mixer", "kind")) != "none":
         _residual_branch(b, x, "attn", MIXERS[kind])
     if cross:
         _residual_branch(b, x, "cross", cross_attention)
     if b.option("ffn", "enabled"):
-        _residual_branch(b, x, "ffn", _feed_forward(b, x))
+        _residual_branch(b, x, "ffn", _feed_forward(b, x, entry))
     if b.option("per_layer", "width"):
         per_layer_branch(b, x, x)
     if b.option("block", "output_scale"):
@@ -143,10 +145,20 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     return x
 
 
-def _feed_forward(b: Builder, stream: View):
-    """The feed-forward block of this layer. stream: what its input is the norm of, which some experts read."""
+def _kept(b: Builder, x: View, name: str) -> View:
+    """A copy of x, which is changed in place."""
+    kept = b.view(name, x.width)
+    b.emit("copy", (x,), (kept,), name)
+    return kept
+
+
+def _feed_forward(b: Builder, stream: View, entry: View | None):
+    """The feed-forward block of this layer. stream: what its input is the norm of, which some experts read. entry: what
+    the layer read, if routers do."""
     if b.option("moe", "beside"):
         return lambda b, x: dense_and_experts(b, x, stream)
+    if entry is not None:
+        return lambda b, x: feed_forward(b, x, entry)
     return shifted_feed_forward if b.option("ffn", "token_shift") else feed_forward
 
 
@@ -160,6 +172,7 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
                f"{name}_norm_gated", kind="sigmoid")
     y = block(b, h)
     post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
+    twice = _kept(b, x, "attn_input") if name == "attn" and b.has("attn_post_norm_2.weight") else None
     if post == "branch":
         b.norm(f"{name}_post_norm", y, y)
     part = "ffn_" if name == "ffn" else ""
@@ -168,6 +181,9 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", f"{part}residual_scale"))
     if post == "residual":
         b.norm(f"{name}_post_norm", x, x)
+    if twice is not None:
+        b.emit("add", (x, twice), (x,), "attn_add_2")
+        b.norm("attn_post_norm_2", x, x)
 
 
 def _parallel_layer(b: Builder, x: View) -> View:
@@ -193,6 +209,8 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     if b.option("head", "norm"):
         b.norm(norm, hidden, hidden)
     b.outputs["hidden"] = hidden
+    for module in ("pooled_1", "pooled_2"):  # applied to the pooled row, behind the network
+        b.names.find(module)
     if b.option("head", "scores"):  # made of one pooled row, behind the network
         for module in ("score_dense", "score_norm", "score_output"):
             for role in ("weight", "bias"):

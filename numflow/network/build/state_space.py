@@ -1,5 +1,7 @@
 """Blocks of state space models: linear attention whose steps scale what is written, with what surrounds it."""
 
+import numpy as np
+
 from numflow.network.build.attention import self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.linear_attention import gated, matrix, rates, sizes, softplus
@@ -25,23 +27,42 @@ def state_space(b: Builder, x: View) -> View:
 
 
 def selective_scan(b: Builder, x: View) -> View:
-    """A step for each channel and a rate for each number of its state (arXiv 2312.00752). Returns [T, D]."""
-    inner, size = b.option("recurrent", "heads"), b.option("recurrent", "key_dim")
-    whole = b.linear("ssm_in", x, b.view("ssm_in", 2 * inner))
-    v, z = View(whole.buffer, 0, inner), View(whole.buffer, inner, inner)
+    """A step for each channel and a rate for each number of its state (arXiv 2312.00752); where heads have several
+    values, one step and one rate for each head. Returns [T, D]."""
+    heads, _, size, value_dim = sizes(b)
+    inner = heads * value_dim
+    z, v = _gate_and_values(b, x, heads, value_dim)
     v = convolution(b, "ssm_conv1d", v, b.view("ssm_conv", inner), b.option("recurrent", "activation"))
-    rank = b.option("recurrent", "rank")
-    low = b.linear("ssm_x", v, b.view("ssm_x", rank + 2 * size))
-    parts = [View(low.buffer, start, width) for start, width in ((0, rank), (rank, size), (rank + size, size))]
+    steps, k, q = _steps_and_keys(b, v, size)
     if b.option("recurrent", "inner_norms"):
-        for module, view in zip(("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"), parts):
+        for module, view in (("ssm_dt_norm", steps), ("ssm_b_norm", k), ("ssm_c_norm", q)):
             b.norm(module, view, view, eps=b.option("recurrent", "inner_norm_eps"))
-    steps, k, q = parts
-    steps = b.linear("ssm_dt", steps, b.view("ssm_steps", inner))
+    steps = b.linear("ssm_dt", steps, b.view("ssm_steps", heads))
     b.emit("softplus", (steps,), (steps,), "softplus")
-    y = _scan(b, q, k, v, steps, inner, 1, rates(b, inner, size))
+    y = _scan(b, q, k, v, steps, heads, 1, rates(b, heads, size if value_dim == 1 else 1))
     gated(b, y, z, 1, inner)
     return b.linear("ssm_out", y, b.view("branch", x.width))
+
+
+def _gate_and_values(b: Builder, x: View, heads: int, value_dim: int) -> tuple[View, View]:
+    inner = heads * value_dim
+    whole = b.view("ssm_in", 2 * inner)
+    first, second = View(whole.buffer, 0, inner), View(whole.buffer, inner, inner)
+    if b.option("recurrent", "rows") == "parts":
+        b.linear("ssm_in", x, whole)
+        return second, first
+    rows = np.arange(2 * inner).reshape(heads, 2, value_dim)
+    for view, at, suffix in ((first, 0, ".gate"), (second, 1, ".values")):
+        b.linear("ssm_in", x, view, rows[:, at].reshape(-1), suffix)
+    return first, second
+
+
+def _steps_and_keys(b: Builder, v: View, size: int) -> tuple[View, View, View]:
+    """Inputs of the steps, keys B and queries C."""
+    rank = b.option("recurrent", "rank")
+    low = b.linear("ssm_x", v, b.view("ssm_x", rank + 2 * size))
+    start, keys = (0, rank) if b.option("recurrent", "rows") == "parts" else (2 * size, 0)
+    return View(low.buffer, start, rank), View(low.buffer, keys, size), View(low.buffer, keys + size, size)
 
 
 def state_space_beside_attention(b: Builder, x: View) -> View:
