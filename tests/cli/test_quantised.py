@@ -42,6 +42,7 @@ def test_a_draft_needs_no_word_of_it(run, coded):
     assert found.code == 0 and 'extends = "llama"' in found.out and "quant" not in found.out
 
 
+@pytest.mark.merge
 def test_quantising_again_is_warned_of(run, coded, tmp_path):
     found = run("quantize", coded, tmp_path / "again.safetensors", "--weights", "q4", "--no-calibration")
     assert found.code == 0 and "is quantised already, by bitsandbytes" in found.err

@@ -71,9 +71,10 @@ def test_the_second_start_quantises_nothing_and_has_the_same_bits(model, folder,
 
 
 @pytest.mark.parametrize("options", [
-    {"weights": "q3h+3%"}, {"weights": "q4_b32t1a"}, {"backend": "cpu", "threads": 1},
-    {"backend": "cpu", "threads": 1, "devices": "0&1"}])
-@pytest.mark.thin(4)
+    {"weights": "q3h+3%"},
+    *(pytest.param(options, marks=pytest.mark.merge) for options in (
+        {"weights": "q4_b32t1a"}, {"backend": "cpu", "threads": 1},
+        {"backend": "cpu", "threads": 1, "devices": "0&1"}))])
 def test_every_executor_and_scheme(model, folder, made, options):
     first, count = start(model, made, **options)
     again, none = start(model, made, **options)
