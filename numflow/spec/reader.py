@@ -148,21 +148,19 @@ def own_tables(path: Path) -> Mapping[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    table = _parse(path)
-    _check_file(path, table)
-    return table
+    return _parse(path, checked=True)
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parse(path: Path, checked: bool = False) -> dict[str, Any]:
     try:
-        return _tables(path, path.stat().st_mtime_ns)
+        return (_checked_tables if checked else _tables)(path, path.stat().st_mtime_ns)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def _tables(path: Path, modified: int) -> dict[str, Any]:
     """A file's tables, never changed by anyone: families are parsed once for all that extend them."""
     with path.open("rb") as file:
@@ -170,6 +168,14 @@ def _tables(path: Path, modified: int) -> dict[str, Any]:
     if len(data) > _MOST_BYTES:
         raise SpecError(f"{path}: longer than {_MOST_BYTES} bytes, so no specification")
     return tomllib.loads(data.decode("utf-8"))
+
+
+@lru_cache(maxsize=512)
+def _checked_tables(path: Path, modified: int) -> dict[str, Any]:
+    """As _tables, of a file that has no mistakes of its own."""
+    table = _tables(path, modified)
+    _check_file(path, table)
+    return table
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any], at: str) -> None:
