@@ -12,6 +12,7 @@ from numflow.errors import NumflowError
 
 _SHOWN = 6  # beginnings of names of tensors that the network does not use
 
+
 def inspect(
     model: options.ModelArgument,
     spec: options.SpecFile = None,

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from numflow.spec.schema import SECTIONS, SpecOption
 
 _DEPTH = 8
 _MOST_BYTES = 1 << 18  # of a file; the longest that is shipped has 6 kB
+_DETECT = re.compile(r"^\[detect\][^\n]*\n(.*?)(?=^\s*\[|\Z)", re.MULTILINE | re.DOTALL)  # what that section holds
 _PYTHON_TYPES = {"int": int, "float": (int, float), "bool": bool, "text": str, "choice": str, "list": list}
 
 
@@ -75,7 +76,7 @@ def _load(path_or_name: str | Path, enclosed: bool, base: str) -> Spec:
         if path in chain or len(chain) >= _DEPTH:
             raise SpecError(f"{chain[0]}: 'extends' goes in a circle ({' -> '.join(p.stem for p in [*chain, path])})")
         chain.append(path)
-        table = _read(path)
+        table = _parse(path, _checked_tables)
         tables.append(table)
         parent = table.get("extends")
         if parent is None and base:
@@ -101,8 +102,8 @@ def list_specs(directory: Path | None = None) -> list[Spec]:
 
 
 def detect_tables() -> dict[str, Mapping[str, Any]]:
-    """[detect] of every shipped spec that has one, by name; reads the files and nothing they extend, so it is quick."""
-    tables = {path.stem: _parse(path).get("detect") for path in sorted(specs_dir().glob("*.toml"))}
+    """[detect] of every shipped spec that has one, by name; parses nothing else of the files, so it is quick."""
+    tables = {path.stem: _parse(path, _detect_table) for path in sorted(specs_dir().glob("*.toml"))}
     return {name: table for name, table in tables.items() if table}
 
 
@@ -144,16 +145,12 @@ def _near(text: str) -> str:
 
 def own_tables(path: Path) -> Mapping[str, Any]:
     """Tables of one file, without those that it extends."""
-    return _parse(path)
+    return _parse(path, _tables)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return _parse(path, checked=True)
-
-
-def _parse(path: Path, checked: bool = False) -> dict[str, Any]:
+def _parse(path: Path, read: Callable[[Path, int], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return (_checked_tables if checked else _tables)(path, path.stat().st_mtime_ns)
+        return read(path, path.stat().st_mtime_ns)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -163,11 +160,23 @@ def _parse(path: Path, checked: bool = False) -> dict[str, Any]:
 @lru_cache(maxsize=512)
 def _tables(path: Path, modified: int) -> dict[str, Any]:
     """A file's tables, never changed by anyone: families are parsed once for all that extend them."""
+    return tomllib.loads(_text(path))
+
+
+@lru_cache(maxsize=512)
+def _detect_table(path: Path, modified: int) -> dict[str, Any]:
+    text = _text(path)
+    if part := _DETECT.search(text):
+        return tomllib.loads(part[1])
+    return _tables(path, modified).get("detect", {}) if "detect" in text else {}
+
+
+def _text(path: Path) -> str:
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise SpecError(f"{path}: longer than {_MOST_BYTES} bytes, so no specification")
-    return tomllib.loads(data.decode("utf-8"))
+    return data.decode("utf-8")
 
 
 @lru_cache(maxsize=512)

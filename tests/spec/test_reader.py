@@ -4,6 +4,7 @@ from numflow import ops
 from numflow.errors import ModelNotFoundError, SpecError
 from numflow.spec import list_specs, load_spec, schema
 from numflow.spec.paths import specs_dir
+from numflow.spec.reader import detect_tables, own_tables
 from numflow.spec.reference import markdown
 
 
@@ -111,3 +112,10 @@ def test_the_page_of_all_keys_is_current():
 
 def test_the_language_has_the_activations_of_the_op_table():
     assert schema.ACTIVATIONS == ops.ACTIVATIONS
+
+
+def test_names_of_a_model_are_read_without_the_rest_of_a_file():
+    found = detect_tables()
+    whole = {path.stem: own_tables(path).get("detect") for path in specs_dir().glob("*.toml")}
+    assert found == {name: table for name, table in whole.items() if table}
+    assert len(found) > 100

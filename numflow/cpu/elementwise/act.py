@@ -32,14 +32,14 @@ def act(step: Step, ctx) -> list[Call]:
 def act_mul(step: Step, ctx) -> list[Call]:
     """gate, up, y f32 [rows, D]; y may be either."""
     if (kind := param(step, "kind")) in ("swiglu_clamp", "silu_clamp"):
-        return [_bind(_CODE.kernel(kind), step, ctx, 0, param(step, "alpha"), param(step, "limit"))]
-    return [_bind(_CODE.kernel("act_mul"), step, ctx, KINDS[param(step, "kind")])]
+        more, alpha = (1, param(step, "alpha")) if kind == "swiglu_clamp" else (0, 1.0)
+        return [_bind(_CODE.kernel("swiglu_clamp"), step, ctx, more, alpha, param(step, "limit"))]
+    return [_bind(_CODE.kernel("act_mul"), step, ctx, KINDS[kind])]
 
 
 def gate_rows(step: Step, ctx) -> list[Call]:
     """x, y f32 [rows, D]; gate f32 [rows, H], one for each of H equal column groups."""
-    x, gate = step.inputs
-    return [_bind(_CODE.kernel("gate_rows"), step, ctx, x.width // gate.width, param(step, "plain"))]
+    return [_bind(_CODE.kernel("gate_rows"), step, ctx, step.inputs[1].width, param(step, "plain"))]
 
 
 def permute(step: Step, ctx) -> list[Call]:

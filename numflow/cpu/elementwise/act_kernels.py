@@ -18,7 +18,6 @@ HEADER, ROWS, WIDTH, Y, Y_STRIDE, A, A_STRIDE, B, B_STRIDE, KIND, FACTOR, LIMIT 
 # Of those with numbers of their own.
 POSITIVE, NEGATIVE, BETA, EPS = B, B_STRIDE, KIND, FACTOR
 LENGTH, OFFSET, BY_STEP = B, B_STRIDE, KIND
-GATED, PLAIN = KIND, FACTOR
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _QUICK, _ROOT_2_PI, _CUBE = np.float32(1.702), np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
 
@@ -84,24 +83,14 @@ def act_mul(args, thread, n_threads):
 
 @kernel
 def swiglu_clamp(args, thread, n_threads):
-    """y = g * sigmoid(factor * g) * (u + 1), where g = min(a, limit) and u = clip(b, -limit, limit)"""
+    """y = g * sigmoid(factor * g) * (u + kind), where g = min(a, limit) and u = clip(b, -limit, limit)"""
     limit, lowest, alpha = splat(f64(args, LIMIT)), splat(-f64(args, LIMIT)), f64(args, FACTOR)
+    more = np.float32(i64(args, KIND))
     begin, end = share(_items(args), thread, n_threads)
     for item in range(begin, end):
         y, a, b, left = _at(args, item)
         gate, up = smaller(limit, load_part(a, left)), larger(lowest, smaller(limit, load_part(b, left)))
-        store_part(y, gate * sigmoid(gate * alpha) * (up + _ONE), left)
-
-
-@kernel
-def silu_clamp(args, thread, n_threads):
-    """y = g * sigmoid(g) * u, where g = min(a, limit) and u = clip(b, -limit, limit)"""
-    limit, lowest = splat(f64(args, LIMIT)), splat(-f64(args, LIMIT))
-    begin, end = share(_items(args), thread, n_threads)
-    for item in range(begin, end):
-        y, a, b, left = _at(args, item)
-        gate, up = smaller(limit, load_part(a, left)), larger(lowest, smaller(limit, load_part(b, left)))
-        store_part(y, gate * sigmoid(gate) * up, left)
+        store_part(y, gate * sigmoid(gate * alpha) * (up + more), left)
 
 
 @kernel
@@ -189,21 +178,19 @@ def scale_columns(args, thread, n_threads):
 
 @kernel
 def gate_rows(args, thread, n_threads):
-    """y = a * sigmoid(b), or a * b if plain, where b has a column for each `size` columns of a"""
-    size, plain = i64(args, GATED), f64(args, PLAIN) != 0
-    begin, end = share(_items(args), thread, n_threads)
+    """Each of `kind` parts of a row of y = that of a * sigmoid(g), or a * g if `factor`; g is the part's column of b.
+    Items: rows times parts."""
+    parts, plain = i64(args, KIND), f64(args, FACTOR) != 0
+    width = i64(args, WIDTH) // parts
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)) * parts, thread, n_threads)
     for item in range(begin, end):
-        y, a, _, left = _at(args, item)
-        gates = f32_ptr(i64(args, B) + 4 * (item // _vectors(args)) * i64(args, B_STRIDE))
-        first, count = item % _vectors(args) * 16, min(16, left)
-        if first // size != (first + count - 1) // size:  # a vector that several gates share
-            for k in range(count):
-                gate = gates[(first + k) // size]
-                f32_ptr(y)[k] = f32_ptr(a)[k] * (gate if plain else np.float32(1.0 / (1.0 + math.exp(-gate))))
-        elif plain:
-            store_part(y, load_part(a, left) * splat(gates[first // size]), left)
-        else:
-            store_part(y, load_part(a, left) * sigmoid(splat(gates[first // size])), left)
+        t, part = item // parts, item % parts
+        gate = splat(f32_ptr(i64(args, B) + 4 * t * i64(args, B_STRIDE))[part])
+        factor = gate if plain else sigmoid(gate)
+        y = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + part * width)
+        a = i64(args, A) + 4 * (t * i64(args, A_STRIDE) + part * width)
+        for i in range(0, width, 16):
+            store_part(y + 4 * i, load_part(a + 4 * i, width - i) * factor, width - i)
 
 
 @kernel

@@ -275,8 +275,8 @@ ACT: dict[str, Callable] = {"relu": _relu, "relu2": _relu2, "gelu": _gelu, "gelu
 @functools.cache
 def gated(kind: str) -> DeviceFunction:
     """act(gate) * up."""
-    if kind in ("swiglu_clamp", "silu_clamp"):
-        return _swiglu_clamp if kind == "swiglu_clamp" else _silu_clamp
+    if clamped := {"swiglu_clamp": _swiglu_clamp, "silu_clamp": _silu_clamp}.get(kind):
+        return clamped
     function = ACT[kind]
 
     @device
