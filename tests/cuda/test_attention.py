@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from numflow.cuda.device.device import Simulated
+from numflow.cuda.estimate import KV_TYPES
 from numflow.cuda.program import Program
 from numflow.cuda.state.cache_code import region_bytes
 from numflow.learn.cases.attention_cases import attention_cases
 from numflow.learn.cases.build import error, run_case
 from numflow.ops import Batch
-from numflow.quant.kv import CODED, KV_TYPES
+from numflow.quant.kv import CODED
 from numflow.reference.program import Program as Reference
 from tests.cuda.attention_shapes import attention_case
 
