@@ -1,7 +1,7 @@
 """Tiny configurations with the keys that published models of each family have: name -> (kind, config, options).
 
-kind: "causal", "multimodal" and "audible" (their language part), "masked", "hidden" (no head), "text" (an encoder
-alone) or "translate". options: "lengths" of the prompts, "types" for segment ids, "attention" for the implementation to
+kind: "causal", "multimodal" and "audible" (their language part), "masked", "scores" (a classifier), "hidden" (no head),
+"text" (an encoder alone) or "translate". options: "lengths" of the prompts, "types" for segment ids, "attention" for the implementation to
 use, "extra" for tensors that transformers does not write by itself, "kept" for ends of names of those that follow from
 the configuration, "renamed" for a part of names and what it is in published files, "turned" for ends of names of stacks
 that are the other way round there.
@@ -16,11 +16,14 @@ from tests.specs.configs_late_others import DECODERS as OTHERS
 from tests.specs.configs_late_others import ENCODERS as LATE_ENCODERS
 from tests.specs.configs_late_others import TRANSLATORS as LATE_TRANSLATORS
 from tests.specs.configs_late_parts import PARTS
+from tests.specs.configs_more_decoders import DECODERS as MORE_DECODERS
+from tests.specs.configs_more_encoders import ENCODERS as MORE_ENCODERS
 from tests.specs.configs_other import ENCODERS, TRANSLATORS
 from tests.specs.configs_recurrent import RECURRENT
 
 CASES = {name: (options.get("kind", "causal"), config, options)
          for name, (config, options) in (DECODERS | CASES_2026 | PARTS | OTHERS | LATE_DENSE).items()}
 CASES |= ENCODERS | LATE_ENCODERS | EMBEDDING
+CASES |= MORE_DECODERS | MORE_ENCODERS
 CASES |= RECURRENT | LATE_MOE
 CASES |= {name: ("translate", config, options) for name, (config, options) in (TRANSLATORS | LATE_TRANSLATORS).items()}

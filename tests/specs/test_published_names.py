@@ -1,0 +1,62 @@
+"""Checkpoints as their makers publish them, where transformers writes others: names and keys of the same numbers."""
+
+import numpy as np
+import pytest
+
+from numflow import network
+from numflow.engine.tasks.scores import read_score_head
+from numflow.errors import SpecError
+from numflow.network import WeightSource
+from numflow.reference.program import Program
+from tests.specs.case import load_case, memory_checkpoint, relative_error, run
+from tests.specs.weights import values
+
+NEW = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack_qkv": True, "model_type": "new",
+       "logn_attention_scale": False, "unpad_inputs": False, "use_memory_efficient_attention": False}
+
+
+def new_gte(name: str, further: dict[str, tuple[int, ...]], **keys):
+    """A case of GTE with the names of its makers' own code, other keys and `further` tensors."""
+    case = load_case(name)
+    config = case.configs[0] | NEW | {"architectures": [a.replace("Gte", "New") for a in case.configs[0]["architectures"]]}
+    theta = config.pop("rope_parameters")["rope_theta"]
+    shapes = {name.replace("gte.", "new."): shape for name, shape in case.tensors.items()}
+    return case, memory_checkpoint(config | {"rope_theta": theta, "rope_scaling": None} | keys, shapes | further,
+                                   make=lambda name, shape: values(name.replace("new.", "gte."), shape).astype(np.float32))
+
+
+def built_from(checkpoint):
+    return network.build(network.choose_spec(checkpoint), checkpoint)
+
+
+def test_gte_by_its_makers_names():
+    case, checkpoint = new_gte("gte", {})
+    built = built_from(checkpoint)
+    y = run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"])[case.rows[0]["rows"]]
+    assert relative_error(y, case.expected["logits_0"]) < 1e-4
+
+
+def test_an_embedder_with_scores_of_tokens_beside_is_no_classifier():
+    heads = {"classifier.weight": (1, 32), "classifier.bias": (1,)}
+    case, checkpoint = new_gte("gte", heads, architectures=["NewModel", "NewForTokenClassification"])
+    assert read_score_head(checkpoint, network.choose_spec(checkpoint)) is None
+    _, reranker = new_gte("gte_reranker", {})
+    assert len(read_score_head(reranker, network.choose_spec(reranker)).labels) == 1
+
+
+def test_a_stretched_base():
+    """Frequencies of formula (6) of kexue.fm/archives/9706: a base times the factor, all divided by factor^(2 / dims)."""
+    _, checkpoint = new_gte("gte", {}, rope_scaling={"type": "ntk", "factor": 8.0})
+    built = built_from(checkpoint)
+    expected = 1 / (20000 * 8.0) ** (np.arange(0, 8, 2) / 8) / 8.0 ** (2 / 8)
+    np.testing.assert_allclose(built.weights["rope.0"].constant, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"logn_attention_scale": True}, "logn_attention_scale"), ({"layer_norm_type": "rms_norm"}, "layer_norm_type"),
+    ({"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.5}}, "mixed_b"),
+    ({"position_embedding_type": "absolute"}, "position_embedding_type"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 8.0}}, "rope_scaling.type")])
+def test_what_is_no_such_network_is_refused(keys, message):
+    with pytest.raises(SpecError, match=message):
+        built_from(new_gte("gte", {}, **keys)[1])
