@@ -138,7 +138,8 @@ class Builder:
 
     def stack_of_matrices(self, module: str, groups: int, rows: int, columns: int, select: Any = None,
                           transpose: bool = False, suffix: str = "") -> str:
-        """`groups` matrices [rows, columns]: one stored stack [groups, N, columns] or one tensor per group.
+        """`groups` matrices [rows, columns]: one stored stack [groups, N, columns], one tensor of them one below the
+        other, or one tensor per group.
 
         select: rows taken of each stored matrix, None = all.
         """
@@ -146,13 +147,21 @@ class Builder:
         count = groups if whole else 1
         parts = []
         for tensor in tensors:
-            shape = tensor.shape if len(tensor.shape) == 3 else (1, *tensor.shape)
+            below = whole and groups > 1 and len(tensor.shape) == 2 and tensor.rows % groups == 0
+            shape = ((groups, tensor.rows // groups, tensor.columns) if below else
+                     tensor.shape if len(tensor.shape) == 3 else (1, *tensor.shape))
             # A stack that only fits as it stands is taken so, whatever the spec says of others.
             other_way = transpose and not tensor.turned and not (len(shape) == 3 and shape[1] != columns == shape[2])
             stored = (shape[0], shape[2], shape[1]) if other_way else shape
             if len(shape) != 3 or stored[0] != count or stored[2] != columns or not _covers(stored[1], rows, select):
                 raise self._wrong_shape(tensor, f"{[count] if whole else ''}[{rows}, {columns}]")
             chosen = select
+            if below and other_way:
+                if select is not None:
+                    raise self._wrong_shape(tensor, f"[{count}][{stored[1]}, {columns}]")
+                parts.extend(Part(tensor.name, range(columns * group, columns * (group + 1)), turned=True)
+                             for group in range(groups))
+                continue
             if select is not None and count > 1:
                 chosen = (np.arange(count)[:, None] * stored[1] + np.asarray(select)[None]).reshape(-1)
             parts.append(Part(tensor.name, chosen, other_way))

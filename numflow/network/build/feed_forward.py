@@ -199,7 +199,7 @@ def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: 
 
 def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, select=None,
                    suffix: str = "") -> None:
-    transposed = b.option("moe", "transposed")
+    transposed = b.option("moe", "transposed") or module in b.transposed
     weights = {"weight": b.stack_of_matrices(module, experts, y.width, x.width, select, transposed, suffix)}
     if b.has(f"{module}.bias"):
         weights["bias"] = b.stack_of_vectors(module, "bias", experts, y.width, select, suffix)
