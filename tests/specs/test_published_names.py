@@ -60,3 +60,12 @@ def test_a_stretched_base():
 def test_what_is_no_such_network_is_refused(keys, message):
     with pytest.raises(SpecError, match=message):
         built_from(new_gte("gte", {}, **keys)[1])
+
+
+def test_a_judge_of_images_has_the_language_part_of_its_family():
+    case = load_case("gemma3_multimodal")
+    config = case.configs[0] | {"architectures": ["ShieldGemma2ForImageClassification"], "model_type": "shieldgemma2"}
+    checkpoint = memory_checkpoint(config, case.tensors)
+    built = built_from(checkpoint)
+    y = run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"])[case.rows[0]["rows"]]
+    assert relative_error(y, case.expected["logits_0"]) < 1e-4
