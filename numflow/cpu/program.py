@@ -107,10 +107,7 @@ class Program(OneDevice):
         Rows of the table run in one go, but for exchanges with devices elsewhere, which are made in their place.
         """
         rows = self._table_rows(entry, output)
-        arrays, given = self._checked(batch, entry), self._given(batch, entry)
-        self._load(arrays)
-        for view, values in given:
-            self._ctx.buffers.columns(view, len(values))[:] = values
+        self._load(self._checked(batch, entry), self._given(batch, entry))
         bound, begin = self._bound[entry], 0
         for at, step in bound.by_host:
             if at < rows:
@@ -135,13 +132,15 @@ class Program(OneDevice):
         self._last.went_on(batch, steps - 1)
         return self._several[entry].picked(steps, choices is not None, rows)
 
-    def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits") -> None:
+    def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits",
+                given: Sequence[tuple[View, np.ndarray]] = ()) -> None:
         """All of a run but the walk, which the pool's threads are then to do by themselves (exchange/lockstep.py).
 
-        arrays: of a batch that was checked (network.batch.checked); they must live until the walk is done.
+        arrays: of a batch that was checked (network.batch.checked); they must live until the walk is done. given: rows
+        that it brings beside, of which this program takes what it has a buffer for.
         """
         rows = self._table_rows(entry, output)
-        self._load(arrays)
+        self._load(arrays, [each for each in given if each[0].buffer in self.network.buffers])
         self.pool.hold(self._bound[entry].table, rows)
 
     def result(self, output: str) -> np.ndarray:
@@ -153,7 +152,7 @@ class Program(OneDevice):
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run with a barrier and a look at the clock after every step; one TraceRow per step."""
         self._end(entry, None)
-        self._load(self._checked(batch, entry))
+        self._load(self._checked(batch, entry), self._given(batch, entry))
         bound = self._bound[entry]
         stamps = Stamps(bound.table, bound.ends)
         self.pool.run(stamps.table, len(stamps.table))
@@ -166,7 +165,7 @@ class Program(OneDevice):
              given: tuple[View, np.ndarray] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
         """The same run, step by step; of steps that run together the last one's outputs. See the contract."""
         self._end(entry, None)
-        self._load(self._checked(batch, entry))
+        self._load(self._checked(batch, entry), self._given(batch, entry))
         rows, bound = self._rows(batch), self._bound[entry]
         if given is not None:
             self._ctx.buffers.columns(given[0], len(given[1]))[:] = given[1]
@@ -229,10 +228,17 @@ class Program(OneDevice):
         steps = self._end(entry, output)
         return self._bound[entry].ends[steps - 1] if steps else 0
 
-    def _load(self, arrays: dict[str, np.ndarray]) -> None:
-        """Make room for a batch and fill the header, which points to these arrays from then on: they may change."""
-        if arrays is self._loaded:
-            return
+    def _load(self, arrays: dict[str, np.ndarray], given: Sequence[tuple[View, np.ndarray]] = ()) -> None:
+        """Make room for a batch and fill the header, which points to these arrays from then on: they may change.
+
+        given: rows that the batch brings beside.
+        """
+        if arrays is not self._loaded:
+            self._fill(arrays)
+        for view, rows in given:
+            self._ctx.buffers.columns(view, len(rows))[:] = rows
+
+    def _fill(self, arrays: dict[str, np.ndarray]) -> None:
         self._frequencies = self._ctx.by_length.rows(arrays["limits"])  # the header points to them
         fill_header(self._ctx.header_fields, arrays, self._frequencies, self._routes, self._tables)
         self._ctx.adapters.batch((arrays["adapters"], arrays["wanted_adapters"]))

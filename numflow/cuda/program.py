@@ -169,6 +169,8 @@ class Program(OneDevice):
         """The same run step by step, waiting for each; one TraceRow per step."""
         self._end(entry, None)
         sizes, rows = self._load(batch, entry), []
+        for view, values in self._given(batch, entry):
+            self._upload(view, values)
         for index, (step, calls) in enumerate(self._bound[entry]):
             self.device.synchronize()
             start = time.perf_counter()

@@ -144,6 +144,8 @@ def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
              **{key: b.resolved.option("stack", key, None, stack) for key in ("layers", "width", "context")}}
     if b.resolved.option("head", "scores", None, stack):
         facts["labels"] = b.names.need("score_output").rows
+    if (dropped := b.resolved.option("embedding", "dropped_token", None, stack)) >= 0:
+        facts["dropped"] = dropped, b.resolved.option("embedding", "dropped_keep", None, stack)
     if stack:
         start, forced = (b.resolved.option("generation", key) for key in ("decoder_start", "forced_bos"))
         facts["decoder_start_token"] = start if start >= 0 else None

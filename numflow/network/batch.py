@@ -1,6 +1,7 @@
 """Checks of a batch, so that no id leads outside any memory: the same for every executor."""
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from numflow.errors import RequestError
 from numflow.network.windows import STATE, cache_windows, table_name
 from numflow.ops import Batch, Network, Step, View, param, states_of
 
+KEPT = "kept"  # rows of a batch that follow from its tokens; see kept_rows
 FEW = 32  # numbers that Python looks at sooner than NumPy
 
 
@@ -23,6 +25,7 @@ class BatchBounds:
         self.states = any(states_of(step) for step in steps)
         self.given = {name: view for name, view in network.inputs.items()
                       if any(view.overlaps(x) for step in steps for x in step.inputs)}
+        self.dropped: tuple[int, float] = network.facts.get("dropped", (-1, 1.0))
         self.writes_cross = any(step.op == "cache_write" and network.caches[param(step, "cache")].kind == "cross"
                                 for step in steps)
 
@@ -155,12 +158,23 @@ def given_rows(batch: Batch, limits: BatchBounds) -> list[tuple[View, np.ndarray
     """
     found = []
     for name, view in limits.given.items():
-        rows = None if batch.given is None else batch.given.get(name)
+        rows = kept_rows(batch, *limits.dropped) if name == KEPT else (batch.given or {}).get(name)
         if rows is None or rows.shape != (len(batch.tokens), view.width):
             shape = None if rows is None else list(rows.shape)
             raise RequestError(f"{name} of the batch should be [{len(batch.tokens)}, {view.width}], is {shape}")
         found.append((view, rows))
     return found
+
+
+def kept_rows(batch: Batch, token: int, keep: float) -> np.ndarray:
+    """What embeddings are multiplied by, f32 [T, 1]: 0 for `token`, else keep / (1 - its share of the row's text)."""
+    dropped = np.asarray(batch.tokens) == token
+    factors = np.zeros((len(dropped), 1), np.float32)
+    for begin, end in pairwise(np.asarray(batch.starts).tolist()):
+        others = ~dropped[begin:end]
+        if others.any():
+            factors[begin:end, 0] = np.where(others, keep / others.mean(), 0)
+    return factors
 
 
 def _sequences(starts: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:

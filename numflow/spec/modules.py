@@ -76,6 +76,8 @@ MODULES: dict[str, str] = {
     "mtp_norm": "norm after that block",
     "eagle_norm": "norm of a model's streams that a draft reads", "eagle_proj": "their projection [D, streams]",
     "eagle_hidden_norm": "norm of that beside the token's", "eagle_words": "the model's ids of the draft's words",
-    "rope_freqs": "divisors of the rotary frequencies", "rope_factors_long": "longrope",
+    "rope_freqs": "divisors of the rotary frequencies",
+    "rope_inv_freq": "those frequencies themselves, in the place of what base and scaling make",
+    "rope_factors_long": "longrope",
     "rope_factors_short": "longrope",
 }

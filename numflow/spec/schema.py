@@ -102,6 +102,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "sinusoid_span": _int(0, "frequencies are 10000^(-i / (half - span)); 1 in fairseq's models", 0),
         "token_types": _bool("has('token_types.weight')", "segment embeddings are added"),
         "task_types": _bool("has('task_types.weight')", "so is that of the first task"),
+        "dropped_token": _int(-1, "a token whose embedding is 0, where those of others are multiplied by dropped_keep "
+                              "/ (1 - its share of the text); -1: none is", -1),
+        "dropped_keep": _float(1.0, "see dropped_token"),
     },
     "norm": {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),

@@ -49,3 +49,14 @@ BIRD = SMALL | {"hidden_act": "gelu_new", "attention_type": "block_sparse", "blo
 case("big_bird", "masked", "BigBirdForMaskedLM", "big_bird", BIRD, {"rescale_embeddings": True}, types=True)
 case("big_bird_classifier", "scores", "BigBirdForSequenceClassification", "big_bird", BIRD, LABELS, {
     "attention_type": "original_full", "use_bias": False}, lengths=(9, 40))
+
+ESM = {"vocab_size": 33, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+       "max_position_embeddings": 40, "layer_norm_eps": 1e-5, "pad_token_id": 1, "mask_token_id": 32,
+       "tie_word_embeddings": True}
+ESM2 = ESM | {"position_embedding_type": "rotary", "token_dropout": True, "emb_layer_norm_before": False}
+case("esm2", "masked", "EsmForMaskedLM", "esm", ESM2, {"mask_token_id": 9}, lengths=(9, 20))
+case("esm2_turns", "hidden", "EsmModel", "esm", ESM2, {"rope_theta": 5000.0})
+case("esm1b", "masked", "EsmForMaskedLM", "esm", ESM, {
+    "position_embedding_type": "absolute", "token_dropout": False, "emb_layer_norm_before": True})
+case("esm_classifier", "scores", "EsmForSequenceClassification", "esm", ESM2, LABELS, {
+    "emb_layer_norm_before": True})

@@ -1,4 +1,5 @@
-"""Configurations of further models that also see or hear, as in configs_late_parts.py: name -> (kind, config, options)."""
+"""Configurations of further models that also see or hear: name -> (kind, config, options), as in configs_late_parts.py.
+"""
 
 from tests.specs.configs_2026 import CASES_2026
 from tests.specs.configs_late_dense import LATE_DENSE
@@ -34,7 +35,8 @@ DOCLING_EYES = {"vision_config": EYES | {"model_type": "granite_docling_vision",
 case("granite_docling", "GraniteDoclingForConditionalGeneration", "granite_docling", DOCLING_EYES, {
     "text_config": DOCLING})
 case("granite_docling_defaults", "GraniteDoclingForConditionalGeneration", "granite_docling", DOCLING_EYES, {
-    "text_config": TEXT | {"model_type": "granite_docling_text", "attention_bias": True, "mlp_bias": True, "pad_token_id": 0},
+    "text_config": TEXT | {"model_type": "granite_docling_text", "attention_bias": True, "mlp_bias": True,
+                           "pad_token_id": 0},
     "tie_word_embeddings": False})
 case("nemotron_h_omni", "NemotronH_Omni_Reasoning_V3", "nemotron_h_omni", {
     "text_config": text_of(RECURRENT["nemotron_h"][1], hidden_size=32), "image_token_id": 200, "video_token_id": 201,

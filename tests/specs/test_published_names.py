@@ -18,11 +18,12 @@ NEW = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack
 def new_gte(name: str, further: dict[str, tuple[int, ...]], **keys):
     """A case of GTE with the names of its makers' own code, other keys and `further` tensors."""
     case = load_case(name)
-    config = case.configs[0] | NEW | {"architectures": [a.replace("Gte", "New") for a in case.configs[0]["architectures"]]}
+    named = [name.replace("Gte", "New") for name in case.configs[0]["architectures"]]
+    config = case.configs[0] | NEW | {"architectures": named}
     theta = config.pop("rope_parameters")["rope_theta"]
     shapes = {name.replace("gte.", "new."): shape for name, shape in case.tensors.items()}
     return case, memory_checkpoint(config | {"rope_theta": theta, "rope_scaling": None} | keys, shapes | further,
-                                   make=lambda name, shape: values(name.replace("new.", "gte."), shape).astype(np.float32))
+                                   make=lambda name, shape: values(name.replace("new.", "gte."), shape).astype("f4"))
 
 
 def built_from(checkpoint):
@@ -38,14 +39,14 @@ def test_gte_by_its_makers_names():
 
 def test_an_embedder_with_scores_of_tokens_beside_is_no_classifier():
     heads = {"classifier.weight": (1, 32), "classifier.bias": (1,)}
-    case, checkpoint = new_gte("gte", heads, architectures=["NewModel", "NewForTokenClassification"])
+    _, checkpoint = new_gte("gte", heads, architectures=["NewModel", "NewForTokenClassification"])
     assert read_score_head(checkpoint, network.choose_spec(checkpoint)) is None
     _, reranker = new_gte("gte_reranker", {})
     assert len(read_score_head(reranker, network.choose_spec(reranker)).labels) == 1
 
 
 def test_a_stretched_base():
-    """Frequencies of formula (6) of kexue.fm/archives/9706: a base times the factor, all divided by factor^(2 / dims)."""
+    """Formula (6) of kexue.fm/archives/9706: a base times the factor, all frequencies divided by factor^(2 / dims)."""
     _, checkpoint = new_gte("gte", {}, rope_scaling={"type": "ntk", "factor": 8.0})
     built = built_from(checkpoint)
     expected = 1 / (20000 * 8.0) ** (np.arange(0, 8, 2) / 8) / 8.0 ** (2 / 8)

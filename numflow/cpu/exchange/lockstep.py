@@ -12,7 +12,7 @@ import numpy as np
 from numflow.cpu.runtime.kernel import Code
 from numflow.cpu.runtime.threads import shared_threads
 from numflow.errors import DeviceError
-from numflow.network.batch import BatchBounds, LastBatch, checked
+from numflow.network.batch import BatchBounds, LastBatch, checked, given_rows
 from numflow.ops import Batch, Network
 
 _CODE = Code("numflow.cpu.runtime.threads_kernels")
@@ -46,8 +46,9 @@ class Lockstep:
         limits, there = self._limits[entry], (blocks, first.cross_blocks, first.adapters)
         arrays = self._last.arrays(batch, (entry, *there), limits, first.block_size,
                                    lambda: checked(batch, limits, first.block_size, *there))
+        given = given_rows(batch, limits)
         for program, output in zip(self._programs, outputs, strict=True):
-            program.prepare(arrays, entry, output)
+            program.prepare(arrays, entry, output, given)
         self._threads.run(self._table, 1)
         if self._world.aborted:
             raise DeviceError("the run was broken off")

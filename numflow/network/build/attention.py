@@ -6,7 +6,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
-from numflow.network.build.rope import Rotary, alibi_slopes, check_rotary, pairs, rotary
+from numflow.network.build.rope import Rotary, alibi_slopes, as_stored, check_rotary, pairs, rotary
 from numflow.ops import Cache, View
 from numflow.spec.schema import SECTIONS
 
@@ -159,7 +159,8 @@ def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, pairing: 
     """Rotate the first columns of every head in place; angles are computed once per kind and entry."""
     options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
     check_rotary(options, head_dim, b.where)
-    angles = _angles(b, rotary(options, *_divisors(b, pairs(options["dims"]))))
+    how = rotary(options, *_divisors(b, pairs(options["dims"])))
+    angles = _angles(b, as_stored(how, b.names.find("rope_inv_freq"), b.where))
     b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim,
            pairing=pairing or options["pairing"])
 

@@ -145,7 +145,7 @@ class Builder:
         """
         whole, tensors = self._grouped_tensors(module, "weight", groups)
         count = groups if whole else 1
-        parts = []
+        parts: list[Part] = []
         for tensor in tensors:
             below = whole and groups > 1 and len(tensor.shape) == 2 and tensor.rows % groups == 0
             shape = ((groups, tensor.rows // groups, tensor.columns) if below else
@@ -166,7 +166,8 @@ class Builder:
                 chosen = (np.arange(count)[:, None] * stored[1] + np.asarray(select)[None]).reshape(-1)
             parts.append(Part(tensor.name, chosen, other_way))
         return self._add(Weight(f"{self.prefix}{module}{suffix}.weight", (groups * rows, columns), tuple(parts),
-                                groups=groups, types=tuple(t.type.name for t in tensors)))
+                                groups=groups, types=tuple(self.checkpoint.tensors[part.tensor].type.name
+                                                           for part in parts)))
 
     def head_matrices(self, module: str, heads: int, size: int, rows: range, columns: int, suffix: str,
                       turned: bool = False) -> str:

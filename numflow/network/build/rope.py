@@ -6,12 +6,13 @@ RoPE: Su et al., "RoFormer" (arXiv 2104.09864). YaRN: Peng et al. (arXiv 2309.00
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from numflow.errors import SpecError
+from numflow.formats.checkpoint import Tensor
 
 _LARGEST_TABLE = 1 << 25  # of positions; those of models that have one end at 4096 of 2048
 _FASTEST = 1e30  # frequency, so that angles of all positions are float32 numbers
@@ -85,6 +86,21 @@ def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np
     if scale == further_scale and np.array_equal(inv_freq, further):
         return Rotary(inv_freq, scale)
     return Rotary(inv_freq, scale, border, further, further_scale)
+
+
+def as_stored(how: Rotary, tensor: Tensor | None, where: str) -> Rotary:
+    """The same with the frequencies that a file has as a tensor, if it has one; where: what messages begin with.
+
+    Raises:
+        SpecError: they are not as many, or not finite.
+    """
+    if tensor is None:
+        return how
+    inv_freq = np.array(tensor.f32().reshape(-1), np.float32)
+    if inv_freq.shape != how.inv_freq.shape or not np.isfinite(inv_freq).all() or how.border:
+        raise SpecError(f"{where}: tensor {tensor.name!r}: expected {len(how.inv_freq)} frequencies for texts of any "
+                        f"length")
+    return replace(how, inv_freq=inv_freq)
 
 
 def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | None) -> tuple[np.ndarray, float]:

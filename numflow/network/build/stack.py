@@ -1,6 +1,7 @@
 """A stack: embeddings, layers, head. One function per part, in the order the data flows."""
 
 from numflow.errors import SpecError
+from numflow.network.batch import KEPT
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.channels import gated_recurrence, shifted_feed_forward, weighted_keys
@@ -86,6 +87,11 @@ def embeddings(b: Builder) -> View:
     table = x if table_width == width else b.view("embedded", table_width)
     b.emit("embed", (), (table,), "token_embd", {"table": b.matrix("token_embd", None, table_width)},
            scale=b.option("embedding", "scale"))
+    if b.option("embedding", "dropped_token") >= 0:
+        if b.resolved.spec.type != "encoder":
+            raise SpecError(f"{b.where}: embedding.dropped_token: expected -1 of a model that reads no whole "
+                            "texts", ("embedding.dropped_token",))
+        b.emit("gate_rows", (table, b.given(KEPT, 1)), (table,), "token_kept", plain=True)
     if table is x:
         return _add_embeddings(b, x)
     if b.option("embedding", "project") == "last":

@@ -57,18 +57,19 @@ def _within_caches(network: Network, stack: str) -> set[int]:
 
 
 def _ranges(stack: str, found: range, shares: tuple[float, ...], layers, closed: set[int]) -> list[range]:
-    """The layers of a stack that each stage takes."""
+    """The layers of a stack that each stage takes; `found`: those that have steps, from the first to the last."""
     if layers is not None:
         counts = layers[stack]
         if len(counts) != len(shares) or min(counts) < 1 or sum(counts) != len(found):
             raise DeviceError(f"layers {counts} of {len(shares)} groups should be at least 1 each and {len(found)} "
                               "together")
-        ends = [sum(counts[:i + 1]) for i in range(len(counts))]
+        ends = [found.start + sum(counts[:i + 1]) for i in range(len(counts))]
         return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
     if len(found) < len(shares):
         raise DeviceError(f"{len(found)} layers cannot be cut into {len(shares)} groups of devices: name at most "
                           f"{len(found)} groups, or join devices with '&'")
-    return [range(begin, end) for begin, end in nearest_spans(layer_spans(len(found), shares), closed)]
+    spans = nearest_spans(layer_spans(len(found), shares), {border - found.start for border in closed})
+    return [range(found.start + begin, found.start + end) for begin, end in spans]
 
 
 @dataclass
