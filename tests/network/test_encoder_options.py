@@ -57,7 +57,7 @@ def test_traces_bring_those_rows_too(tmp_path, backend):
 def test_models_that_go_on_have_no_dropped_token(tmp_path):
     path, case = tmp_path / "mine.toml", load_case("mistral_nemo")
     path.write_text('extends = "llama"\n[embedding]\ndropped_token = 3\n', encoding="utf-8")
-    with pytest.raises(SpecError, match=r"embedding\.dropped_token: expected -1 of a model that does not read whole"):
+    with pytest.raises(SpecError, match=r"embedding\.dropped_token: expected -1 of a model that reads no whole"):
         network.build(load_spec(path), memory_checkpoint(case.configs[0], case.tensors))
 
 
