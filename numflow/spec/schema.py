@@ -142,9 +142,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "key_dim": _int(1, "columns of a key, which are rows of a head's state"),
         "value_dim": _int(1, "columns of a value head"),
         "rank": _int(1, "scan: columns that the steps come from"),
-        "qkv": _choice(("separate", "concat", "groups"), "= 'groups' if has('ssm_in.weight') else 'concat' if "
+        "qkv": _choice(("separate", "concat", "groups", "whole"), "= 'groups' if has('ssm_in.weight') else 'concat' if "
                        "has('attn_qkv.weight') else 'separate'", "delta: three matrices; one of [q k v]; one of "
-                       "[q k v.. gate..] per key head"),
+                       "[q k v.. gate..] per key head; one of [q k v gate beta step]"),
         "strengths": _choice(("separate", "groups"), "= 'groups' if has('ssm_ba.weight') else 'separate'", "delta: the "
                              "matrices of beta and of steps: two, or one of [beta.. step..] per key head"),
         "tiled": _bool(False, "head h uses key head h % key_heads, rather than neighbours the same one"),

@@ -53,3 +53,19 @@ case("dbrx_plain", "DbrxForCausalLM", "dbrx", DBRX, {
     "attn_config": {"clip_qkv": 8, "kv_n_heads": 4, "rope_theta": 5000.0}, "ffn_config": {
         "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 3, "moe_normalize_expert_weights": None,
         "ffn_act_fn": {"name": "gelu"}}})
+
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FLINT = TEXT | {"num_hidden_layers": 5, "head_dim": 12, "sliding_window": 5, "num_experts": 5, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "pad_token_id": 0}
+case("flint", "FlintForCausalLM", "flint", FLINT, lengths=(9, 20))
+case("flint_named", "FlintForCausalLM", "flint", FLINT, {
+    "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, SLIDING], "mlp_only_layers": [], "decoder_sparse_step": 2,
+    "norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True, "rope_scaling": LLAMA3},
+     lengths=(9, 20))
+LARA = {key: value for key, value in FLINT.items() if key != "intermediate_size"} | {
+    "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 3}
+case("lara_mini", "LaraMiniForCausalLM", "lara_mini", LARA, lengths=(9, 20))
+case("lara_mini_named", "LaraMiniForCausalLM", "lara_mini", LARA, {
+    "num_hidden_layers": 3, "layer_types": [FULL, LINEAR, SLIDING], "norm_topk_prob": False, "attention_bias": True,
+    "tie_word_embeddings": False}, lengths=(9, 20))

@@ -121,6 +121,10 @@ def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
         rows = grouped_rows(key_heads, (key_dim, key_dim, *2 * [heads // key_heads * value_dim]))
         for view, chosen, suffix in zip((*parts, gate), rows, (".q", ".k", ".v", ".z")):
             b.linear("ssm_in", x, view, chosen, suffix)
+    elif layout == "whole":
+        b.expect_rows("ssm_in", sum(widths) + widths[2])
+        for view, start, suffix in zip((*parts, gate), (*starts, sum(widths)), (".q", ".k", ".v", ".z")):
+            b.linear("ssm_in", x, view, range(start, start + view.width), suffix)
     elif layout == "concat":
         b.expect_rows("attn_qkv", before.width)
         for view, start, suffix in zip(parts, starts, (".q", ".k", ".v")):
@@ -128,7 +132,7 @@ def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
     else:
         for module, view in zip(("attn_q", "attn_k", "attn_v"), parts):
             b.linear(module, x, view)
-    if layout != "groups":
+    if layout in ("separate", "concat"):
         _gate(b, x, gate)
     found = [View(after.buffer, start, width) for start, width in zip(starts, widths)]
     kind = b.option("recurrent", "activation")
@@ -159,10 +163,16 @@ def _strengths(b: Builder, x: View, heads: int, key_heads: int, key_dim: int) ->
     """beta [T, H], how much of a token is written, and the steps that the state fades by: [T, H] or [T, H * dk]."""
     both = b.view("strengths", heads * (1 + key_dim) if b.option("recurrent", "by_column") else 2 * heads)
     beta, steps = View(both.buffer, 0, heads), View(both.buffer, heads, both.width - heads)
-    if b.option("recurrent", "strengths") == "groups":
-        if b.option("recurrent", "fade"):
-            raise SpecError(f"{b.where}: recurrent.fade: expected 0 where recurrent.strengths is 'groups'",
-                            ("recurrent.fade", "recurrent.strengths"))
+    layout = "whole" if b.option("recurrent", "qkv") == "whole" else b.option("recurrent", "strengths")
+    if layout != "separate" and b.option("recurrent", "fade"):
+        raise SpecError(f"{b.where}: recurrent.fade: expected 0 where recurrent.strengths is 'groups' or recurrent.qkv "
+                        f"'whole'", ("recurrent.fade", "recurrent.strengths", "recurrent.qkv"))
+    if layout == "whole":
+        first = 2 * (key_heads * key_dim + heads * b.option("recurrent", "value_dim"))
+        b.expect_rows("ssm_in", first + both.width)
+        for view, suffix in ((beta, ".b"), (steps, ".a")):
+            b.linear("ssm_in", x, view, range(first + view.start, first + view.start + view.width), suffix)
+    elif layout == "groups":
         b.expect_rows("ssm_ba", 2 * heads)
         for view, rows, suffix in zip((beta, steps), grouped_rows(key_heads, 2 * (heads // key_heads,)), (".b", ".a")):
             b.linear("ssm_ba", x, view, rows, suffix)
