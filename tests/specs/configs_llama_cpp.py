@@ -208,3 +208,12 @@ case("grok", "grok", RMS | {"attention.head_count_kv": 2, "expert_count": 5, "ex
                             "logit_scale": 0.6, "final_logit_softcapping": 1.5, "rope.dimension_count": HEAD_DIM},
      table() | HEAD | layers(attention(2) | experts(5, FFN) | norms(
          "attn_norm", "ffn_norm", "attn_output_norm", "layer_output_norm")), tolerance=GELU)
+case("dbrx", "dbrx", {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 1.5, "attention.head_count_kv": 2,
+                      "expert_count": 5, "expert_used_count": 2, "rope.freq_base": 5000.0},
+     table("output_norm.weight") | HEAD | layers({
+         "attn_qkv.weight": (WIDTH + 4 * HEAD_DIM, WIDTH), "attn_output.weight": (WIDTH, WIDTH)}
+         | norms("attn_norm", "attn_output_norm") | experts(5, FFN)))
+case("neo_bert", "neo-bert", RMS | {"attention.causal": False, "rope.freq_base": 10000.0, "pooling_type": 0},
+     table("enc.output_norm.weight") | layers(QKV | {
+         "attn_output.weight": (WIDTH, WIDTH), "ffn_up.weight": (2 * FFN, WIDTH), "ffn_down.weight": (WIDTH, FFN)}
+         | norms("attn_norm", "ffn_norm")), hidden=True)
