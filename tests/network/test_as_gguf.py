@@ -12,6 +12,10 @@ from numflow.spec import list_specs, load_spec
 from tests.specs import toy
 from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
 from tests.specs.configs_late_moe import LATE_MOE
+from tests.specs.configs_more_decoders import DECODERS as MORE_DECODERS
+from tests.specs.configs_more_encoders import ENCODERS as MORE_ENCODERS
+from tests.specs.configs_more_parts import MORE_PARTS
+from tests.specs.configs_more_translators import TRANSLATORS as MORE_TRANSLATORS
 from tests.specs.toy import namings
 
 # What only the source can say, or only numflow would heed.
@@ -39,22 +43,24 @@ REFUSED |= {
     "granite_swa": "blk.2.angles: step is rope_angles", "granitemoe_swa": "blk.2.angles: step is rope_angles",
     "mellum": "step is linear, and would be read as moe_route", "mellum_defaults": "normalize is False",
     "minicpm3_plain_query": "step is linear, and would be read as rms_norm",
-    "cohere2_moe_sum": "step is add, and would be read as scale"}
+    "cohere2_moe_sum": "step is add, and would be read as scale", "dbrx_plain": "normalize is False",
+    "nemotron_h_omni": "softplus: least is 0.001", "eurobert": "output: step is linear"}
 NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32", "distilbert", "electra",
                    "electra_generator", "gemma3_multimodal", "glm", "glm4_moe_lite", "glm_moe_dsa", "gpt_neo", "gptj",
                    "llama4_multimodal", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
                    "nanochat", "nllb", "olmo_hybrid", "opt", "opt_350m", "pegasus", "recurrent_gemma", "roberta",
-                   "solar_open", "vaultgemma", "xlm_roberta", "biogpt", "blenderbot_small", "eurobert",
-                   "eurobert_hidden", "glm46v", "glm4v", "glm_ocr", "hunyuan_vl", "megatron_bert", "mvp",
-                   "paddleocr_vl", "plbart", "qwen2_5_omni_thinker", "rembert", "roberta_prelayernorm", "t5gemma",
-                   "umt5", "xlm_roberta_xl")
+                   "solar_open", "vaultgemma", "xlm_roberta", "biogpt", "blenderbot_small", "glm46v", "glm4v",
+                   "glm_ocr", "megatron_bert", "mvp", "plbart", "qwen2_5_omni_thinker", "rembert",
+                   "roberta_prelayernorm", "t5gemma", "umt5", "xlm_roberta_xl")
 NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_mamba", "falcon_mamba_biased",
                     "gemma4_unified",
                     "gemma4_unified_multimodal", "hyperclovax", "hyperclovax_plain", "iquestcoder", "kolibri1",
                     "kolibri1_defaults", "laguna", "laguna_by_column", "lfm3", "lfm3_plain", "ministral",
                     "ministral_window", "mistral4", "mistral4_groups", "mistral4_multimodal", "persimmon",
                     "persimmon_plain", "xglm", "xglm_relu", "youtu", "youtu_plain_query")
-NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith("qwen3_vl"))
+NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith(("qwen3_vl", "hy_v3")))
+MORE = MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS
+NO_ARCHITECTURE += tuple(name for name in MORE if not name.startswith(("dbrx", "granite_docling", "nemotron_h")))
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written.

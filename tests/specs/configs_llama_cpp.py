@@ -217,3 +217,17 @@ case("neo_bert", "neo-bert", RMS | {"attention.causal": False, "rope.freq_base":
      table("enc.output_norm.weight") | layers(QKV | {
          "attn_output.weight": (WIDTH, WIDTH), "ffn_up.weight": (2 * FFN, WIDTH), "ffn_down.weight": (WIDTH, FFN)}
          | norms("attn_norm", "ffn_norm")), hidden=True)
+case("eurobert", "eurobert", RMS | {"attention.head_count_kv": 2, "rope.freq_base": 250000.0, "pooling_type": 1},
+     table("output_norm.weight") | layers(attention(2) | ffn() | norms("attn_norm", "ffn_norm")), hidden=True)
+TURNED = {"attention.head_count_kv": 2, "rope.dimension_sections": [4, 2, 2, 0], "rope.freq_base": 5000.0}
+case("paddleocr", "paddleocr", RMS | TURNED, table() | HEAD | layers(attention(2) | ffn() | LLAMA_NORMS))
+case("hunyuan_vl", "hunyuan_vl", RMS | TURNED | {"rope.scaling.alpha": 50.0},
+     table() | HEAD | layers(attention(2) | ffn() | LLAMA_NORMS | HEAD_NORMS))
+SHARED = {f"ffn_{part}_shexp.weight": shape for part, shape in (("gate", (20, WIDTH)), ("up", (20, WIDTH)),
+                                                               ("down", (WIDTH, 20)))}
+case("hy_v3", "hy_v3", RMS | {
+    "attention.head_count_kv": 2, "expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 20,
+    "expert_shared_feed_forward_length": 20, "expert_weights_scale": 2.5, "expert_weights_norm": True,
+    "expert_gating_func": 2, "rope.freq_base": 5000.0, "leading_dense_block_count": 1},
+    table() | HEAD | layers(attention(2) | LLAMA_NORMS | HEAD_NORMS) | layers(ffn(), (0,)) | layers(
+        experts(5, 20) | SHARED | {"exp_probs_b": (5,)}, (1, 2)))

@@ -17,8 +17,9 @@ def case(name: str, architecture: str, model_type: str, *parts: dict, **options)
 SWITCH = "SwitchTransformersForConditionalGeneration", "switch_transformers"
 case("switch", *SWITCH, SMALL, {"num_experts": 3, "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 1,
                                 "expert_capacity": 64})
-case("switch_all", *SWITCH, SMALL, {"num_layers": 2, "num_experts": 4, "num_sparse_encoder_layers": 2, "router_bias": True,
-                                    "num_sparse_decoder_layers": 2, "dense_act_fn": "gelu_new", "expert_capacity": 20})
+case("switch_all", *SWITCH, SMALL, {"num_layers": 2, "num_experts": 4, "num_sparse_encoder_layers": 2,
+                                    "num_sparse_decoder_layers": 2, "router_bias": True, "dense_act_fn": "gelu_new",
+                                    "expert_capacity": 20})
 LONG = "LongT5ForConditionalGeneration", "longt5"
 case("longt5", *LONG, SMALL, {"num_layers": 2, "local_radius": 4, "feed_forward_proj": "gated-gelu",
                               "encoder_attention_type": "local", "tie_word_embeddings": False},
