@@ -167,7 +167,7 @@ def given_rows(batch: Batch, limits: BatchBounds) -> list[tuple[View, np.ndarray
 
 
 def kept_rows(batch: Batch, token: int, keep: float) -> np.ndarray:
-    """What embeddings are multiplied by, f32 [T, 1]: 0 for `token`, else keep / (1 - its share of the row's text)."""
+    """Factors of embeddings, f32 [T, 1]: 0 for `token`, else keep / (1 - its share of the row's text)."""
     dropped = np.asarray(batch.tokens) == token
     factors = np.zeros((len(dropped), 1), np.float32)
     for begin, end in pairwise(np.asarray(batch.starts).tolist()):

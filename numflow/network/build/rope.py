@@ -1,6 +1,6 @@
 """Rotary frequencies and ALiBi slopes: the constants that positions are turned into.
 
-RoPE: Su et al., "RoFormer" (arXiv 2104.09864). YaRN: Peng et al. (arXiv 2309.00071), section 3. LongRoPE: Ding et al.
+RoPE: Su et al. (arXiv 2104.09864). YaRN: Peng et al. (arXiv 2309.00071), section 3. LongRoPE: Ding et al.
 (arXiv 2402.13753). ALiBi: Press et al. (arXiv 2108.12409), section 3.
 """
 
