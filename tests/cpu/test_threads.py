@@ -15,7 +15,7 @@ from numflow.cpu.runtime import cores, threads_kernels
 from numflow.cpu.runtime.access import i64, i64_ptr
 from numflow.cpu.runtime.atomic import fetch_add, pause
 from numflow.cpu.runtime.kernel import kernel
-from numflow.cpu.runtime.threads import ARRIVED, STATE, WORKER_BYTES, WORKERS, Threads, shared_threads
+from numflow.cpu.runtime.threads import ARRIVED, CROWDED, STATE, WORKER_BYTES, WORKERS, Threads, shared_threads
 from numflow.errors import DeviceError
 from tests.waiting import until
 
@@ -85,6 +85,25 @@ def test_sleeping_workers_wake(pool):
         pool.run(table, 1)
         assert memory[:pool.n_threads].tolist() == [run] * pool.n_threads
         time.sleep(0.02 if run % 2 else 0.002)
+
+
+@kernel
+def _last_is_late(args, thread, n_threads):
+    """The last thread takes some 20 ms."""
+    if thread == n_threads - 1:
+        for _ in range(i64(args, 0)):
+            pause()
+
+
+def test_where_other_programs_want_the_cores_threads_sleep_in_barriers(pool):
+    memory, rounds = np.zeros(16, np.int64), np.array([500_000])
+    pool._control[CROWDED // 8] = 1 << 62
+    before = time.thread_time()
+    pool.run(_table(*[(_count, memory), (_last_is_late, rounds), (_check_sum, memory)] * 10), 30)
+    used = time.thread_time() - before
+    assert memory[:pool.n_threads].tolist() == [10] * pool.n_threads and memory[15] == 0
+    if pool.n_threads > 1:
+        assert used < 0.05  # of some 200 ms
 
 
 def test_idle_workers_use_no_time():
@@ -243,13 +262,13 @@ def test_default_threads(monkeypatch, quota, siblings, expected):
 @kernel
 def arrive(args, thread, n_threads):
     control, memory = i64(args, 0), i64_ptr(i64(args, 1))
-    memory[thread] = threads_kernels._barrier(control, n_threads, memory[thread])
+    memory[thread] = threads_kernels._barrier(control, thread, n_threads, memory[thread])
 
 
 def test_spinning_is_given_up_where_cores_are_scarce():
     """Who has spun at a barrier in vain spins less at the next one."""
-    control, patience = np.zeros(WORKERS // 8, np.int64), np.full(2, threads_kernels.SPINS, np.int64)
-    args = np.array([control.ctypes.data, patience.ctypes.data], np.int64)
+    pool, patience = Threads(2), np.full(2, threads_kernels.SPINS, np.int64)
+    control, args = pool._control, np.array([pool.address, patience.ctypes.data], np.int64)
     arrive.prepare()
     for expected in (threads_kernels.SPINS // 4, threads_kernels.SPINS // 16):
         waiting = threading.Thread(target=arrive, args=(args.ctypes.data, 1, 2))
@@ -263,3 +282,4 @@ def test_spinning_is_given_up_where_cores_are_scarce():
     patience[0] = 16
     arrive(args.ctypes.data, 0, 1)  # alone: nobody to wait for
     assert patience[0] == 16
+    pool.close()

@@ -1,12 +1,16 @@
-"""Synchronisation of threads outside the GIL: atomic int64 operations, a pause, a yield, a lock to sleep on.
+"""Synchronisation of threads outside the GIL: atomic int64 operations, a pause, a yield, a clock, a lock to sleep on.
 
 System functions are called by name (symbols.py).
 """
 
+import numba
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from numflow.cpu.runtime.access import i64
+from numflow.cpu.runtime.symbols import CLOCK, CLOCK_MICROSECONDS, WINDOWS
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _X86 = binding.get_process_triple().startswith(("x86_64", "i386", "i686"))
@@ -66,6 +70,24 @@ def cpu_yield(typingctx):
         builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, []), "numflow_yield"), [])
         return context.get_dummy_value()
     return types.void(), codegen
+
+
+@intrinsic
+def read_clock(typingctx, address):
+    """Write the time to the two int64 at `address` (symbols.CLOCK_MICROSECONDS)."""
+    def codegen(context, builder, signature, args):
+        arguments = [args[0]] if WINDOWS else [_I32(CLOCK), args[0]]
+        fn = ir.FunctionType(_I32, [a.type for a in arguments])
+        builder.call(cgutils.get_or_insert_function(builder.module, fn, "numflow_clock"), arguments)
+        return context.get_dummy_value()
+    return types.void(types.int64), codegen
+
+
+@numba.njit
+def microseconds(address):
+    """The time, float64; the two int64 at `address` are room for it."""
+    read_clock(address)
+    return i64(address, 0) * CLOCK_MICROSECONDS[0] + i64(address, 1) * CLOCK_MICROSECONDS[1]
 
 
 @intrinsic

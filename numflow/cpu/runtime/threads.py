@@ -1,6 +1,8 @@
 """Worker threads that walk a table of kernels in step, outside the GIL.
 
 The calling thread is thread 0; the others wait for it in three stages: they spin, then yield, then sleep on a lock.
+A thread that waits in a barrier spins, then yields. Where other programs want the core, they keep it for milliseconds
+once it is yielded, while a thread that sleeps gets its core back as soon as it is woken: so there all waiting is sleep.
 A run is one call from Python, whoever sleeps; each row of the table ends in a barrier (where its third column says
 so). All that the threads share is one array of int64, the control block: each field has a cache line of its own.
 
@@ -38,8 +40,10 @@ STOP = 5 * LINE        # workers return
 CALLER = 6 * LINE      # CPU that thread 0 was on when it woke workers
 ALLOWED = 7 * LINE     # mask of the CPUs there are, two lines
 PATIENCE = 9 * LINE    # how often a thread spins, at most, before it yields its core
-WORKERS = 10 * LINE    # for each thread: STATE and LOCK, then a mask
-STATE, LOCK, MASK, WORKER_BYTES = 0, 8, LINE, LINE + MASK_BYTES
+SLEEPERS = 10 * LINE   # threads that sleep in a barrier
+CROWDED = 11 * LINE    # time in microseconds, until when other programs are taken to want these cores
+WORKERS = 12 * LINE    # for each thread: STATE and LOCK between runs, those of barriers, room for a time, then a mask
+STATE, LOCK, BARRIER_STATE, BARRIER_LOCK, TIME, MASK, WORKER_BYTES = 0, 8, 16, 24, 32, LINE, LINE + MASK_BYTES
 
 
 def _new_lock() -> int:
@@ -72,8 +76,9 @@ class Threads:
         self._control = aligned((WORKERS + n_threads * WORKER_BYTES) // 8, np.int64)
         self._control[ALLOWED // 8:PATIENCE // 8] = np.frombuffer(allowed_mask(), np.int64)
         self._control[PATIENCE // 8] = patience(n_threads)
-        for thread in range(1, n_threads):
-            self._control[(WORKERS + thread * WORKER_BYTES + LOCK) // 8] = _new_lock()
+        for thread in range(n_threads):
+            for lock in (LOCK, BARRIER_LOCK):
+                self._control[(WORKERS + thread * WORKER_BYTES + lock) // 8] = _new_lock()
         self.address = self._control.ctypes.data  # of the control block
         workers = [threading.Thread(target=_work, args=(self._control, thread, n_threads), daemon=True,
                                     name=f"numflow-{thread}") for thread in range(1, n_threads)]

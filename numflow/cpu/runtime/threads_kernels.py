@@ -1,6 +1,7 @@
 """Loop of the worker threads outside the GIL (threads.py)."""
 
 import numba
+import numpy as np
 
 from numflow.cpu.runtime.access import i64, i64_ptr
 from numflow.cpu.runtime.affinity_kernels import choose_cpu, current_cpu
@@ -11,6 +12,7 @@ from numflow.cpu.runtime.atomic import (
     exchange,
     fetch_add,
     load_acquire,
+    microseconds,
     pause,
     release,
     store_release,
@@ -20,16 +22,21 @@ from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.runtime.threads import (
     ALLOWED,
     ARRIVED,
+    BARRIER_LOCK,
+    BARRIER_STATE,
     CALLER,
+    CROWDED,
     LOCK,
     MASK,
     PATIENCE,
     RELEASED,
     ROWS,
     RUN,
+    SLEEPERS,
     STATE,
     STOP,
     TABLE,
+    TIME,
     WORKER_BYTES,
     WORKERS,
 )
@@ -37,25 +44,66 @@ from numflow.cpu.runtime.threads import (
 AWAKE, ASLEEP = 0, 1
 
 YIELDS = 4000      # about 2 ms, on idle cores, before a worker goes to sleep
+LONG_YIELD, CROWD_LASTS = 50, 200_000  # microseconds: other programs ran meanwhile; how long that is taken to go on
 
 
 @numba.njit
-def _barrier(control, n_threads, patience):
-    """Every thread arrives before any leaves. Spins up to `patience` times, then yields; returns the next patience.
+def _give_way(control, thread):
+    """Yield the core once, unless other programs are known to want it; whether they do."""
+    room = control + WORKERS + thread * WORKER_BYTES + TIME
+    begin = np.int64(microseconds(room))
+    if begin < load_acquire(control + CROWDED):
+        return True
+    cpu_yield()
+    end = np.int64(microseconds(room))
+    if end - begin < LONG_YIELD:
+        return False
+    store_release(control + CROWDED, end + CROWD_LASTS)
+    return True
+
+
+@numba.njit
+def _sleep(control, thread, goal):
+    """Sleep until barrier `goal` is released."""
+    line = control + WORKERS + thread * WORKER_BYTES
+    while load_acquire(control + RELEASED) < goal:
+        exchange(line + BARRIER_STATE, ASLEEP)
+        fetch_add(control + SLEEPERS, 1)
+        if fetch_add(control + RELEASED, 0) < goal or exchange(line + BARRIER_STATE, AWAKE) == AWAKE:
+            acquire(i64(line + BARRIER_LOCK, 0))
+        fetch_add(control + SLEEPERS, -1)
+
+
+@numba.njit
+def _release(control, thread, n_threads, goal):
+    """Let all threads leave barrier `goal`; wake those that sleep there."""
+    exchange(control + RELEASED, goal)
+    if load_acquire(control + SLEEPERS) > 0:
+        for other in range(n_threads):
+            line = control + WORKERS + other * WORKER_BYTES
+            if other != thread and exchange(line + BARRIER_STATE, AWAKE) == ASLEEP:
+                release(i64(line + BARRIER_LOCK, 0))
+
+
+@numba.njit
+def _barrier(control, thread, n_threads, patience):
+    """Every thread arrives before any leaves. Spins up to `patience` times, then yields or sleeps; returns the next
+    patience.
 
     Where cores are scarce, what spins keeps the core from the thread it waits for: so patience falls fast.
     """
     arrived = fetch_add(control + ARRIVED, 1) + 1
     goal = (arrived + n_threads - 1) // n_threads
     if arrived == goal * n_threads:
-        store_release(control + RELEASED, goal)
+        _release(control, thread, n_threads, goal)
         return patience
     for _ in range(patience):
         if load_acquire(control + RELEASED) >= goal:
             return min(2 * patience, SPINS)
         pause()
     while load_acquire(control + RELEASED) < goal:
-        cpu_yield()
+        if _give_way(control, thread):
+            _sleep(control, thread, goal)
     return max(patience // 4, 16)
 
 
@@ -65,7 +113,7 @@ def _walk(control, thread, n_threads):
     for row in range(rows):
         call_kernel(table[3 * row], table[3 * row + 1], thread, n_threads)
         if n_threads > 1 and (table[3 * row + 2] != 0 or row == rows - 1):
-            patience = _barrier(control, n_threads, patience)
+            patience = _barrier(control, thread, n_threads, patience)
 
 
 @numba.njit
@@ -113,9 +161,8 @@ def serve(control, thread, n_threads):
         elif waited < patience:
             waited += 1
             pause()
-        elif waited < patience + YIELDS:
+        elif waited < patience + YIELDS and not _give_way(control, thread):
             waited += 1
-            cpu_yield()
         else:
             exchange(line + STATE, ASLEEP)
             nothing_new = fetch_add(control + RUN, 0) == done and fetch_add(control + STOP, 0) == 0
