@@ -115,10 +115,10 @@ class Program(OneDevice):
         bound, begin = self._bound[entry], 0
         for at, step in bound.by_host:
             if at < rows:
-                self.pool.run(bound.table[begin:at], at - begin)
+                self._run(bound.table[begin:at], at - begin)
                 by_host(step, self._ctx)
                 begin = at
-        self.pool.run(bound.table[begin:], rows - begin)
+        self._run(bound.table[begin:], rows - begin)
         if self._world is not None and self._world.aborted:
             raise DeviceError("the run was broken off: another device failed")
         return self.result(output) if wanted and output is not None else None
@@ -132,9 +132,12 @@ class Program(OneDevice):
         if entry not in self._several:
             self._several[entry] = SeveralSteps(self._bound[entry].table[:end], self._ctx)
         table = self._several[entry].table(steps, choices, rows)
-        self.pool.run(table, len(table))
+        self._run(table, len(table))
         self._last.went_on(batch, steps - 1)
         return self._several[entry].picked(steps, choices is not None, rows)
+
+    def _run(self, table: np.ndarray, rows: int) -> None:
+        self.pool.run(table, rows, fewer=self._world is None)  # devices count each other's threads
 
     def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits") -> None:
         """All of a run but the walk, which the pool's threads are then to do by themselves (exchange/lockstep.py).
