@@ -46,9 +46,9 @@ CROWDED = 11 * LINE    # time in microseconds, until when other programs are tak
 BEGUN = 12 * LINE      # ARRIVED and RELEASED before the newest run
 SLEPT = 13 * LINE      # microseconds that threads have slept in barriers of the newest run
 FEWER = 14 * LINE      # threads of runs that may have fewer (0: all), when all are tried again, and the pause till then
-WORKERS = 15 * LINE    # for each thread: STATE and LOCK between runs, those of barriers, room for a time, then a mask
+WORKERS = 15 * LINE    # for each thread: STATE and LOCK between runs, those of barriers, then a mask
 FIRST_RUN = 1 << 16
-STATE, LOCK, BARRIER_STATE, BARRIER_LOCK, TIME, MASK, WORKER_BYTES = 0, 8, 16, 24, 32, LINE, LINE + MASK_BYTES
+STATE, LOCK, BARRIER_STATE, BARRIER_LOCK, MASK, WORKER_BYTES = 0, 8, 16, 24, LINE, LINE + MASK_BYTES
 
 
 def _new_lock() -> int:

@@ -1,16 +1,15 @@
 """Loop of the worker threads outside the GIL (threads.py)."""
 
 import numba
-import numpy as np
 
 from numflow.cpu.runtime.access import i64, i64_ptr
 from numflow.cpu.runtime.affinity_kernels import choose_cpu, current_cpu
 from numflow.cpu.runtime.atomic import (
     acquire,
     call_kernel,
-    cpu_yield,
     exchange,
     fetch_add,
+    give_way,
     load_acquire,
     microseconds,
     pause,
@@ -40,7 +39,6 @@ from numflow.cpu.runtime.threads import (
     STATE,
     STOP,
     TABLE,
-    TIME,
     WORKER_BYTES,
     WORKERS,
 )
@@ -48,37 +46,21 @@ from numflow.cpu.runtime.threads import (
 AWAKE, ASLEEP = 0, 1
 
 YIELDS = 4000      # about 2 ms, on idle cores, before a worker goes to sleep
-LONG_YIELD, CROWD_LASTS = 50, 200_000  # microseconds: other programs ran meanwhile; how long that is taken to go on
 SHORT_PAUSE, LONG_PAUSE = 100_000, 3_000_000  # microseconds before all threads are tried again, at first and at last
-
-
-@numba.njit
-def _give_way(control, thread):
-    """Yield the core once, unless other programs are known to want it; whether they do."""
-    room = control + WORKERS + thread * WORKER_BYTES + TIME
-    begin = np.int64(microseconds(room))
-    if begin < load_acquire(control + CROWDED):
-        return True
-    cpu_yield()
-    end = np.int64(microseconds(room))
-    if end - begin < LONG_YIELD:
-        return False
-    store_release(control + CROWDED, end + CROWD_LASTS)
-    return True
 
 
 @numba.njit
 def _sleep(control, thread, goal):
     """Sleep until barrier `goal` is released."""
     line = control + WORKERS + thread * WORKER_BYTES
-    begin = microseconds(line + TIME)
+    begin = microseconds()
     while load_acquire(control + RELEASED) < goal:
         exchange(line + BARRIER_STATE, ASLEEP)
         fetch_add(control + SLEEPERS, 1)
         if fetch_add(control + RELEASED, 0) < goal or exchange(line + BARRIER_STATE, AWAKE) == AWAKE:
             acquire(i64(line + BARRIER_LOCK, 0))
         fetch_add(control + SLEEPERS, -1)
-    fetch_add(control + SLEPT, np.int64(microseconds(line + TIME) - begin))
+    fetch_add(control + SLEPT, microseconds() - begin)
 
 
 @numba.njit
@@ -110,7 +92,7 @@ def _barrier(control, thread, n_threads, begun, patience):
             return min(2 * patience, SPINS)
         pause()
     while load_acquire(control + RELEASED) < goal:
-        if _give_way(control, thread):
+        if give_way(control + CROWDED):
             _sleep(control, thread, goal)
     return max(patience // 4, 16)
 
@@ -176,11 +158,10 @@ def _learn(fewer, n_threads, threads, slept, begin, end):
 @kernel
 def run_fewer(control, thread, n_threads):
     """The same with as many threads as get a core."""
-    room, fewer = control + WORKERS + TIME, i64_ptr(control + FEWER)
-    begin = np.int64(microseconds(room))
+    fewer, begin = i64_ptr(control + FEWER), microseconds()
     threads = _choose(fewer, n_threads, begin)
     _run(control, threads)
-    _learn(fewer, n_threads, threads, load_acquire(control + SLEPT), begin, np.int64(microseconds(room)))
+    _learn(fewer, n_threads, threads, load_acquire(control + SLEPT), begin, microseconds())
 
 
 @kernel
@@ -213,7 +194,7 @@ def serve(control, thread, n_threads):
         elif waited < patience:
             waited += 1
             pause()
-        elif waited < patience + YIELDS and not _give_way(control, thread):
+        elif waited < patience + YIELDS and not give_way(control + CROWDED):
             waited += 1
         else:
             exchange(line + STATE, ASLEEP)
