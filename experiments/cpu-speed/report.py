@@ -36,6 +36,8 @@ def write(lab, samples: dict, limits: dict, profiles: dict, text: str) -> None:
                  if _weights_gb_s(samples, key) > limits.get(int(key[2]), {}).get("read_gb_s", float("inf"))])
     _beside(lab, samples, "context", "decode", "Decoding after long prompts, tokens per second", "after")
     _beside(lab, samples, "batch", "decode", "Sequences decoding together, tokens per second of all", "sequences")
+    _beside(lab, samples, "busy", "decode", "Decoding beside programs that compute without end, tokens per second",
+            "programs")
     _quiet(lab, samples)
     _torch(lab, samples)
     _synthetic(lab, samples)

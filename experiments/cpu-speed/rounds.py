@@ -159,6 +159,25 @@ def by_batch(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, subject
     model.close()
 
 
+def beside_others(lab, samples: Samples, peers: list[LlamaCpp], subject: Subject, threads: int, busy: int) -> None:
+    """Decoding of 32 tokens after 32 while so many other programs compute without end."""
+    key = ("busy", subject.name, threads, busy)
+    if not samples.missing(*key, "decode"):
+        return
+    model = Model(subject.path, threads, **subject.options)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        while samples.missing(*key, "decode"):
+            found = {f"{peer.key} decode": peer.decode(subject.path, threads, AFTER, AFTER) for peer in peers}
+            _add(samples, key, found | {"decode": model.decode(AFTER, AFTER)})
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        model.close()
+    _say(lab, samples, key, ("decode",))
+
+
 def in_quiet(samples: Samples, watch: Watch, key: tuple, threads: int, turn: Callable[[], dict[str, float]]) -> None:
     """Take rounds until there are enough samples; one that was disturbed is repeated, AGAIN times as many at most.
 
