@@ -26,7 +26,8 @@ from .report import figures, write
 OPTIONS = {"parts": "model,context,batch,busy,torch,synthetic,start,profile", "rounds": 5, "resume": False,
            "again": False, "threads": "1,2", "models": "smollm2-135m-instruct", "context_models": "",
            "batch_models": "", "busy_models": "", "contexts": "512,4096", "batches": "1,8,32", "busy": "1,2",
-           "torch_model": "smollm2-135m-instruct", "torch_shape": "135m", "encoder": "all-minilm-l6-v2", "shape": "1b", "kinds": "Q8_0,Q4_0,q3h",
+           "torch_model": "smollm2-135m-instruct", "torch_shape": "135m", "encoder": "all-minilm-l6-v2", "shape": "1b",
+           "kinds": "Q8_0,Q4_0,q3h",
            "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", ""),
            "ik_llama_cpp": os.environ.get("NUMFLOW_IK_LLAMA_CPP", ""),
            "torch_python": os.environ.get("NUMFLOW_TORCH_PYTHON", "")}

@@ -14,7 +14,7 @@ from numflow.cpu.runtime.access import i64
 from numflow.cpu.runtime.symbols import CLOCK, CLOCK_MICROSECONDS, NAP, WINDOWS
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
-LONG_YIELD, CROWD_LASTS = 50, 200_000  # microseconds
+LONG_YIELD, CROWD_LASTS = 1000, 200_000  # microseconds
 _X86 = binding.get_process_triple().startswith(("x86_64", "i386", "i686"))
 
 def _pointer(builder, address):

@@ -45,7 +45,8 @@ SLEEPERS = 10 * LINE   # threads that sleep in a barrier
 CROWDED = 11 * LINE    # time in microseconds, until when other programs are taken to want these cores
 BEGUN = 12 * LINE      # ARRIVED and RELEASED before the newest run
 SLEPT = 13 * LINE      # microseconds that threads have slept in barriers of the newest run
-FEWER = 14 * LINE      # threads of runs that may have fewer (0: all), when all are tried again, and the pause till then
+FEWER = 14 * LINE      # of runs that may have fewer threads: how many they have (0: all), when all are tried again, the
+                       # pause till then, and whether all have been tried in vain
 WORKERS = 15 * LINE    # for each thread: STATE and LOCK between runs, those of barriers, then a mask
 FIRST_RUN = 1 << 16
 STATE, LOCK, BARRIER_STATE, BARRIER_LOCK, MASK, WORKER_BYTES = 0, 8, 16, 24, LINE, LINE + MASK_BYTES

@@ -132,7 +132,7 @@ def run(control, thread, n_threads):
 
 @numba.njit
 def _choose(fewer, n_threads, now):
-    """Threads of the next run. fewer: the three numbers at FEWER; now: the time."""
+    """Threads of the next run. fewer: the numbers at FEWER; now: the time."""
     return n_threads if fewer[0] == 0 or now >= fewer[1] else fewer[0]
 
 
@@ -140,15 +140,17 @@ def _choose(fewer, n_threads, now):
 def _learn(fewer, n_threads, threads, slept, begin, end):
     """Set what `_choose` goes by, from a run of `threads` that slept for so long in all.
 
-    Where they slept for a quarter of it, fewer walk from then on. All are tried again after a pause, which is longer
-    each time that this was in vain.
+    Where they slept for a quarter of two runs, fewer walk from then on. All are tried again after a pause, which is
+    longer each time that this was in vain.
     """
     in_vain = threads > 1 and 4 * slept > threads * (end - begin)
     if threads == n_threads:
         fewer[2] = min(max(2 * fewer[2], SHORT_PAUSE), LONG_PAUSE) if in_vain else 0
         fewer[1] = end + fewer[2]
         if not in_vain:
-            fewer[0] = 0
+            fewer[0] = fewer[3] = 0
+        elif fewer[3] == 0:
+            fewer[3] = 1
         elif fewer[0] == 0:
             fewer[0] = max(3 * threads // 4, 1)
     elif in_vain:
