@@ -11,7 +11,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
-from numflow.ops import View, Weight
+from numflow.ops import View
 
 _FARTHEST = 1 << 20  # distance up to which numbers are told apart
 
@@ -31,9 +31,11 @@ def distances(b: Builder, q: View, k: View, heads: int) -> tuple[tuple[View, ...
     if b.option("attention", "causal") or not plain or b.option("attention", "kv_heads") != heads:
         raise SpecError(f"{b.where}: attention.distances: expected attention both ways, a key head for each query "
                         "head, and queries and keys as their matrices make them", ("attention.distances",))
-    numbers = b.constant(f"places.{count}", places(b, count, b.option("attention", "distance_reach")))
-    own, size, which = b.option("attention", "own_distances"), q.width // heads, b.option("attention", "distance_products")
-    found = []
+    reach, size = b.option("attention", "distance_reach"), q.width // heads
+    own, which = b.option("attention", "own_distances"), b.option("attention", "distance_products")
+    numbers, found = f"places.{count}.{reach}", []
+    if numbers not in b.weights:
+        b.constant(numbers, places(b, count, reach))
     for x, name, made, letter in ((q, "of_queries", "keys", "k"), (k, "of_keys", "queries", "q")):
         y = b.view(name, heads * count)
         if which in ("both", made):
@@ -51,6 +53,9 @@ def places(b: Builder, count: int, reach: int) -> np.ndarray:
 
     Half of the vectors are for keys before the query, nearest last. With a reach the nearer half of each side is exact,
     and the others grow logarithmically up to it.
+
+    Raises:
+        SpecError: there are too few vectors, an odd number of them, or the reach is no farther than what is exact.
     """
     side, exact = count // 2, count // 4
     if count % 2 or (reach and (exact < 2 or reach < exact + 2)):
@@ -71,11 +76,11 @@ def places(b: Builder, count: int, reach: int) -> np.ndarray:
 
 def _projected(b: Builder, module: str, name: str, count: int, heads: int, size: int) -> str:
     """The keys or queries that the matrix of a module makes of the vectors, `count` rows for each head."""
-    roles = {"table": ("dist_embd", "weight", (count, b.option("stack", "width")))}
-    roles["matrix"] = (module, "weight", (heads * size, b.option("stack", "width")))
+    width = b.option("stack", "width")
+    roles: dict[str, tuple[str, str, tuple[int, ...]]] = {
+        "table": ("dist_embd", "weight", (count, width)), "matrix": (module, "weight", (heads * size, width))}
     if b.has(f"{module}.bias"):
         roles["bias"] = (module, "bias", (heads * size,))
     if b.option("attention", "distance_norm"):
-        roles |= {"norm": ("dist_norm", "weight", (b.option("stack", "width"),)),
-                  "norm_bias": ("dist_norm", "bias", (b.option("stack", "width"),))}
+        roles |= {"norm": ("dist_norm", "weight", (width,)), "norm_bias": ("dist_norm", "bias", (width,))}
     return b.projected(f"{name}.weight", roles, (heads * count, size), heads, b.option("norm", "eps"))
