@@ -267,7 +267,7 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
     engine = random_model(shape, kind, threads)
     built, program = engine.network, engine.program
     linears = [step for step in built.entries["main"] if step.op == "linear"]
-    read = sum(program.weight_cost(step.weights["weight"])[0] for step in linears)
+    read = sum(program.weight_bytes(step.weights["weight"]) for step in linears)
     work = sum(cost(step, built, program, Workload(1, PROMPT)).int8 for step in linears) / PROMPT
     rng = np.random.default_rng(0)
     for _ in range(4 * samples.rounds):

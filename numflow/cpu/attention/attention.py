@@ -20,7 +20,7 @@ from numflow.cpu.attention.slots import (
     slot_bytes,
 )
 from numflow.cpu.runtime.kernel import Call, Code
-from numflow.cpu.state.cache import GROUP
+from numflow.cpu.state.cache import GROUP, KVCache
 from numflow.network.t5_buckets import bucket
 from numflow.ops import Step, param
 
@@ -44,7 +44,7 @@ def attention(step: Step, ctx) -> list[Call]:
     partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
     rounded = ctx.activations != "f32" and not shape.prefix
-    kind = cache.kinds[0] if cache.kinds in _AS_THEY_ARE or (rounded and cache.kinds == ("bf16", "bf16")) else \
+    kind = cache.kinds[0] if cache.kinds in _AS_THEY_ARE or multiplies_pairs(cache, ctx.activations) else \
         "coded_int8" if rounded else "coded"
     kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
     return [Call.named(
@@ -65,6 +65,11 @@ def _far(step: Step, ctx) -> dict[str, Any]:
     places = ctx.vector(step.weights["places"]).astype(np.int32)
     return {**ctx.strided("of_queries", of_queries), **ctx.strided("of_keys", of_keys), "places": places,
             "places_reach": len(places) // 2, "far": of_queries.width // param(step, "heads")}
+
+
+def multiplies_pairs(cache: KVCache, activations: str) -> bool:
+    """Whether attention rounds queries and weights to bfloat16, as keys and values are, and multiplies pairs."""
+    return cache.kinds == ("bf16", "bf16") and activations != "f32" and not cache.shape.prefix
 
 
 def index_select(step: Step, ctx) -> list[Call]:

@@ -32,6 +32,9 @@ def self_attention(b: Builder, x: View, width: int = 0) -> View:
     if shape.heads % shape.kv_heads:
         raise SpecError(f"{b.where}: attention.heads: expected a multiple of attention.kv_heads {shape.kv_heads}, "
                         f"found {shape.heads}", ("attention.heads", "attention.kv_heads"))
+    if b.option("attention", "gate_by_head") and b.option("attention", "gate_in_query"):
+        raise SpecError(f"{b.where}: attention.gate_by_head: expected false with attention.gate_in_query",
+                        ("attention.gate_by_head", "attention.gate_in_query"))
     x = _times(b, "in_scale", x, b.view("attention_in", x.width)) if b.option("attention", "in_scale") != 1.0 else x
     y = (_latent_heads if b.option("latent", "rank") else _heads)(b, x, shape)
     if b.option("attention", "gate"):

@@ -22,6 +22,14 @@ from numflow.ops import View
 
 _LEAST = 1e-5  # of the mean square of a stream that is brought to the size of another
 
+# What else options of a layer could ask for, of which several streams have none: option -> its only value.
+_ONLY = {("block", "parallel"): False, ("block", "pre_norm"): True, ("block", "attention_norm"): True,
+         ("block", "residual"): "plain", ("block", "residual_scale"): 1.0, ("block", "ffn_residual_scale"): 1.0,
+         ("ffn", "enabled"): True, ("ffn", "token_shift"): False, ("moe", "beside"): False, ("moe", "early"): False}
+_ONLY_ALTUP = {**_ONLY, ("mixer", "kind"): "attention"}
+_ONLY_HYPER = {**_ONLY, ("block", "post_norm"): "none", ("block", "output_scale"): False, ("per_layer", "width"): 0,
+               ("altup", "streams"): 0}
+
 
 def begin_streams(b: Builder, x: View) -> View:
     """Streams [T, S * D]: the embeddings x, and what matrices make of them, brought to their size."""
@@ -39,6 +47,7 @@ def begin_streams(b: Builder, x: View) -> View:
 
 def altup_layer(b: Builder, streams: View, x: View, feed_forward: Callable[[View], None]) -> None:
     """One layer on all streams; x [T, D] is room for the one that it computes, to which `feed_forward` adds."""
+    _check_layer(b, "altup", _ONLY_ALTUP)
     active, count = b.option("altup", "active"), _count(b)
     predicted = b.view("predicted", streams.width)
     gates = b.linear("altup_predict", _modalities(b, _one(streams, x.width, active)), b.view("altup_gates", count ** 2))
@@ -76,6 +85,15 @@ def end_streams(b: Builder, streams: View, x: View) -> None:
     for i in range(count - 1):
         b.emit("add", (x, _one(others, x.width, i)), (x,), "altup_sum")
     b.emit("scale", (x,), (x,), "altup_mean", scale=1 / count)
+
+
+def _check_layer(b: Builder, section: str, only: dict[tuple[str, str], object]) -> None:
+    if b.option("mixer", "kind") == "none":
+        only = {("mixer", "kind"): "attention", **only}
+    for (of, key), value in only.items():
+        if (found := b.option(of, key)) != value:
+            raise SpecError(f"{b.where}: {of}.{key}: expected {value!r} with {section}.streams, found {found!r}",
+                            (f"{of}.{key}", f"{section}.streams"))
 
 
 def _count(b: Builder) -> int:
@@ -130,6 +148,7 @@ def begin_hyper(b: Builder, x: View) -> View:
 
 def hyper_layer(b: Builder, streams: View, x: View, blocks: Iterable[tuple[str, Callable]]) -> None:
     """One layer on all streams; x [T, D] is room for what a block reads. blocks: "attn" and "ffn" with their blocks."""
+    _check_layer(b, "hyper", _ONLY_HYPER)
     count = b.option("hyper", "streams")
     for name, block in blocks:
         gates = _gates(b, f"hyper_{name}", streams, 2)

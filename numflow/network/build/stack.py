@@ -42,7 +42,7 @@ def decoder_or_encoder(b: Builder) -> None:
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
         if hyper is not None:
-            hyper_layer(b, hyper, x, (("attn", MIXERS[b.option("mixer", "kind")]), ("ffn", feed_forward)))
+            hyper_layer(b, hyper, x, (("attn", _mixer), ("ffn", feed_forward)))
         elif streams is None:
             tap(b, x)
             x = transformer_layer(b, x)
@@ -152,6 +152,10 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     return x
 
 
+def _mixer(b: Builder, x: View) -> View:
+    return MIXERS[b.option("mixer", "kind")](b, x)
+
+
 def _kept(b: Builder, x: View, name: str) -> View:
     """A copy of x, which is changed in place."""
     kept = b.view(name, x.width)
@@ -200,7 +204,7 @@ def _parallel_layer(b: Builder, x: View) -> View:
         "attn_norm", layer=b.layer)  # a file may call the only one by both names
     h_ffn = b.norm("ffn_norm", x, b.view("normed_ffn", x.width)) if two else h
     attended = b.view("attended", x.width)
-    y = MIXERS[b.option("mixer", "kind")](b, h)
+    y = _mixer(b, h)
     b.emit("copy", (y,), (attended,), "attn_keep")
     y = feed_forward(b, h_ffn)
     scale = b.option("block", "residual_scale")
