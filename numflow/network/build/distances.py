@@ -13,10 +13,11 @@ from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
 from numflow.ops import View
 
+Beside = tuple[tuple[View, ...], dict[str, str]]  # further inputs of an attention, and weights for them
 _FARTHEST = 1 << 20  # distance up to which numbers are told apart
 
 
-def distances(b: Builder, q: View, k: View, heads: int) -> tuple[tuple[View, ...], dict[str, str]]:
+def distances(b: Builder, q: View, k: View, heads: int) -> Beside:
     """Further inputs and weights of `attention`: products of q [T, H*E] and k [T, H*E] with keys and queries of
     distances; none where the spec has no such vectors.
 
