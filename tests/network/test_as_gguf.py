@@ -55,6 +55,7 @@ NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_
                     "ministral_window", "mistral4", "mistral4_groups", "mistral4_multimodal", "persimmon",
                     "persimmon_plain", "xglm", "xglm_relu", "youtu", "youtu_plain_query")
 NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith("qwen3_vl"))
+NO_ARCHITECTURE += tuple(name for name in names() if name.startswith("deberta"))
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from numflow import network
+from numflow.engine.tasks.scores import read_score_head
 from numflow.network import WeightSource
 from tests.specs.case import Case, gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
 
@@ -43,6 +44,10 @@ def errors(case: Case, form: int | str = 0, executor: str = "reference") -> dict
             else:
                 y = run(model, given["ids"], key, given.get("types"))[kept["rows"]]
             found[f"{key}_{i}"] = relative_error(y, expected)
+        if (expected := case.expected.get(f"scores_{i}")) is not None:
+            head = read_score_head(checkpoint, network.choose_spec(checkpoint))
+            y = head(run(model, given["ids"], "hidden", given.get("types")))
+            found[f"scores_{i}"] = relative_error(y, expected)
         model.close()
     return found
 

@@ -90,7 +90,11 @@ def matrices(network: Network) -> dict[str, tuple[str, ...]]:
             for role, name in step.weights.items():
                 wanted = (role == "weight" and step.op in PRODUCTS) or (role, step.op) == ("table", "embed")
                 router = step.op == "linear" and step.outputs[0] in routers
-                for part in network.weights[name].parts:
+                weight = network.weights[name]
+                wanted, parts = wanted and not weight.project, list(weight.parts)
+                if weight.project:  # the matrix that a table passes is judged by its other places
+                    del parts[weight.project.index("matrix")]
+                for part in parts:
                     if wanted and not router:
                         names = found.setdefault(part.tensor, [])
                         module = name.removesuffix(".weight")
