@@ -192,7 +192,7 @@ class Program(OneDevice):
     def arithmetic(self, step: Step) -> str:
         """See executor.contract.Program."""
         if step.op == "attention":
-            return "bf16" if multiplies_pairs(self._caches[param(step, "cache")], self._ctx.activations) else "f32"
+            return "bf16" if multiplies_pairs(self._ctx.caches[param(step, "cache")], self._ctx.activations) else "f32"
         matrix = self._weights.matrices.get(step.weights.get("weight", ""))
         if matrix is None or step.op not in PRODUCTS:
             return "f32"
