@@ -95,6 +95,8 @@ class Weight:
     add:            added to every element at load (norm weights stored as w - 1); float tensors only.
     normalize_rows: divide each row by its L2 norm at load; float tensors only.
     negative_exp:   each element w becomes -exp(w) at load (decay rates that are stored as logarithms).
+    project:        roles of the parts: a "table" of vectors and the "matrix" [H * K, D] that they pass, perhaps its
+                    "bias", and before it a layer norm: "norm", "norm_bias", eps. Matrix h is what head h makes of each.
     types:          the tensor types of its parts as the file has them ("F32", "Q4_K", ...), for display and fusing.
     """
 
@@ -107,6 +109,8 @@ class Weight:
     normalize_rows: bool = False
     types: tuple[str, ...] = ()
     negative_exp: bool = False
+    project: tuple[str, ...] = ()
+    eps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -270,9 +274,8 @@ OPS = {op.name: op for op in (
     Op("layer_norm", "rows", "y = (x - mean) / sqrt(var + eps) * weight + bias, groups as in rms_norm",
        ("x",), ("y",), ("weight?", "bias?"), {"eps": REQUIRED, "groups": 1}),
     Op("linear", "rows", "y [rows, N] = x [rows, K] @ weight[N, K].T + bias[N]", ("x",), ("y",), ("weight", "bias?")),
-    Op("rope_angles", "batch",
-       "y [T, 2F] = (cos, sin)(positions * inv_freq[F]) * scale; cosines first. border > 0: rows of a "
-       "sequence with a limit (Batch.limits) above it take `long` and long_scale in place of inv_freq and scale; "
+    Op("rope_angles", "batch", "y [T, 2F] = (cos, sin)(positions * inv_freq[F]) * scale; cosines first. border > 0: "
+       "rows of a sequence with a limit (Batch.limits) above it take `long` and long_scale for inv_freq and scale; "
        "without `long`, inv_freq[i] * s^(-i / (F - 1)), s = stretch * limit / border - (stretch - 1), and long_scale",
        (), ("y",), ("inv_freq", "long?"), {"scale": 1.0, "border": 0, "long_scale": 1.0, "stretch": 1.0}),
     Op("rope", "heads", "rotate columns [start, start + 2F) of each head by `angles` [T, 2F]; pairing 'half' rotates "
@@ -284,22 +287,21 @@ OPS = {op.name: op for op in (
        ("x",), ("y",), ("weight",), {"heads": REQUIRED}),
     Op("cache_write", "batch", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where "
        "values are a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
-    Op("index_select", "batch",
-       "y i32 [T, W]: bit p % 32 of word p // 32 is set where key p of `cache` is among the top_k best that a row "
-       "sees, by the sum over heads h of weights[t, h] * max(q head h . key, 0); of equals the earlier ones",
+    Op("index_select", "batch", "y i32 [T, W]: bit p % 32 of word p // 32 is set where key p of `cache` is among the "
+       "top_k best that a row sees, by the sum over heads h of weights[t, h] * max(q head h . key, 0); earliest first",
        ("q", "weights"), ("y",), (), {"cache": REQUIRED, "heads": REQUIRED, "top_k": REQUIRED}),
-    Op("attention", "batch",
-       "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
-       "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk c > 0: "
-       "only keys from c * (i // c) on. slopes [H]: "
-       "bias -slope * |key - query position|. sinks [H]: one extra logit per head that takes probability and has no "
-       "value. buckets [n, H]: T5 relative position bias. chosen i32 [T, W]: only keys whose bits are set",
-       ("q", "chosen?"), ("y",), ("slopes?", "sinks?", "buckets?"),
+    Op("attention", "batch", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query "
+       "head h uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk "
+       "c > 0: only keys from c * (i // c) on. slopes [H]: bias -slope * |key - query position|. sinks [H]: one extra "
+       "logit per head that takes probability and has no value. buckets [n, H]: T5 relative position bias. chosen i32 "
+       "[T, W]: only keys whose bits are set. places [2R + 1]: the number n of the vector for each distance (key - "
+       "query) -R .. R, of farther ones at the ends; of query i and key j, q k^T gets of_queries[i, h, n] + of_keys[j, "
+       "h, n] more, [T, H*N] each, two inputs in place of chosen, all of a sequence in the batch",
+       ("q", "chosen or of_queries?", "of_keys?"), ("y",), ("slopes?", "sinks?", "buckets?", "places?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
         "bucket_distance": 0, "chunk": 0}),
-    Op("causal_conv", "batch",
-       "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); earlier x are in `state` "
-       "[K - 1, C], which then keeps the last ones. kind: silu or none",
+    Op("causal_conv", "batch", "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); earlier "
+       "x are in `state` [K - 1, C], which then keeps the last ones. kind: silu or none",
        ("x",), ("y",), ("weight", "bias?"), {"state": REQUIRED, "kind": "none"}),
     Op("linear_attention", "batch",
        "y [T, H*dv] = S^T q + skip * v, S = exp(steps * rate) S + k u^T [H, dk, dv] of a text; u: v, steps * v if "
@@ -315,8 +317,8 @@ OPS = {op.name: op for op in (
     Op("act", "elements", "y = act(x). xielu: y = positive * x^2 + beta * x for x > 0, else "
        "negative * (exp(min(x, eps)) - 1 - x) + beta * x", ("x",), ("y",), (),
        {"kind": REQUIRED, "positive": 0.0, "negative": 0.0, "beta": 0.0, "eps": 0.0}),
-    Op("act_mul", "elements",
-       "y = act(gate) * up", ("gate", "up"), ("y",), (), {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
+    Op("act_mul", "elements", "y = act(gate) * up", ("gate", "up"), ("y",), (),
+       {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
     Op("gate_rows", "rows", "y = x * sigmoid(gate), or x * gate if plain; gate [T, H] has a column for each of H equal "
        "column groups of x", ("x", "gate"), ("y",), (), {"plain": False}),
     Op("mul", "elements", "y = a * b", ("a", "b"), ("y",)),
@@ -336,15 +338,14 @@ OPS = {op.name: op for op in (
     Op("softplus", "rows", "y = log(1 + exp(x + bias)), cut", ("x",), ("y",), ("bias?",), {"least": 0.0, "most": 1e30}),
     Op("select_rows", "batch", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
     Op("copy", "elements", "y = x", ("x",), ("y",)),
-    Op("moe_route", "rows",
-       "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
-       "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' "
-       "applies softmax to the S chosen logits, 'sigmoid_topk' sigmoid; 'sparsemixer' takes S times the largest logit "
-       "l that is left, its gate the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; "
-       "normalize divides gates by their sum, at least by `least_sum`; times scale and the expert's own",
-       ("logits",), ("ids", "gates"),
-       ("bias?", "scales?"), {"score": "softmax", "normalize": False, "least_sum": 0.0, "scale": 1.0, "groups": 1,
-                              "top_groups": 1, "group_best": 2, "jitter": 0.0}),
+    Op("moe_route", "rows", "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for "
+       "choosing); keep the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; "
+       "'softmax_topk' applies softmax to the S chosen logits, 'sigmoid_topk' sigmoid; 'sparsemixer' takes S times the "
+       "largest logit l that is left, its gate the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * "
+       "jitter; normalize divides gates by their sum, at least by `least_sum`; times scale and the expert's own",
+       ("logits",), ("ids", "gates"), ("bias?", "scales?"),
+       {"score": "softmax", "normalize": False, "least_sum": 0.0, "scale": 1.0, "groups": 1, "top_groups": 1,
+        "group_best": 2, "jitter": 0.0}),
     Op("expert_scale", "rows", "y [T*S, D] row (t, s) = gates[t, s] * x[t]", ("x", "gates"), ("y",)),
     Op("expert_linear", "rows", "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (of all S "
        "routes) or T*S; bias [X * N]. Where `first` is given, the weight has experts first .. first + X - 1 of a "
@@ -358,12 +359,11 @@ OPS = {op.name: op for op in (
 EXCHANGES = {op.name: op for op in (
     Op("send", "devices", "hand x to device `peer`, which has a `receive` for it", ("x",), (), (), {"peer": REQUIRED}),
     Op("receive", "devices", "y = what device `peer` sent", (), ("y",), (), {"peer": REQUIRED}),
-    Op("all_reduce", "devices",
-       "y = the sum of x over the devices `adds`, in that order; the others of `group` have no x and get "
-       "the same y", ("x?",), ("y",), (), {"group": REQUIRED, "adds": REQUIRED}),
-    Op("all_gather", "devices",
-       "columns spans[i] of y = x of device group[i]; (a, a) where it has none. The spans cover y; where "
-       "they overlap, devices have the same numbers", ("x?",), ("y",), (), {"group": REQUIRED, "spans": REQUIRED}),
+    Op("all_reduce", "devices", "y = the sum of x over the devices `adds`, in that order; the others of `group` have "
+       "no x and get the same y", ("x?",), ("y",), (), {"group": REQUIRED, "adds": REQUIRED}),
+    Op("all_gather", "devices", "columns spans[i] of y = x of device group[i]; (a, a) where it has none. The spans "
+       "cover y; where they overlap, devices have the same numbers",
+       ("x?",), ("y",), (), {"group": REQUIRED, "spans": REQUIRED}),
 )}
 
 # What rows add by adapters of their own (network/adapters); programs whose `can` has "adapt" do these steps. The

@@ -27,14 +27,17 @@ def write(lab, samples: dict, limits: dict, profiles: dict, text: str) -> None:
     for run in lab.results.get("runs", [])[:-1]:
         lab.text(f"Some samples are of an earlier run: `{run['command']}` on {run['started']}, commit {run['commit']}.")
     lab.heading("What this machine can do at most")
-    lab.table(["threads", "reads, GB/s", "int8, GOP/s", "float32, GFLOP/s"],
-              [[count, *(limits[count][key] for key in ("read_gb_s", "int8_gop_s", "f32_gop_s"))] for count in limits])
+    lab.table(["threads", "reads, GB/s", "int8, GOP/s", "float32, GFLOP/s", "bfloat16, GFLOP/s"],
+              [[count, *(limits[count].get(key, "") for key in ("read_gb_s", "int8_gop_s", "f32_gop_s", "bf16_gop_s"))]
+               for count in limits])
     _beside(lab, samples, "model", "prefill", "Prefill of 512 tokens, tokens per second: median (lowest-highest)")
     _beside(lab, samples, "model", "decode", "Decoding of 128 tokens after 32, tokens per second")
     _above(lab, [f"{key[1]} with {key[2]}" for key in _keys(samples, "model", "decode")
                  if _weights_gb_s(samples, key) > limits.get(int(key[2]), {}).get("read_gb_s", float("inf"))])
     _beside(lab, samples, "context", "decode", "Decoding after long prompts, tokens per second", "after")
     _beside(lab, samples, "batch", "decode", "Sequences decoding together, tokens per second of all", "sequences")
+    _beside(lab, samples, "busy", "decode", "Decoding beside programs that compute without end, tokens per second",
+            "programs")
     _quiet(lab, samples)
     _torch(lab, samples)
     _synthetic(lab, samples)

@@ -159,6 +159,25 @@ def by_batch(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, subject
     model.close()
 
 
+def beside_others(lab, samples: Samples, peers: list[LlamaCpp], subject: Subject, threads: int, busy: int) -> None:
+    """Decoding of 32 tokens after 32 while so many other programs compute without end."""
+    key = ("busy", subject.name, threads, busy)
+    if not samples.missing(*key, "decode"):
+        return
+    model = Model(subject.path, threads, **subject.options)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        while samples.missing(*key, "decode"):
+            found = {f"{peer.key} decode": peer.decode(subject.path, threads, AFTER, AFTER) for peer in peers}
+            _add(samples, key, found | {"decode": model.decode(AFTER, AFTER)})
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        model.close()
+    _say(lab, samples, key, ("decode",))
+
+
 def in_quiet(samples: Samples, watch: Watch, key: tuple, threads: int, turn: Callable[[], dict[str, float]]) -> None:
     """Take rounds until there are enough samples; one that was disturbed is repeated, AGAIN times as many at most.
 
@@ -267,7 +286,7 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
     engine = random_model(shape, kind, threads)
     built, program = engine.network, engine.program
     linears = [step for step in built.entries["main"] if step.op == "linear"]
-    read = sum(program.weight_cost(step.weights["weight"])[0] for step in linears)
+    read = sum(program.weight_bytes(step.weights["weight"]) for step in linears)
     work = sum(cost(step, built, program, Workload(1, PROMPT)).int8 for step in linears) / PROMPT
     rng = np.random.default_rng(0)
     for _ in range(4 * samples.rounds):

@@ -1,10 +1,10 @@
 """Speed on the CPU, beside llama.cpp, ik_llama.cpp and torch on the same weights in the same run.
 
 The engines take turns, run by run. Prefill is of 512 tokens; decoding is of 128 tokens after 32, of 16 after longer
-prompts, and of 16 steps of several sequences together (each after 32 tokens; choosing the tokens is left out on both
-sides there). llama.cpp's programs are looked for in the folder named by the option `llama_cpp` (or
-$NUMFLOW_LLAMA_CPP), those of ik_llama.cpp, which run with and without `-rtr`, in `ik_llama_cpp` (or
-$NUMFLOW_IK_LLAMA_CPP), and torch with transformers in the interpreter named by `torch_python` (or
+prompts, of 32 beside programs that compute without end, and of 16 steps of several sequences together (each after 32
+tokens; choosing the tokens is left out on both sides there). llama.cpp's programs are looked for in the folder named by
+the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP), those of ik_llama.cpp, which run with and without `-rtr`, in
+`ik_llama_cpp` (or $NUMFLOW_IK_LLAMA_CPP), and torch with transformers in the interpreter named by `torch_python` (or
 $NUMFLOW_TORCH_PYTHON); what is not there is left out. Before and after each round the memory's speed is measured, and
 meanwhile what other processes take: a round in which they took more than 0.15 cores, or memory was below 90 % of the
 run's best, is repeated. The machine's limits are measured by kernels in the same run
@@ -23,10 +23,11 @@ from .report import figures, write
 # Lists have commas between; models may have their activations behind, as NAME+bf16. parts: which of the measurements.
 # resume: keep the samples of a run that was broken off.
 # again: measure what is asked for anew and keep everything else of the report's last run.
-OPTIONS = {"parts": "model,context,batch,torch,synthetic,start,profile", "rounds": 5, "resume": False, "again": False,
-           "threads": "1,2", "models": "smollm2-135m-instruct", "context_models": "", "batch_models": "",
-           "contexts": "512,4096", "batches": "1,8,32", "torch_model": "smollm2-135m-instruct",
-           "torch_shape": "135m", "encoder": "all-minilm-l6-v2", "shape": "1b", "kinds": "Q8_0,Q4_0,q3h",
+OPTIONS = {"parts": "model,context,batch,busy,torch,synthetic,start,profile", "rounds": 5, "resume": False,
+           "again": False, "threads": "1,2", "models": "smollm2-135m-instruct", "context_models": "",
+           "batch_models": "", "busy_models": "", "contexts": "512,4096", "batches": "1,8,32", "busy": "1,2",
+           "torch_model": "smollm2-135m-instruct", "torch_shape": "135m", "encoder": "all-minilm-l6-v2", "shape": "1b",
+           "kinds": "Q8_0,Q4_0,q3h",
            "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", ""),
            "ik_llama_cpp": os.environ.get("NUMFLOW_IK_LLAMA_CPP", ""),
            "torch_python": os.environ.get("NUMFLOW_TORCH_PYTHON", "")}
@@ -34,7 +35,8 @@ OPTIONS = {"parts": "model,context,batch,torch,synthetic,start,profile", "rounds
 
 def run(lab):
     if lab.quick:
-        lab.options |= {"rounds": 1, "threads": "1", "contexts": "64", "batches": "2", "parts": "model,context,batch",
+        lab.options |= {"rounds": 1, "threads": "1", "contexts": "64", "batches": "2", "busy": "1",
+                        "parts": "model,context,batch,busy",
                         "models": lab.options["models"].split(",")[0]}
     options, peers = lab.options, found(lab.options["llama_cpp"], lab.options["ik_llama_cpp"])
     watch, first = Watch(memory_speed), next(iter(peers), None)
@@ -53,6 +55,10 @@ def run(lab):
             for subject in _subjects(options["batch_models"]) or models[:1]:
                 rounds.by_batch(lab, samples, peers, watch, subject, count,
                                 [int(n) for n in options["batches"].split(",")])
+        if "busy" in parts:
+            for subject in _subjects(options["busy_models"]) or models[:1]:
+                for programs in options["busy"].split(","):
+                    rounds.beside_others(lab, samples, peers, subject, count, int(programs))
         if "torch" in parts and options["torch_python"]:
             rounds.beside_torch(lab, samples, options["torch_python"], *_paths(options["torch_model"]),
                                 options["torch_shape"], *_paths(options["encoder"]), count)

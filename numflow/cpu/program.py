@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from numflow.cpu.attention.attention import multiplies_pairs
 from numflow.cpu.batch import fill_header, table_fields
 from numflow.cpu.bind import Bound
 from numflow.cpu.context import Context, Weights
 from numflow.cpu.exchange.exchange import by_host
 from numflow.cpu.exchange.world import World
-from numflow.cpu.linear.activations import INT8, INT16, OPERANDS
+from numflow.cpu.linear.activations import BF16, INT8, INT16, OPERANDS
 from numflow.cpu.linear.linear import operand_of
 from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.patterns import groups
@@ -26,10 +27,10 @@ from numflow.errors import DeviceError
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import ADAPT, DECODE, MOST_STEPS, PROFILE, TRACE, WALK, Progress, TraceRow
 from numflow.network.adapters.parts import AdaptedParts
-from numflow.network.cost import all_floats
+from numflow.network.cost import PRODUCTS, all_floats
 from numflow.network.passes.grouping import Group
 from numflow.network.windows import cache_windows, windows
-from numflow.ops import Batch, Network, View
+from numflow.ops import Batch, Network, Step, View, param
 
 _WANTED_ROWS = 8  # rows of outputs there is room for at first
 
@@ -111,10 +112,10 @@ class Program(OneDevice):
         bound, begin = self._bound[entry], 0
         for at, step in bound.by_host:
             if at < rows:
-                self.pool.run(bound.table[begin:at], at - begin)
+                self._run(bound.table[begin:at], at - begin)
                 by_host(step, self._ctx)
                 begin = at
-        self.pool.run(bound.table[begin:], rows - begin)
+        self._run(bound.table[begin:], rows - begin)
         if self._world is not None and self._world.aborted:
             raise DeviceError("the run was broken off: another device failed")
         return self.result(output) if wanted and output is not None else None
@@ -128,9 +129,12 @@ class Program(OneDevice):
         if entry not in self._several:
             self._several[entry] = SeveralSteps(self._bound[entry].table[:end], self._ctx)
         table = self._several[entry].table(steps, choices, rows)
-        self.pool.run(table, len(table))
+        self._run(table, len(table))
         self._last.went_on(batch, steps - 1)
         return self._several[entry].picked(steps, choices is not None, rows)
+
+    def _run(self, table: np.ndarray, rows: int) -> None:
+        self.pool.run(table, rows, fewer=self._world is None)  # devices count each other's threads
 
     def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits",
                 given: Sequence[tuple[View, np.ndarray]] = ()) -> None:
@@ -179,12 +183,19 @@ class Program(OneDevice):
                 yield index, [self._ctx.buffers.columns(view, rows[self.network.buffers[view.buffer].rows]).copy()
                               for view in step.outputs]
 
-    def weight_cost(self, name: str) -> tuple[int, bool]:
-        """Bytes of a weight in memory, and whether it meets int8 activations."""
-        if name in self._weights.matrices:
-            packed = self._weights.matrices[name]
-            return packed.nbytes, operand_of(packed, self._ctx.activations) in (INT8, INT16)
-        return self._weights.vectors[name].nbytes, False
+    def weight_bytes(self, name: str) -> int:
+        """See executor.contract.Program."""
+        kept = self._weights.matrices if name in self._weights.matrices else self._weights.vectors
+        return kept[name].nbytes
+
+    def arithmetic(self, step: Step) -> str:
+        """See executor.contract.Program."""
+        if step.op == "attention":
+            return "bf16" if multiplies_pairs(self._ctx.caches[param(step, "cache")], self._ctx.activations) else "f32"
+        matrix = self._weights.matrices.get(step.weights.get("weight", ""))
+        if matrix is None or step.op not in PRODUCTS:
+            return "f32"
+        return {INT8: "int8", INT16: "int8", BF16: "bf16"}.get(operand_of(matrix, self._ctx.activations), "f32")
 
     def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
         """See executor.contract.Program."""

@@ -13,7 +13,7 @@ from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.passes.grouping import Group
-from numflow.ops import Batch, Network, View
+from numflow.ops import Batch, Network, Step, View
 from numflow.quant.layout import RowScheme
 
 SAMPLE, DECODE, TRACE, WALK, PROFILE, ADAPT = "sample", "decode", "trace", "walk", "profile", "adapt"
@@ -55,7 +55,7 @@ class Program(Protocol):
     threads:     threads that compute, of all devices; None where there is no say in it.
     compile_s:   seconds that kernels took to compile while the program was made.
     can:         optional methods that it has: SAMPLE (`sample`), DECODE (`decode`), TRACE (`trace`), WALK (`walk`),
-                 PROFILE (`weight_cost`, `groups`), ADAPT (`set_adapter`).
+                 PROFILE (`weight_bytes`, `arithmetic`, `groups`), ADAPT (`set_adapter`).
 
     Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
     own, 0 stands for layers that see the whole text (network/windows.py). The states of recurrent steps lie in slots,
@@ -182,8 +182,12 @@ class Program(Protocol):
         """
         raise RequestError("this backend shows no values")
 
-    def weight_cost(self, name: str) -> tuple[int, bool]:
-        """Bytes of a weight in memory, and whether it meets int8 activations."""
+    def weight_bytes(self, name: str) -> int:
+        """Bytes of a weight in memory."""
+        raise RequestError("this backend has no profile")
+
+    def arithmetic(self, step: Step) -> str:
+        """The numbers that a step multiplies: "int8", "bf16" (pairs of them) or "f32"."""
         raise RequestError("this backend has no profile")
 
     def groups(self, entry: str = "main") -> tuple[Group, ...]:

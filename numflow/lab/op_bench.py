@@ -71,8 +71,8 @@ def bench_op(op: str, kind: str, shape: str, tokens: int, repeat: int = 20, thre
         batch = _batch(tokens)
         runs = [sum(row.microseconds for row in program.trace(batch) if row.label.startswith("bench.")) / copies
                 for _ in range(repeat + 2)][2:]
-        int8 = op == "linear" and program.weight_cost("w.0")[1]
-        moved = program.weight_cost("w.0")[0] + 4 * tokens * (rows + columns)
+        arithmetic = program.arithmetic(network.entries["main"][1])
+        moved = program.weight_bytes("w.0") + 4 * tokens * (rows + columns)
         found: dict[str, Any] = {
             "op": op, "type": kind, "shape": shape, "tokens": tokens, "threads": program.threads,
             "activations": program.activations, "copies": copies, "microseconds": spread(runs),
@@ -82,7 +82,7 @@ def bench_op(op: str, kind: str, shape: str, tokens: int, repeat: int = 20, thre
         program.close()
     median = found["microseconds"]["median"]
     found["gb_s"], found["gop_s"] = moved / median / 1e3, found["operations"] / median / 1e3
-    peak = limits.int8_gop_s if int8 else limits.f32_gop_s
+    peak = {"int8": limits.int8_gop_s, "bf16": limits.bf16_gop_s, "f32": limits.f32_gop_s}[arithmetic]
     found["at_limit"] = max(moved / limits.read_gb_s, found["operations"] / peak) / 1e3 / median
     return found | _against_last(found)
 

@@ -9,6 +9,7 @@ from numflow.network.weights.source import is_computed
 from numflow.network.windows import reach
 from numflow.ops import Network, Step, Weight, param, states_of
 
+PRODUCTS = ("linear", "expert_linear", "head_linear")  # ops that multiply rows of activations with a matrix
 _ELEMENT = 4  # bytes of an activation
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _TABLES = ("embed_position", "embed_type")

@@ -25,20 +25,25 @@ def index_select(q, weights, *, batch, cache, heads, top_k, width):
     return y
 
 
-def attention(q, chosen=None, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, scale, causal, window,
-              softcap, bucket_distance, chunk=0):
+def attention(q, *beside, slopes=None, sinks=None, buckets=None, places=None, batch, cache, heads, scale, causal,
+              window, softcap, bucket_distance, chunk=0):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
     slopes [H]: bias -slope * |key position - query position|. buckets [n, H]: bias by bucket of the distance.
     sinks [H]: one more logit per head that takes probability and has no value. chunk: keys from the beginning of the
-    query's own chunk of so many positions on. chosen [T, W]: keys whose bits are set (index_select).
+    query's own chunk of so many positions on. beside: chosen [T, W], keys whose bits are set (index_select); or with
+    places, numbers of distances, products of queries and of keys with that many vectors [T, H * N] each.
     """
+    chosen = beside[0] if beside and places is None else None
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
     for b, length in enumerate(cache.lengths(batch)):
         rows = slice(batch.starts[b], batch.starts[b + 1])
         k, v = cache.read(cache.table(batch)[b], length, min(batch.positions[rows], default=0))
         distance = np.arange(length) - batch.positions[rows, None]  # key position - query position [n, L]
-        scores = _scores(_by_head(q[rows], heads), _by_query_head(k, heads), scale, softcap)
+        products = _by_head(q[rows], heads) @ _by_query_head(k, heads).transpose(0, 2, 1)
+        if places is not None:
+            products = products + _far(*(_by_head(x[rows], heads) for x in beside), places, distance)
+        scores = _scores(products, scale, softcap)
         if slopes is not None:
             scores -= slopes[:, None, None] * np.abs(distance).astype(np.float32)
         if buckets is not None:
@@ -55,9 +60,17 @@ def attention(q, chosen=None, slopes=None, sinks=None, buckets=None, *, batch, c
     return y
 
 
-def _scores(q, k, scale, softcap):
-    """q [H, n, E], k [H, L, E] -> [H, n, L]"""
-    scores = np.float32(scale) * (q @ k.transpose(0, 2, 1))
+def _far(of_queries, of_keys, places, distance):
+    """of_queries, of_keys [H, L, N], distance [L, L] -> [H, L, L]: each product with the vector of the distance."""
+    reach = len(places) // 2
+    number = places[np.clip(distance, -reach, reach) + reach].astype(np.int64)
+    each = np.arange(len(number))
+    return of_queries[:, each[:, None], number] + of_keys[:, each, number]
+
+
+def _scores(products, scale, softcap):
+    """[H, n, L] -> [H, n, L]"""
+    scores = np.float32(scale) * products
     return np.float32(softcap) * np.tanh(scores / np.float32(softcap)) if softcap else scores
 
 

@@ -28,6 +28,8 @@ MODULES: dict[str, str] = {
     "wkv_first": "what the present token's key has more [C]",
     "ffn_latent_down": "inputs of the experts, down", "ffn_latent_up": "outputs of the experts, up",
     "attn_rel_b": "relative position buckets [n, H]",
+    "dist_embd": "vectors of distances [n, D]", "dist_norm": "their layer norm", "dist_k": "their keys",
+    "dist_q": "their queries",
     "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",
     "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm",
     "attn_k_rope_norm": "norm of the rotated key", "attn_kv_b": "latent key/value, up",

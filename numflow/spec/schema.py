@@ -78,9 +78,8 @@ def _list(default, what, above=-math.inf):
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
                "silu_clamp", "xielu")
 # Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
-ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-                      "gelu_pytorch_tanh": "gelu_tanh",
-                      "gelu_accurate": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
+ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+                      "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
                       "gelu_python": "gelu"}
 
 SECTIONS: dict[str, dict[str, SpecOption]] = {
@@ -91,8 +90,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "embedding": {
         "width": _int("hidden", "columns of the embedding table where they differ from `hidden` (project_in follows)"),
-        "project": _choice(("first", "last"), "first",
-                           "project_in comes before positions, types and norm, or after them"),
+        "project": _choice(("first", "before_norm", "last"), "first", "project_in comes before "
+                           "positions, types and norm, between these and the norm, or after all"),
         "scale": _float(1.0, "embeddings are multiplied by it"),
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
         "norm_first": _bool(False, "that norm comes before positions and types are added"),
@@ -197,8 +196,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "temperature_length": _int(1, "positions from one step of it to the next"),
         "temperature_offset": _int(0, "added to the position", 0),
         "sub_norm": _bool("has('attn_sub_norm.weight')", "a norm before the output projection"),
-        "clip": _float(0.0, "queries, keys and values are cut at -clip and clip before anything else; 0 = off", 0,
-                       1e30),
+        "clip": _float(0.0, "queries, keys and values are cut at -clip and clip before all else; 0 = off", 0, 1e30),
         "norm_after_rope": _bool(False, "the q/k norm comes after the rotation"),
         "alibi": _bool(False, "linear position bias; slopes from the number of heads"),
         "alibi_max": _float(8.0, "exponent of the smallest slope", above=0, most=1000),
@@ -214,6 +212,13 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "buckets": _int(0, "relative position buckets of the stack's first layer; 0 = none", 0),
         "own_buckets": _bool(False, "each layer has a table of them, rather than the first layer of the stack"),
         "bucket_distance": _int(128, "distance of the last bucket"),
+        "distances": _int(0, "vectors of distances between tokens, half of them for later keys, of which the layer "
+                          "makes keys and queries as of tokens: they meet queries and keys; 0 = none", 0, 1 << 16),
+        "distance_reach": _int(0, "the nearer half of each side is exact, others grow logarithmically up to this "
+                               "distance; 0 = all are exact", 0, 1 << 20),
+        "distance_products": _choice(("both", "keys", "queries"), "both", "which of the two there are"),
+        "distance_norm": _bool("has('dist_norm.weight')", "a layer norm of the vectors before"),
+        "own_distances": _bool("has('dist_k.weight')", "matrices of their own make these keys and queries"),
     },
     "latent": {
         "rank": _int(0, "rank of the compressed key/value (multi-head latent attention); 0 = ordinary attention", 0),
@@ -257,8 +262,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "long_attention_factor": _float(0.0, "longrope: attention_factor beyond it; 0 = the same", 0),
         "mscale": _float(0.0, "yarn", 0),
         "mscale_all_dim": _float(0.0, "yarn", 0),
-        "short_factor": _list("none", "longrope: one divisor per frequency, up to the original context",
-                              above=0),
+        "short_factor": _list("none", "longrope: one divisor per frequency, up to the original context", above=0),
         "long_factor": _list("none", "longrope: the same, beyond it", above=0),
     },
     "ffn": {
@@ -341,11 +345,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "normalize": _bool(False, "rows of the output matrix are divided by their length"),
         "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none",
                              "masked-LM head: dense, this activation, norm, before the output matrix"),
-        "width": _int("embedding_width if embedding_project == 'last' else stack_width",
+        "width": _int("embedding_width if embedding_project != 'first' else stack_width",
                       "columns of what that dense layer makes", 1),
         "enabled": _bool(True, "there is an output matrix; otherwise only hidden states"),
-        "scores": _bool("has('score_output.weight')",
-                        "scores of the whole text in place of words: a classifier or reranker"),
+        "scores": _bool("has('score_output.weight')", "scores of the whole text, not words: a classifier or reranker"),
         "score_pooling": _choice(("cls", "last", "mean"), "= 'last' if attention_causal else 'cls'",
                                  "which hidden states they are made of: the first, the last, or the mean of all"),
         "score_activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "tanh", "the activation after score_dense"),

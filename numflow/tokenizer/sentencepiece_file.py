@@ -12,6 +12,7 @@ from numflow.tokenizer.roles import resolve
 from numflow.tokenizer.side_files import SideFiles, read_bytes, read_vocab, text_of
 from numflow.tokenizer.tokenizer import Roles, Tokenizer
 
+_AROUND = ("[CLS]", "[SEP]")  # control pieces of a model whose texts are [CLS] A [SEP] B [SEP]
 _LANGUAGE = re.compile(r">>[^<>]+<<")  # what tells a translator the language to translate to
 
 
@@ -43,18 +44,25 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
         texts=texts, remap=remap, where=str(path))
     own = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id(), "pad": processor.pad_id()}
     own = {role: None if id < 0 else texts[id if remap is None else remap[id]] for role, id in own.items()}
+    encoder = remap is None and all(text in control for text in _AROUND)
+    own |= dict(zip(("cls", "sep"), _AROUND, strict=True)) if encoder else {}
     given = own | {role: token for role, token in side.roles().items() if token is not None}
     roles = resolve(vocabulary, given, options, side.end_ids())
-    return Tokenizer(vocabulary, roles, _around(roles, processor.bos_id() >= 0 and remap is None, side, options),
+    bos_first = processor.bos_id() >= 0 and remap is None
+    return Tokenizer(vocabulary, roles, _around(roles, bos_first, encoder, side, options),
                      options.get("chat_template", side.chat_template()))
 
 
-def _around(roles: Roles, bos_first: bool, side: SideFiles, options: Mapping[str, Any]) -> wrapping.Wrapping:
-    """BOS first, else EOS last, unless the files or the options say otherwise.
+def _around(roles: Roles, bos_first: bool, encoder: bool, side: SideFiles,
+            options: Mapping[str, Any]) -> wrapping.Wrapping:
+    """BOS first, else EOS last, or the two tokens of an encoder, unless the files or the options say otherwise.
 
-    Decoders know BOS; encoders, and models that translate (a vocab.json of their own), end with EOS.
+    Decoders know BOS; other encoders, and models that translate (a vocab.json of their own), end with EOS.
     """
     add_bos, add_eos = (options.get(name, side.flag(f"{name}_token")) for name in ("add_bos", "add_eos"))
+    if encoder:
+        between = () if roles.sep is None else (roles.sep,)
+        return wrapping.around(roles.cls, roles.sep, between, 1).changed(roles.cls, roles.sep, add_bos, add_eos)
     add_bos = bos_first if add_bos is None else add_bos
     add_eos = not bos_first if add_eos is None else add_eos
     return wrapping.each(roles.bos if add_bos else None, roles.eos if add_eos else None)

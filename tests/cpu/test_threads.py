@@ -15,7 +15,7 @@ from numflow.cpu.runtime import cores, threads_kernels
 from numflow.cpu.runtime.access import i64, i64_ptr
 from numflow.cpu.runtime.atomic import fetch_add, pause
 from numflow.cpu.runtime.kernel import kernel
-from numflow.cpu.runtime.threads import ARRIVED, STATE, WORKER_BYTES, WORKERS, Threads, shared_threads
+from numflow.cpu.runtime.threads import ARRIVED, CROWDED, FEWER, STATE, WORKER_BYTES, WORKERS, Threads, shared_threads
 from numflow.errors import DeviceError
 from tests.waiting import until
 
@@ -85,6 +85,56 @@ def test_sleeping_workers_wake(pool):
         pool.run(table, 1)
         assert memory[:pool.n_threads].tolist() == [run] * pool.n_threads
         time.sleep(0.02 if run % 2 else 0.002)
+
+
+@kernel
+def _last_is_late(args, thread, n_threads):
+    """The last thread takes some 20 ms."""
+    if thread == n_threads - 1:
+        for _ in range(i64(args, 0)):
+            pause()
+
+
+def test_where_other_programs_want_the_cores_threads_sleep_in_barriers(pool):
+    memory, rounds = np.zeros(16, np.int64), np.array([500_000])
+    pool._control[CROWDED // 8] = 1 << 62
+    before = time.thread_time()
+    pool.run(_table(*[(_count, memory), (_last_is_late, rounds), (_check_sum, memory)] * 10), 30)
+    used = time.thread_time() - before
+    assert memory[:pool.n_threads].tolist() == [10] * pool.n_threads and memory[15] == 0
+    if pool.n_threads > 1:
+        assert used < 0.05  # of some 200 ms
+
+
+def test_a_run_has_fewer_threads_where_they_would_sleep():
+    pool, memory, rounds = Threads(4), np.zeros(16, np.int64), np.array([500_000])
+    table = _table((_count, memory), (_last_is_late, rounds), (_check_sum, memory))
+    pool._control[CROWDED // 8] = 1 << 62
+    for _ in range(2):
+        pool.run(table, 3, fewer=True)
+    pool._control[FEWER // 8 + 1] = 1 << 62  # not to be tried again
+    pool.run(table, 3, fewer=True)
+    assert memory[:4].tolist() == [3, 3, 3, 2] and memory[15] == 0
+    pool.run(table, 1)
+    assert memory[:4].tolist() == [4, 4, 4, 3]
+    pool.close()
+
+
+def test_how_many_threads_are_tried_when():
+    fewer, begin = np.zeros(4, np.int64), 1_000_000
+
+    def run(slept, took=1000):
+        threads = threads_kernels._choose.py_func(fewer, 8, begin)
+        threads_kernels._learn.py_func(fewer, 8, threads, slept * threads * took // 100, begin, begin + took)
+        return threads
+
+    assert [run(24), run(26), run(24), run(26), run(26), run(26), run(26), run(0), run(50)] == [8] * 5 + [6, 4, 3, 3]
+    assert [run(50), run(50), run(50)] == [2, 1, 1]
+    for wait in (400_000, 800_000, 1_600_000, 3_000_000, 3_000_000):  # tried again, in vain
+        begin = fewer[1]
+        assert [run(50), run(50)] == [8, 1] and fewer[1] == begin + 1000 + wait
+    begin = fewer[1]
+    assert [run(10), run(10), run(50), run(50), run(10)] == [8] * 4 + [6] and fewer[2] == 200_000
 
 
 def test_idle_workers_use_no_time():
@@ -243,13 +293,13 @@ def test_default_threads(monkeypatch, quota, siblings, expected):
 @kernel
 def arrive(args, thread, n_threads):
     control, memory = i64(args, 0), i64_ptr(i64(args, 1))
-    memory[thread] = threads_kernels._barrier(control, n_threads, memory[thread])
+    memory[thread] = threads_kernels._barrier(control, thread, n_threads, (0, 0), memory[thread])
 
 
 def test_spinning_is_given_up_where_cores_are_scarce():
     """Who has spun at a barrier in vain spins less at the next one."""
-    control, patience = np.zeros(WORKERS // 8, np.int64), np.full(2, threads_kernels.SPINS, np.int64)
-    args = np.array([control.ctypes.data, patience.ctypes.data], np.int64)
+    pool, patience = Threads(2), np.full(2, threads_kernels.SPINS, np.int64)
+    control, args = pool._control, np.array([pool.address, patience.ctypes.data], np.int64)
     arrive.prepare()
     for expected in (threads_kernels.SPINS // 4, threads_kernels.SPINS // 16):
         waiting = threading.Thread(target=arrive, args=(args.ctypes.data, 1, 2))
@@ -263,3 +313,4 @@ def test_spinning_is_given_up_where_cores_are_scarce():
     patience[0] = 16
     arrive(args.ctypes.data, 0, 1)  # alone: nobody to wait for
     assert patience[0] == 16
+    pool.close()

@@ -44,8 +44,9 @@ def attention_kernels() -> dict[str, Kernel]:
     """Kernels on tensor cores by name, and the exact ones that decode: all biases, then every type of keys and values
     at a usual size, then wide heads, then those of latent attention."""
     found, usual, wide = {}, attention_case(4, 1, 128, 128), attention_case(4, 1, 256, 256)
-    buckets = next(case for case in attention_cases() if case.name == "attention-buckets-both-ways")
-    for case in (every_bias(), buckets, attention_case(4, 1, 64, 64)):
+    buckets, far = (next(case for case in attention_cases() if case.name == f"attention-{name}")
+                    for name in ("buckets-both-ways", "distances"))
+    for case in (every_bias(), buckets, far, attention_case(4, 1, 64, 64)):
         found |= kernels_of(case.network, case.weights, kv_type="f16")
     for kind in ("f16", *CODED):
         found |= kernels_of(usual.network, usual.weights, kv_type=kind)

@@ -7,6 +7,7 @@ from numflow.learn.cases.attention_cases import SHORT
 from numflow.learn.cases.cases import CASES as ALL
 
 SLOW = {"attention-long": (((0, 70),), ((0, 1),)), "attention-window-long": (((0, 110),), ((0, 1),)),
+        "attention-distances-long": (((0, 50), (1, 3)),),
         "linear-130x256-33-rows": (((0, 9),),)}
 
 

@@ -14,7 +14,7 @@ from numflow.network.cost import Workload
 from numflow.ops import Buffer, Cache, Network, Step, View, Weight
 from tests.engine.tiny import write_checkpoint
 
-LIMITS = SimpleNamespace(read_gb_s=10.0, f32_gop_s=100.0, int8_gop_s=400.0)
+LIMITS = SimpleNamespace(read_gb_s=10.0, f32_gop_s=100.0, int8_gop_s=400.0, bf16_gop_s=200.0)
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +79,16 @@ def network() -> Network:
 
 
 class FakeProgram:
-    """weight_cost as a dict; keys and values of two bytes."""
+    """Bytes and arithmetic of weights as dicts; keys and values of two bytes."""
 
     block_bytes, block_size = 2 * 64 * 2 * 32, 64
     kv_bytes, blocks, cross_block_bytes = 4 * block_bytes, 4, 0
 
-    def weight_cost(self, name):
-        return {"w": (4096, True), "e": (8 * 4096, False)}[name]
+    def weight_bytes(self, name):
+        return {"w": 4096, "e": 8 * 4096}[name]
+
+    def arithmetic(self, step):
+        return {"linear": "int8", "head_linear": "bf16"}.get(step.op, "f32")
 
 
 def of(step, tokens, context):
@@ -97,6 +100,10 @@ def test_costs():
     linear = of(Step("linear", (x,), (y,), {"weight": "w"}), 10, 0)
     assert linear == LeastWork(4096 + 10 * 128 * 4, 0.0, 2.0 * 10 * 64 * 64)
     assert linear.seconds(LIMITS) == pytest.approx(max(linear.nbytes / 10, linear.int8 / 400) / 1e9)
+    pairs = of(Step("head_linear", (x,), (y,), {"weight": "w"}), 10, 0)
+    assert (pairs.bf16, pairs.f32) == (linear.int8, 0)
+    assert LeastWork(0, bf16=2.0).seconds(LIMITS) == pytest.approx(1e-11)
+    assert (linear + pairs).operations == 2 * linear.operations
     experts = Step("expert_linear", (x, View("ids", 0, 2)), (View("r", 0, 64),), {"weight": "e"})
     assert of(experts, 1, 0).f32 == 2 * 2 * 64 * 64
     two = 1 - (7 / 8) ** 2  # of eight experts, when two are chosen at random, perhaps the same one

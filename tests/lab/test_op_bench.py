@@ -18,7 +18,7 @@ from numflow.quant.stored import STORED
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMFLOW_HOME", str(tmp_path))
-    limits = roofline.Roofline(1, 10.0, 200.0, 50.0)
+    limits = roofline.Roofline(1, 10.0, 200.0, 50.0, 100.0)
     monkeypatch.setattr(roofline, "measure_limits", lambda threads: limits)
     monkeypatch.setattr("numflow.lab.op_bench.MOST_BYTES", 1 << 16)
 
@@ -38,6 +38,14 @@ def test_a_product(tmp_path):
     (kept,) = (tmp_path / "bench").iterdir()
     assert json.loads(kept.read_text())["microseconds"] == again["microseconds"]
     assert bench_op("linear", "q4", "64x128", 1, repeat=3, threads=1)["last"] is None  # another number of tokens
+
+
+@pytest.mark.parametrize(("kind", "activations", "peak"), [("F16", "bf16", 100.0), ("F16", "f32", 50.0),
+                                                           ("q4", "bf16", 200.0)])
+def test_the_limit_is_that_of_the_arithmetic(kind, activations, peak):
+    found = bench_op("linear", kind, "32x64", 64, repeat=1, threads=1, activations=activations)
+    least = max(found["megabytes"] * 1e6 / 10.0, found["operations"] / peak) / 1e3
+    assert found["at_limit"] == pytest.approx(least / found["microseconds"]["median"])
 
 
 def test_a_norm_and_a_broken_memory_of_the_last_run(tmp_path):

@@ -61,6 +61,7 @@ NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_
 NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith(("qwen3_vl", "hy_v3")))
 MORE = MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS
 NO_ARCHITECTURE += tuple(name for name in MORE if not name.startswith(("dbrx", "granite_docling", "nemotron_h")))
+NO_ARCHITECTURE += tuple(name for name in names() if name.startswith("deberta"))
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written.

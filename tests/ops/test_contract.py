@@ -319,13 +319,13 @@ def test_a_profile_knows_what_a_weight_costs(program):
     name = next(iter(program.network.weights))
     if PROFILE not in program.can:
         with pytest.raises(RequestError, match="this backend has no profile"):
-            program.weight_cost(name)
+            program.weight_bytes(name)
         with pytest.raises(RequestError, match="this backend has no profile"):
             program.groups()
         return
-    nbytes, int8 = program.weight_cost(name)
-    assert nbytes > 0 and not int8
+    assert program.weight_bytes(name) > 0
     steps = program.network.entries["main"]
+    assert {program.arithmetic(step) for step in steps} == {"f32"}
     for group in program.groups():
         assert group.at in group.steps and group.steps == tuple(sorted(set(group.steps)))
         assert group.pattern == "+".join(steps[i].op for i in group.steps)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numflow.ops import Batch
+from numflow.ops import Cache as Shape
 from numflow.reference import act, attention, moe
 
 
@@ -117,6 +118,29 @@ def test_gates_before_the_expert():
     np.testing.assert_allclose(found, [x[t] * gates[t, s] for t in range(2) for s in range(2)])
     np.testing.assert_allclose(moe.expert_combine(found, gates, weighted=False),
                                [x[t] * (gates[t, 0] + gates[t, 1]) for t in range(2)], rtol=1e-5, atol=1e-7)
+
+
+def test_queries_and_keys_meet_the_vectors_of_their_distance():
+    q, k, v, vectors = rng(5, 2, 3), rng(5, 2, 3, seed=1), rng(5, 2, 3, seed=2), rng(2, 2, 4, 3, seed=3)
+    of_queries, of_keys = (np.einsum("the,hne->thn", x, each).reshape(5, 8) for x, each in zip((q, k), vectors))
+    places = np.array([3, 0, 2, 1, 3], np.float32)  # of the distances -2 .. 2
+
+    class Cache:
+        lengths, table = staticmethod(lambda batch: [5]), staticmethod(lambda batch: [None])
+        read = staticmethod(lambda blocks, length, position: (k, v))
+        shape, value_dim = Shape("c", 2, 3, 3), 3
+
+    batch = Batch(np.zeros(5, np.int32), np.arange(5), np.array([0, 5]), np.zeros((1, 1), int), np.array([4]))
+    found = attention.attention(q.reshape(5, 6), of_queries, of_keys, places=places, batch=batch, cache=Cache, heads=2,
+                                scale=0.5, causal=False, window=0, softcap=0.0, bucket_distance=0)
+    for h in range(2):
+        for i in range(5):
+            numbers = [int(places[min(max(j - i, -2), 2) + 2]) for j in range(5)]
+            scores = [0.5 * (q[i, h] @ k[j, h] + q[i, h] @ vectors[0, h, n] + vectors[1, h, n] @ k[j, h])
+                      for j, n in enumerate(numbers)]
+            shares = [math.exp(score) for score in scores]
+            expected = sum(share * v[j, h] for j, share in enumerate(shares)) / sum(shares)
+            np.testing.assert_allclose(found[i, 3 * h:3 * h + 3], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_index_chooses_the_best_keys_of_those_that_are_seen():

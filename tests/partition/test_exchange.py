@@ -47,10 +47,12 @@ def _batch(rows=ROWS):
     return Batch(each, each, np.array([0, rows], np.int32), np.zeros((1, 0), np.int32), each)
 
 
-def _run(kind, networks, threads=1, runs=1, rows=ROWS):
-    """The output of each device, all run at the same time."""
+def _run(kind, networks, threads=1, runs=1, rows=ROWS, crowded=False):
+    """The output of each device, all run at the same time; crowded: as if other programs wanted the cores."""
     program_class, world_class = (Reference, ReferenceWorld) if kind == "reference" else (Program, World)
     world = world_class(dict(enumerate(networks)), threads)
+    if crowded:
+        world._memory[world_module.CROWDED:world_module.CROWDED + 8] = np.array([1 << 62]).view(np.uint8)
     programs = [program_class(network, _Constants(network), threads=threads, world=world, device=i)
                 for i, network in enumerate(networks)]
     results = [None] * len(networks)
@@ -109,6 +111,13 @@ def test_send_and_receive(kind, threads):
     first, second = _run(kind, [_network(tables[0], *there), _network(tables[1], *back)], threads, runs=4)
     np.testing.assert_array_equal(first, tables[0])
     np.testing.assert_array_equal(second, tables[1] + tables[0])
+
+
+def test_devices_nap_where_other_programs_want_the_cores():
+    table, y = _tables(1)[0], View("y", 0, WIDTH)
+    steps = [Step("all_reduce", (View("x", 0, WIDTH),), (y,), params={"group": (0, 1), "adds": (0, 1)})] * 2
+    for found in _run("cpu", [_network(table, step) for step in steps], 2, runs=20, crowded=True):
+        np.testing.assert_array_equal(found, table + table)
 
 
 def test_values_larger_than_a_slot_go_through_in_rounds(monkeypatch):

@@ -145,7 +145,7 @@ def test_ops_of_the_last_request(model_folders, monkeypatch):
     class Served:
         name, last_request, limits = "tiny", (5, 7), None
 
-    monkeypatch.setattr(module, "machine_limits", lambda program: Roofline(1, 10.0, 100.0, 50.0))
+    monkeypatch.setattr(module, "machine_limits", lambda program: Roofline(1, 10.0, 100.0, 50.0, 100.0))
     with numflow.load(model_folders["chat"], backend="cpu", threads=1) as Served.model:
         found = module.roofline(Served)
     assert found["token"]["context"] == 12 and found["prompt"]["tokens"] == 5

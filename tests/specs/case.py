@@ -25,7 +25,7 @@ class Case:
     tensors: name -> shape as in the weight file.
     inputs:  per prompt, ids by argument ("ids", "types", "decoder_ids").
     rows:    per prompt, the rows whose numbers are stored.
-    expected: "logits_0", "hidden_0", "encoder_hidden_0" ...: float32 arrays of those rows.
+    expected: "logits_0", "hidden_0", "encoder_hidden_0" ..., "scores_0" [labels]: float32 arrays of those rows.
     salt:    what is behind the names that weights are made from.
     """
 

@@ -1,10 +1,10 @@
 """Tiny configurations with the keys that published models of each family have: name -> (kind, config, options).
 
-kind: "causal", "multimodal" and "audible" (their language part), "masked", "scores" (a classifier), "hidden" (no head),
-"text" (an encoder alone) or "translate". options: "lengths" of the prompts, "types" for segment ids, "attention" for
-the implementation to use, "extra" for tensors that transformers does not write by itself, "kept" for ends of names of
-those that follow from the configuration, "renamed" for a part of names and what it is in published files, "turned" for
-ends of names of stacks that are the other way round there.
+kind: "causal", "multimodal" and "audible" (their language part), "masked", "hidden" (no head), "text" (an encoder
+alone), "classifier" or "translate". options: "lengths" of the prompts, "types" for segment ids, "attention" for the
+implementation to use, "extra" for tensors that transformers does not write by itself, "kept" for ends of names of those
+that follow from the configuration, "renamed" for a part of names and what it is in published files, "turned" for ends
+of names of stacks that are the other way round there.
 """
 
 from tests.specs.configs_2026 import CASES_2026

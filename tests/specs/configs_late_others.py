@@ -36,6 +36,23 @@ encoder("megatron_bert", "masked", "MegatronBertForMaskedLM", "megatron-bert", T
 encoder("rembert", "masked", "RemBertForMaskedLM", "rembert", TINY, SMALL, {
     "input_embedding_size": 24, "output_embedding_size": 48}, types=True)
 
+FAR = TINY | SMALL | {
+    "layer_norm_eps": 1e-7, "type_vocab_size": 0, "relative_attention": True, "max_relative_positions": -1,
+    "position_biased_input": False, "pos_att_type": "p2c|c2p", "share_att_key": True, "norm_rel_ebd": "layer_norm",
+    "position_buckets": 8, "pooler_hidden_act": "gelu"}
+encoder("deberta_v2", "masked", "DebertaV2ForMaskedLM", "deberta-v2", FAR, lengths=(9, 46))
+# Distances beyond the last one, matrices of their own, and all that older files have.
+encoder("deberta_v2_exact", "masked", "DebertaV2ForMaskedLM", "deberta-v2", FAR, {
+    "legacy": False, "share_att_key": False, "norm_rel_ebd": "none", "position_buckets": -1,
+    "max_relative_positions": 12, "position_biased_input": True, "type_vocab_size": 2, "pos_att_type": ["c2p", "p2c"]},
+    types=True, lengths=(9, 46))
+encoder("deberta_v2_narrow", "masked", "DebertaV2ForMaskedLM", "deberta-v2", FAR, {
+    "embedding_size": 24, "pos_att_type": ["c2p"], "share_att_key": False, "max_relative_positions": 20})
+encoder("deberta_v2_plain", "hidden", "DebertaV2Model", "deberta-v2", FAR, {
+    "relative_attention": False, "position_biased_input": True, "norm_rel_ebd": "none", "pos_att_type": "p2c"})
+encoder("deberta_v2_classifier", "classifier", "DebertaV2ForSequenceClassification", "deberta-v2", FAR, {
+    "num_labels": 3, "max_relative_positions": 16}, lengths=(9, 46))
+
 translator("umt5", "UMT5ForConditionalGeneration", "umt5", T5, {"feed_forward_proj": "gated-gelu"})
 LITTLE = BART | {"d_model": 32, "encoder_layers": 2, "num_hidden_layers": 2}
 translator("plbart", "PLBartForConditionalGeneration", "plbart", LITTLE, {"scale_embedding": True})

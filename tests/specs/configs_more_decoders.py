@@ -30,7 +30,7 @@ LOCAL = MODERN | {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers
 case("modernbert_decoder", "ModernBertDecoderForCausalLM", "modernbert-decoder", LOCAL, lengths=(9, 20))
 case("modernbert_decoder_classifier", "ModernBertDecoderForSequenceClassification", "modernbert-decoder", LOCAL, {
     "num_labels": 3, "layer_types": ["full_attention", "sliding_attention"] * 2, "norm_bias": True, "mlp_bias": True,
-    "attention_bias": True, "classifier_bias": True, "local_attention": 12}, kind="scores", lengths=(9, 20))
+    "attention_bias": True, "classifier_bias": True, "local_attention": 12}, kind="classifier", lengths=(9, 20))
 
 SMALL = {"vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "pad_token_id": 0,
          "max_position_embeddings": 48}

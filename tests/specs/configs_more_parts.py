@@ -89,4 +89,4 @@ case("cohere_compass", "CohereCompassForConditionalGeneration", "cohere_compass"
      lengths=(9, 30))
 case("cohere_compass_classifier", "CohereCompassTextForSequenceClassification", "cohere_compass_text", COMPASS, {
     "pooling": "mean", "num_labels": 3, "attention_bias": True, "layer_types": None, "rope_parameters": {
-        "full_attention": BOTH["sliding_attention"]}}, kind="scores")
+        "full_attention": BOTH["sliding_attention"]}}, kind="classifier")

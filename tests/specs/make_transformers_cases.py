@@ -28,8 +28,7 @@ from tests.specs.weights import values
 
 CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transformers.AutoModelForImageTextToText,
            "audible": transformers.AutoModelForMultimodalLM,
-           "masked": transformers.AutoModelForMaskedLM,
-           "scores": transformers.AutoModelForSequenceClassification,
+           "masked": transformers.AutoModelForMaskedLM, "classifier": transformers.AutoModelForSequenceClassification,
            "hidden": transformers.AutoModel, "text": transformers.AutoModelForTextEncoding,
            "translate": transformers.AutoModelForSeq2SeqLM}
 ARGUMENTS = {"ids": "input_ids", "types": "token_type_ids", "decoder_ids": "decoder_input_ids"}
@@ -94,13 +93,15 @@ def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: l
         with torch.no_grad():
             arguments = {ARGUMENTS[key]: torch.tensor([ids]) for key, ids in given.items()}
             result = model(**arguments, output_hidden_states=True)
-        found = {} if kind in ("hidden", "text") else {"scores" if kind == "scores" else "logits": result.logits}
-        if kind in ("hidden", "masked", "text", "scores"):
+        found = {} if kind in ("hidden", "text", "classifier") else {"logits": result.logits}
+        if kind == "classifier":
+            arrays[f"scores_{i}"] = result.logits[0].numpy()
+        if kind in ("hidden", "masked", "text", "classifier"):
             found["hidden"] = result.hidden_states[-1]
         if kind == "translate":
             found["encoder_hidden"] = result.encoder_last_hidden_state
         for name, value in found.items():
-            arrays[f"{name}_{i}"] = value[0].numpy()[slice(None) if name == "scores" else kept.get(name, kept["rows"])]
+            arrays[f"{name}_{i}"] = value[0].numpy()[kept.get(name, kept["rows"])]
     return arrays
 
 

@@ -104,6 +104,11 @@ class _Builder(Builder):
         self._invent_stack(module, "weight", groups, stored[::-1] if transpose else stored)
         return super().stack_of_matrices(module, groups, rows, columns, select, transpose, suffix)
 
+    def projected(self, name, roles, shape, groups, eps):
+        for module, role, expected in roles.values():
+            self._invent(module, role, expected)
+        return super().projected(name, roles, shape, groups, eps)
+
     def stack_of_vectors(self, module, role, groups, rows, select=None, suffix="", add=0.0):
         self._invent_stack(module, role, groups, (rows if select is None else max(select) + 1,))
         return super().stack_of_vectors(module, role, groups, rows, select, suffix, add)

@@ -5,7 +5,7 @@ from sentencepiece import SentencePieceProcessor
 
 from numflow.errors import FormatError, TokenizerError
 from numflow.tokenizer import load_tokenizer
-from tests.tokenizer.conftest import NASTY, checkpoint, write_json
+from tests.tokenizer.conftest import NASTY, checkpoint, train_sentencepiece, write_json
 
 
 def load(folder, proto, config=None, options=None, **files):
@@ -32,6 +32,23 @@ def test_unigram_ids_are_the_package_s_with_eos_last(tmp_path, unigram_model):
         assert tokenizer.encode(text, parse_special=False) == [*processor.encode(text), 1]
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.unk_id, tokenizer.pad_id) == (None, {1}, 2, 0)
     assert not tokenizer.add_bos
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_the_tokens_of_an_encoder_stand_around_texts(tmp_path, begin):
+    """[CLS] and [SEP] as the model's own begin and end, or as control pieces of a model that has no such."""
+    first = {"bos_id": 1, "eos_id": 2, "bos_piece": "[CLS]", "eos_piece": "[SEP]"} if begin else {
+        "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]"]}
+    proto = train_sentencepiece(model_type="unigram", vocab_size=180, pad_id=0, unk_id=3 if begin else 1,
+                                pad_piece="[PAD]", unk_piece="[UNK]", **first)
+    tokenizer, processor = load(tmp_path, proto), SentencePieceProcessor(model_proto=proto)
+    cls, sep = (processor.piece_to_id(piece) for piece in ("[CLS]", "[SEP]"))
+    assert (tokenizer.roles.cls, tokenizer.roles.sep) == (cls, sep)
+    one, other = processor.encode("the"), processor.encode("a man")
+    assert tokenizer.encode("the") == [cls, *one, sep]
+    assert tokenizer.encode_pair("the", "a man") == ([cls, *one, sep, *other, sep],
+                                                     [0] * (len(one) + 2) + [1] * (len(other) + 1))
+    assert load(tmp_path, proto, options={"add_eos": False}).encode("the") == [cls, *one]
 
 
 def test_text_after_a_special_token_gets_its_space_unless_told_otherwise(tmp_path, bpe_model):

@@ -5,9 +5,12 @@ take tiles one by one. Where there are too few of them (decoding at a long conte
 keys, and whoever finishes the last span of a tile merges them; either way the same sums are taken in the same order.
 """
 
+from typing import Any
+
 import numpy as np
 
 from numflow.cpu.attention.slots import (
+    FAR,
     INDEX,
     MOST_SLOTS,
     SLOTS,
@@ -17,7 +20,7 @@ from numflow.cpu.attention.slots import (
     slot_bytes,
 )
 from numflow.cpu.runtime.kernel import Call, Code
-from numflow.cpu.state.cache import GROUP
+from numflow.cpu.state.cache import GROUP, KVCache
 from numflow.network.t5_buckets import bucket
 from numflow.ops import Step, param
 
@@ -26,8 +29,9 @@ _CODE, _INDEX = Code("numflow.cpu.attention.attention_kernels"), Code("numflow.c
 
 
 def attention(step: Step, ctx) -> list[Call]:
-    """q f32 [T, H*E], chosen i32 [T, W] -> y f32 [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]."""
-    chosen, chosen_stride = ctx.view(step.inputs[1]) if len(step.inputs) > 1 else (0, 0)
+    """q f32 [T, H*E], chosen i32 [T, W] or products with vectors of distances f32 [T, H*N] twice -> y f32 [T, H*E_v];
+    slopes, sinks f32 [H]; buckets f32 [n, H]; places f32 [2R + 1]."""
+    chosen, chosen_stride = ctx.view(step.inputs[1]) if len(step.inputs) == 2 else (0, 0)
     cache, heads = ctx.caches[param(step, "cache")], param(step, "heads")
     shape, own = cache.shape, cache.shape.kind == "self"
     slopes, sinks = (ctx.vector(step.weights[role]) if role in step.weights else 0 for role in ("slopes", "sinks"))
@@ -40,7 +44,7 @@ def attention(step: Step, ctx) -> list[Call]:
     partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
     rounded = ctx.activations != "f32" and not shape.prefix
-    kind = cache.kinds[0] if cache.kinds in _AS_THEY_ARE or (rounded and cache.kinds == ("bf16", "bf16")) else \
+    kind = cache.kinds[0] if cache.kinds in _AS_THEY_ARE or multiplies_pairs(cache, ctx.activations) else \
         "coded_int8" if rounded else "coded"
     kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
     return [Call.named(
@@ -50,7 +54,22 @@ def attention(step: Step, ctx) -> list[Call]:
         causal=own and causal, window=window, softcap=float(param(step, "softcap")), slopes=slopes, sinks=sinks,
         bias=bias, reach=reach, scratch=scratch, scratch_bytes=per_thread, partials=partials, most_slots=MOST_SLOTS,
         counters=counters, decoded=decoded, **cache.row_fields, turned=turned,
-        chunk=param(step, "chunk") if own else 0, chosen=chosen, chosen_stride=chosen_stride)]
+        chunk=param(step, "chunk") if own else 0, chosen=chosen, chosen_stride=chosen_stride, **_far(step, ctx))]
+
+
+def _far(step: Step, ctx) -> dict[str, Any]:
+    """Slots of products with vectors of distances."""
+    if "places" not in step.weights:
+        return dict.fromkeys(FAR, 0)
+    _, of_queries, of_keys = step.inputs
+    places = ctx.vector(step.weights["places"]).astype(np.int32)
+    return {**ctx.strided("of_queries", of_queries), **ctx.strided("of_keys", of_keys), "places": places,
+            "places_reach": len(places) // 2, "far": of_queries.width // param(step, "heads")}
+
+
+def multiplies_pairs(cache: KVCache, activations: str) -> bool:
+    """Whether attention rounds queries and weights to bfloat16, as keys and values are, and multiplies pairs."""
+    return cache.kinds == ("bf16", "bf16") and activations != "f32" and not cache.shape.prefix
 
 
 def index_select(step: Step, ctx) -> list[Call]:

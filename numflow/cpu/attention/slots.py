@@ -13,11 +13,15 @@ MOST_ROWS = max(WIDTHS)
 HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 
 # Arguments of the attention kernels. table, table_stride, lengths: fields of the batch header. In a thread's scratch,
-# decoded: where a chunk of floats lies; turned: where keys become the values that are a prefix of them.
+# decoded: where a chunk of floats lies; turned: where keys become the values that are a prefix of them. of_queries, ...
+# far: products with vectors of distances, the number of each distance, and how many a head has.
 SLOTS = slots("""
     header q q_stride y y_stride cache kv_heads queries_per_key k_dim v_dim block_size table table_stride lengths
     scale causal window softcap slopes sinks bias reach scratch scratch_bytes partials most_slots counters decoded
-    k_kind v_kind k_width v_width k_size v_size turned chunk chosen chosen_stride""")
+    k_kind v_kind k_width v_width k_size v_size turned chunk chosen chosen_stride of_queries of_queries_stride of_keys
+    of_keys_stride places places_reach far""")
+
+FAR = ("of_queries", "of_queries_stride", "of_keys", "of_keys_stride", "places", "places_reach", "far")
 
 # Of index_select; words: of a row of bits. kind, width, row: of keys in the cache. scratch, for each thread: scores of
 # a row; from `turned` on its queries as keys of few bits are rotated, their codes, and 16 such keys as floats.

@@ -168,6 +168,8 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
             _scores(args, scratch, rows, half, keys, k, v)
         else:
             _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
+        if i64(args, SLOTS.far):
+            _add_far(args, scratch, rows, sequence, base, keys)
         _probabilities(args, scratch, rows, half, base, most)
         if prefix is not None:
             _add_turned_keys(args, scratch, rows, half, keys, k if coded is None else decoded, slot)
@@ -254,6 +256,25 @@ def _scores(args, scratch, rows, half, keys, k, ahead):
         wide_products(rows, columns, half, steps, scratch + SCORES + 64 * first, 256,
                       scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, step,
                       ahead + first * group, 0)
+
+
+@inline
+def _add_far(args, scratch, rows, sequence, base, keys):
+    """Add the products of queries, and of keys base .. base + keys - 1, with the vectors of their distances.
+
+    A key's products are a long row, of which neighbouring queries read neighbours: so keys are the outer loop.
+    """
+    begin = np.int64(i32_ptr(i64(i64(args, SLOTS.header), STARTS))[sequence])
+    places, reach, scale = i32_ptr(i64(args, SLOTS.places)), i64(args, SLOTS.places_reach), f64(args, SLOTS.scale)
+    own, other = 4 * i64(args, SLOTS.of_queries_stride), 4 * i64(args, SLOTS.of_keys_stride)
+    at = 4 * i64(scratch + HEAD, 0) * i64(args, SLOTS.far)  # all rows of a tile are of one head
+    queries = i64(args, SLOTS.of_queries) + begin * own + at
+    for key in range(base, base + keys):
+        of_key = f32_ptr(i64(args, SLOTS.of_keys) + (begin + key) * other + at)
+        for r in range(rows):
+            position, score = i64(scratch + POSITION, r), f32_ptr(scratch + SCORES + 256 * r)
+            number = places[min(max(key - position, -reach), reach) + reach]
+            score[key - base] += np.float32(scale) * (f32_ptr(queries + position * own)[number] + of_key[number])
 
 
 @inline

@@ -3,9 +3,10 @@
 import numba
 
 from numflow.cpu.exchange.exchange import GROUP, PAIR
+from numflow.cpu.exchange.world import CROWDED
 from numflow.cpu.memory.buffers import LINE
 from numflow.cpu.runtime.access import i64, i64_ptr, share
-from numflow.cpu.runtime.atomic import cpu_yield, load_acquire, pause, store_release
+from numflow.cpu.runtime.atomic import give_way, load_acquire, nap, pause, store_release
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.float32 import load_part, store_part
 from numflow.cpu.simd.vector import inline
@@ -15,7 +16,8 @@ from numflow.cpu.simd.vector import inline
 def _wait(args, lines, count, rounds):
     """Until all of `count` lines have come to `rounds`; False if the run is broken off.
 
-    A waiting thread yields its core after a while: the one it waits for may need it.
+    A waiting thread yields its core after a while: the one it waits for may need it. Where other programs want the core
+    too, it takes naps instead, as it would wait for them.
     """
     abort, patience = i64(args, GROUP.abort), i64(args, GROUP.patience)
     for line in range(count):
@@ -26,8 +28,8 @@ def _wait(args, lines, count, rounds):
                 pause()
             elif load_acquire(abort) != 0:
                 return False
-            else:
-                cpu_yield()
+            elif give_way(abort + CROWDED):
+                nap()
     return load_acquire(abort) == 0
 
 

@@ -1,6 +1,7 @@
 """Memory where the devices of a plan meet: one region that all of their threads see, in one process or in several.
 
-    line 0            not 0: the run is broken off, nobody waits any more
+    line 0            not 0: the run is broken off, nobody waits any more; behind it, until when other programs are
+                      taken to want these cores
     lines             one for every thread in every channel: how many rounds it has done
     slots             of the channels, where values lie while they change hands
 
@@ -22,6 +23,7 @@ from numflow.cpu.runtime.cores import default_threads, patience
 from numflow.errors import DeviceError
 from numflow.ops import Network, param
 
+CROWDED = 8  # of line 0
 SLOT_BYTES = 256 << 10
 _RING_ROWS = 1024  # rows that a ring holds, within its limits
 _RING = (4, 64)    # slots of a ring

@@ -1,4 +1,4 @@
-"""Roofline of this machine: rates of memory reads, int8 dot products and float32 multiply-adds.
+"""Roofline of this machine: rates of memory reads, int8 dot products, and float32 and bfloat16 multiply-adds.
 
 The kernels that measure these rates do what a model's kernels do, and nothing else. A model's speed is given as a
 fraction of the rates.
@@ -25,12 +25,13 @@ LINE, SINK = 64, 1024  # of memory that results go to, so that no work is left o
 
 @dataclass(frozen=True)
 class Roofline:
-    """Of all threads together: 10^9 bytes, int8 operations and float32 operations per second (a multiply-add is 2)."""
+    """Of all threads together: 10^9 bytes, int8, float32 and bfloat16 operations per second (a multiply-add is 2)."""
 
     threads: int
     read_gb_s: float
     int8_gop_s: float
     f32_gop_s: float
+    bf16_gop_s: float
 
 
 def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20) -> Roofline:
@@ -40,9 +41,11 @@ def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20)
     small, sink = aligned((CHAINS + 1) * LINE, np.uint8), aligned(threads * SINK, np.uint8)
     small.view(np.float32)[:] = 0.5  # where multiply-adds are made of other instructions, zeros take longer
     per_step = CHAINS * threads * STEPS / 1e9
-    seconds = [_best(_CODE.kernel(name), threads, repeat, source, count, sink) for name, source, count in (
-        ("read", memory, read_bytes // (8 * LINE)), ("multiply_bytes", small, STEPS), ("multiply_f32", small, STEPS))]
-    return Roofline(threads, read_bytes / 1e9 / seconds[0], 128 * per_step / seconds[1], 32 * per_step / seconds[2])
+    runs = [("read", memory, read_bytes // (8 * LINE)),
+            *((f"multiply_{kind}", small, STEPS) for kind in ("bytes", "f32", "bf16"))]
+    read, int8, f32, bf16 = (_best(_CODE.kernel(name), threads, repeat, source, count, sink)
+                             for name, source, count in runs)
+    return Roofline(threads, read_bytes / 1e9 / read, 128 * per_step / int8, 32 * per_step / f32, 64 * per_step / bf16)
 
 
 def _best(fn: Kernel, threads: int, repeat: int, *values) -> float:

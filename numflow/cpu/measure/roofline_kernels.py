@@ -8,6 +8,7 @@ from numba.extending import intrinsic
 from numflow.cpu.measure.roofline import CHAINS, LINE, SINK
 from numflow.cpu.runtime.access import i64, share
 from numflow.cpu.runtime.kernel import kernel
+from numflow.cpu.simd.bfloat16 import add_pair_products
 from numflow.cpu.simd.dot import dot4
 from numflow.cpu.simd.tile import add_products, each_word, repeat
 from numflow.cpu.simd.value import Value, constant, load, prefetch, save
@@ -50,8 +51,15 @@ def _add_products(totals: list[Value], source: Value, i: Value) -> list[Value]:
     return add_products(totals, load(source + ((i & 3) << 6), "f32", 16), source + ((i & 15) << 2))
 
 
+def _add_pair_products(totals: list[Value], source: Value, i: Value) -> list[Value]:
+    pairs = load(source + ((i & 3) << 6), "i32", 16)
+    words = each_word(source + ((i & 15) << 2), len(totals))
+    return [add_pair_products(total, pairs, word) for total, word in zip(totals, words)]
+
+
 _read_sums = _sums("i32", 8, _add_lines)
 _byte_sums, _f32_sums = _sums("i32", CHAINS, _add_byte_products), _sums("f32", CHAINS, _add_products)
+_bf16_sums = _sums("f32", CHAINS, _add_pair_products)
 
 
 @kernel
@@ -69,3 +77,8 @@ def multiply_bytes(args, thread, n_threads):
 @kernel
 def multiply_f32(args, thread, n_threads):
     _f32_sums(i64(args, SOURCE), i64(args, COUNT), i64(args, RESULT) + thread * SINK)
+
+
+@kernel
+def multiply_bf16(args, thread, n_threads):
+    _bf16_sums(i64(args, SOURCE), i64(args, COUNT), i64(args, RESULT) + thread * SINK)

@@ -1,14 +1,20 @@
-"""Synchronisation of threads outside the GIL: atomic int64 operations, a pause, a yield, a lock to sleep on.
+"""Synchronisation of threads outside the GIL: atomic int64 operations, ways to wait, a clock, a lock to sleep on.
 
 System functions are called by name (symbols.py).
 """
 
+import numba
+import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from numflow.cpu.runtime.access import i64
+from numflow.cpu.runtime.symbols import CLOCK, CLOCK_MICROSECONDS, NAP, WINDOWS
+
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+LONG_YIELD, CROWD_LASTS = 1000, 200_000  # microseconds
 _X86 = binding.get_process_triple().startswith(("x86_64", "i386", "i686"))
 
 def _pointer(builder, address):
@@ -64,6 +70,60 @@ def cpu_yield(typingctx):
     """Let another thread have this core (sched_yield, SwitchToThread)."""
     def codegen(context, builder, signature, args):
         builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, []), "numflow_yield"), [])
+        return context.get_dummy_value()
+    return types.void(), codegen
+
+
+@intrinsic
+def read_clock(typingctx, address):
+    """Write the time to the two int64 at `address` (symbols.CLOCK_MICROSECONDS)."""
+    def codegen(context, builder, signature, args):
+        arguments = [args[0]] if WINDOWS else [_I32(CLOCK), args[0]]
+        fn = ir.FunctionType(_I32, [a.type for a in arguments])
+        builder.call(cgutils.get_or_insert_function(builder.module, fn, "numflow_clock"), arguments)
+        return context.get_dummy_value()
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def _two_numbers(typingctx):
+    """Address of two int64 that are 0, on the stack."""
+    def codegen(context, builder, signature, args):
+        memory = cgutils.alloca_once(builder, ir.ArrayType(_I64, 2))
+        builder.store(ir.Constant(ir.ArrayType(_I64, 2), None), memory)
+        return builder.ptrtoint(memory, _I64)
+    return types.int64(), codegen
+
+
+@numba.njit
+def microseconds():
+    """The time, int64."""
+    at = _two_numbers()
+    read_clock(at)
+    return np.int64(i64(at, 0) * CLOCK_MICROSECONDS[0] + i64(at, 1) * CLOCK_MICROSECONDS[1])
+
+
+@numba.njit
+def give_way(crowded):
+    """Yield the core once, unless other programs are known to want it; whether they do. At the address `crowded` is the
+    time until when they are taken to: after a yield that took long, because they ran meanwhile."""
+    begin = microseconds()
+    if begin < load_acquire(crowded):
+        return True
+    cpu_yield()
+    end = microseconds()
+    if end - begin < LONG_YIELD:
+        return False
+    store_release(crowded, end + CROWD_LASTS)
+    return True
+
+
+@intrinsic
+def nap(typingctx):
+    """Sleep for the shortest time that the system offers without a lock: some 0.1 ms, on Windows 1 ms."""
+    def codegen(context, builder, signature, args):
+        fn = ir.FunctionType(_I32, [_I32])
+        builder.call(cgutils.get_or_insert_function(builder.module, fn, "numflow_nap"), [_I32(NAP)])
         return context.get_dummy_value()
     return types.void(), codegen
 

@@ -16,13 +16,15 @@ if sys.platform == "win32":
     _yield, _clock, _frequency = _kernel32.SwitchToThread, _kernel32.QueryPerformanceCounter, ctypes.c_int64()
     _kernel32.QueryPerformanceFrequency(ctypes.byref(_frequency))
     CLOCK, CLOCK_MICROSECONDS = 0, (1e6 / _frequency.value, 0.0)  # ticks, and nothing
+    _nap, NAP = _kernel32.Sleep, 1  # ms
 else:
     _yield, _clock = ctypes.CDLL(None).sched_yield, ctypes.CDLL(None).clock_gettime
     CLOCK, CLOCK_MICROSECONDS = time.CLOCK_MONOTONIC, (1e6, 1e-3)  # seconds and nanoseconds
+    _nap, NAP = ctypes.CDLL(None).usleep, 50  # us
 
 # numflow's names of functions that differ by system, or are this Python's own.
 NAMED = {
-    "numflow_yield": _yield, "numflow_clock": _clock,
+    "numflow_yield": _yield, "numflow_clock": _clock, "numflow_nap": _nap,
     "numflow_acquire": ctypes.pythonapi.PyThread_acquire_lock,
     "numflow_release": ctypes.pythonapi.PyThread_release_lock,
 }

@@ -7,10 +7,11 @@ from numflow.cpu.runtime.affinity_kernels import choose_cpu, current_cpu
 from numflow.cpu.runtime.atomic import (
     acquire,
     call_kernel,
-    cpu_yield,
     exchange,
     fetch_add,
+    give_way,
     load_acquire,
+    microseconds,
     pause,
     release,
     store_release,
@@ -20,13 +21,21 @@ from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.runtime.threads import (
     ALLOWED,
     ARRIVED,
+    BARRIER_LOCK,
+    BARRIER_STATE,
+    BEGUN,
     CALLER,
+    CROWDED,
+    FEWER,
+    FIRST_RUN,
     LOCK,
     MASK,
     PATIENCE,
     RELEASED,
     ROWS,
     RUN,
+    SLEEPERS,
+    SLEPT,
     STATE,
     STOP,
     TABLE,
@@ -37,35 +46,65 @@ from numflow.cpu.runtime.threads import (
 AWAKE, ASLEEP = 0, 1
 
 YIELDS = 4000      # about 2 ms, on idle cores, before a worker goes to sleep
+SHORT_PAUSE, LONG_PAUSE = 100_000, 3_000_000  # microseconds before all threads are tried again, at first and at last
 
 
 @numba.njit
-def _barrier(control, n_threads, patience):
-    """Every thread arrives before any leaves. Spins up to `patience` times, then yields; returns the next patience.
+def _sleep(control, thread, goal):
+    """Sleep until barrier `goal` is released."""
+    line = control + WORKERS + thread * WORKER_BYTES
+    begin = microseconds()
+    while load_acquire(control + RELEASED) < goal:
+        exchange(line + BARRIER_STATE, ASLEEP)
+        fetch_add(control + SLEEPERS, 1)
+        if fetch_add(control + RELEASED, 0) < goal or exchange(line + BARRIER_STATE, AWAKE) == AWAKE:
+            acquire(i64(line + BARRIER_LOCK, 0))
+        fetch_add(control + SLEEPERS, -1)
+    fetch_add(control + SLEPT, microseconds() - begin)
+
+
+@numba.njit
+def _release(control, thread, n_threads, goal):
+    """Let all threads leave barrier `goal`; wake those that sleep there."""
+    exchange(control + RELEASED, goal)
+    if load_acquire(control + SLEEPERS) > 0:
+        for other in range(n_threads):
+            line = control + WORKERS + other * WORKER_BYTES
+            if other != thread and exchange(line + BARRIER_STATE, AWAKE) == ASLEEP:
+                release(i64(line + BARRIER_LOCK, 0))
+
+
+@numba.njit
+def _barrier(control, thread, n_threads, begun, patience):
+    """Every thread arrives before any leaves. Spins up to `patience` times, then yields or sleeps; returns the next
+    patience. begun: of the run, as the control block has it.
 
     Where cores are scarce, what spins keeps the core from the thread it waits for: so patience falls fast.
     """
-    arrived = fetch_add(control + ARRIVED, 1) + 1
-    goal = (arrived + n_threads - 1) // n_threads
-    if arrived == goal * n_threads:
-        store_release(control + RELEASED, goal)
+    arrived = fetch_add(control + ARRIVED, 1) + 1 - begun[0]
+    barrier = (arrived + n_threads - 1) // n_threads
+    goal = begun[1] + barrier
+    if arrived == barrier * n_threads:
+        _release(control, thread, n_threads, goal)
         return patience
     for _ in range(patience):
         if load_acquire(control + RELEASED) >= goal:
             return min(2 * patience, SPINS)
         pause()
     while load_acquire(control + RELEASED) < goal:
-        cpu_yield()
+        if give_way(control + CROWDED):
+            _sleep(control, thread, goal)
     return max(patience // 4, 16)
 
 
 @numba.njit
 def _walk(control, thread, n_threads):
     table, rows, patience = i64_ptr(i64(control + TABLE, 0)), i64(control + ROWS, 0), i64(control + PATIENCE, 0)
+    begun = i64(control + BEGUN, 0), i64(control + BEGUN, 1)
     for row in range(rows):
         call_kernel(table[3 * row], table[3 * row + 1], thread, n_threads)
         if n_threads > 1 and (table[3 * row + 2] != 0 or row == rows - 1):
-            patience = _barrier(control, n_threads, patience)
+            patience = _barrier(control, thread, n_threads, begun, patience)
 
 
 @numba.njit
@@ -76,13 +115,55 @@ def _wake_all(control, n_threads):
             release(i64(line + LOCK, 0))
 
 
+@numba.njit
+def _run(control, n_threads):
+    store_release(control + CALLER, current_cpu())
+    store_release(control + SLEPT, 0)
+    exchange(control + RUN, (i64(control + RUN, 0) // FIRST_RUN + 1) * FIRST_RUN + n_threads)
+    _wake_all(control, n_threads)
+    _walk(control, 0, n_threads)
+
+
 @kernel
 def run(control, thread, n_threads):
     """Publish the run that TABLE and ROWS describe and walk it as thread 0."""
-    store_release(control + CALLER, current_cpu())
-    fetch_add(control + RUN, 1)
-    _wake_all(control, n_threads)
-    _walk(control, 0, n_threads)
+    _run(control, n_threads)
+
+
+@numba.njit
+def _choose(fewer, n_threads, now):
+    """Threads of the next run. fewer: the numbers at FEWER; now: the time."""
+    return n_threads if fewer[0] == 0 or now >= fewer[1] else fewer[0]
+
+
+@numba.njit
+def _learn(fewer, n_threads, threads, slept, begin, end):
+    """Set what `_choose` goes by, from a run of `threads` that slept for so long in all.
+
+    Where they slept for a quarter of two runs, fewer walk from then on. All are tried again after a pause, which is
+    longer each time that this was in vain.
+    """
+    in_vain = threads > 1 and 4 * slept > threads * (end - begin)
+    if threads == n_threads:
+        fewer[2] = min(max(2 * fewer[2], SHORT_PAUSE), LONG_PAUSE) if in_vain else 0
+        fewer[1] = end + fewer[2]
+        if not in_vain:
+            fewer[0] = fewer[3] = 0
+        elif fewer[3] == 0:
+            fewer[3] = 1
+        elif fewer[0] == 0:
+            fewer[0] = max(3 * threads // 4, 1)
+    elif in_vain:
+        fewer[0] = max(3 * threads // 4, 1)
+
+
+@kernel
+def run_fewer(control, thread, n_threads):
+    """The same with as many threads as get a core."""
+    fewer, begin = i64_ptr(control + FEWER), microseconds()
+    threads = _choose(fewer, n_threads, begin)
+    _run(control, threads)
+    _learn(fewer, n_threads, threads, load_acquire(control + SLEPT), begin, microseconds())
 
 
 @kernel
@@ -104,18 +185,19 @@ def serve(control, thread, n_threads):
     line = control + WORKERS + thread * WORKER_BYTES
     patience, done, waited, awake = i64(control + PATIENCE, 0), 0, 0, False
     while load_acquire(control + STOP) == 0:
-        if load_acquire(control + RUN) != done:
-            if not awake:
-                choose_cpu(thread, n_threads, load_acquire(control + CALLER), control + ALLOWED, line + MASK)
-            done, awake = done + 1, True
-            _walk(control, thread, n_threads)
-            waited = 0
+        newest = load_acquire(control + RUN)
+        if newest != done:
+            done, threads = newest, newest % FIRST_RUN
+            if thread < threads:
+                if not awake:
+                    choose_cpu(thread, n_threads, load_acquire(control + CALLER), control + ALLOWED, line + MASK)
+                _walk(control, thread, threads)
+                waited, awake = 0, True
         elif waited < patience:
             waited += 1
             pause()
-        elif waited < patience + YIELDS:
+        elif waited < patience + YIELDS and not give_way(control + CROWDED):
             waited += 1
-            cpu_yield()
         else:
             exchange(line + STATE, ASLEEP)
             nothing_new = fetch_add(control + RUN, 0) == done and fetch_add(control + STOP, 0) == 0

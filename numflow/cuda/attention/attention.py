@@ -3,8 +3,8 @@
 y = softmax(softcap(scale * q k^T) + bias, over the visible keys of the sequence) v
 
     attention_exact   float32 throughout: activations "f32", float32 caches, keys of more than 1024 columns, buckets of
-                      distances, whose branches leave no registers for the sums of tensor cores, and where an index
-                      chooses the keys
+                      distances, whose branches leave no registers for the sums of tensor cores, vectors of distances,
+                      and where an index chooses the keys
     attention_few     tensor cores, for sequences with so few new tokens that 16 rows hold the queries of a key head,
                       and for all where keys or values have more than 256 columns
     attention_many    tensor cores, for the other sequences of the batch
@@ -20,14 +20,14 @@ from numflow.cuda.attention.exact import exact_kernel
 from numflow.cuda.attention.few import WIDEST, few_kernel, slices_of
 from numflow.cuda.attention.join import MOST_PARTS, join
 from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
-from numflow.cuda.attention.parameters import BatchTables, Biases, Halves, Heads, Scores
+from numflow.cuda.attention.parameters import BatchTables, Biases, Far, Halves, Heads, Scores
 from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Prepared, Sizes, ceil
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.state.cache_code import width
 from numflow.cuda.weights.operand import bind_operand
-from numflow.ops import Step, param
+from numflow.ops import Step, View, param
 
 PART_KEYS = 128   # keys of a part, at least
 ENOUGH = 128      # blocks, about one for each multiprocessor of a large GPU, from which sequences have one part ...
@@ -44,11 +44,13 @@ NO_HALVES = Halves(None, None, 0)
 
 
 def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
-    """q f32 [T, H * E], chosen i32 [T, W], slopes [H], sinks [H], buckets [n, H] -> y f32 [T, H * E_v].
+    """q f32 [T, H * E], chosen i32 [T, W] or products with vectors of distances f32 [T, H * N] twice, slopes [H],
+    sinks [H], buckets [n, H], places [2R + 1] -> y f32 [T, H * E_v].
 
     leaves: the operand that y becomes too, int8 or f16, for the linear behind it; its units are within heads.
     """
-    (q, *chosen), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
+    (q, *beside), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
+    chosen, far = ([], beside) if "places" in step.weights else (beside, [])
     cache = ctx.caches[param(step, "cache")]
     shape, causal, window = cache.shape, param(step, "causal"), param(step, "window")
     slopes, sinks, buckets = (ctx.vector(step.weights[role]) if role in step.weights else None
@@ -57,7 +59,7 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     is_self = shape.kind == "self"
     exact = (n_buckets if causal else n_buckets // 2) // 2
     spread = math.log(param(step, "bucket_distance") / exact) if buckets else 1.0
-    is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None or bool(chosen) \
+    is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None or bool(beside) \
         or max(shape.k_dim, shape.value_dim) > MOST_COLUMNS
     most = max(EXACT_ROWS * heads * MOST_PARTS, ROWS * BLOCKS) if is_exact else ROWS * BLOCKS
     partial = ctx.scratch("parts of attention", 4 * most * (shape.value_dim + 2))
@@ -78,12 +80,21 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
     if is_exact:
         bits = IntRows(*(ctx.view(chosen[0]) if chosen else (None, 0)))
-        calls, parts = _exact(step, (*args, bits), exact_kernel(*sizes_of, *flags, cache.v_row, bool(chosen)), heads,
-                              most)
+        kernel = exact_kernel(*sizes_of, *flags, cache.v_row, bool(chosen), bool(far))
+        calls, parts = _exact(step, (*args, bits, _far(step, ctx, far)), kernel, heads, most)
         made = None
     else:
         calls, parts, made = _tensor(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row, most, halves)
     return [*calls, *_joins(step, ctx, parts, partial, leaves, made)]
+
+
+def _far(step: Step, ctx, views: list[View]) -> Far:
+    """Products with vectors of distances, or none."""
+    if not views:
+        return Far(None, 0, None, 0, None, 0, 0)
+    places, heads = step.weights["places"], param(step, "heads")
+    return Far(*ctx.view(views[0]), *ctx.view(views[1]), ctx.vector(places),
+               ctx.network.weights[places].shape[0] // 2, views[0].width // heads)
 
 
 def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves: Prepared | None,

@@ -8,7 +8,7 @@ import functools
 
 from numflow.cuda.attention.bias import biased, seen
 from numflow.cuda.attention.join import LOWEST
-from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
+from numflow.cuda.attention.parameters import BatchTables, Biases, Far, Heads, Scores
 from numflow.cuda.device.call import N_TOKENS
 from numflow.cuda.lang.arithmetic import exp, fmax
 from numflow.cuda.lang.hadamard import rotate
@@ -24,9 +24,10 @@ from numflow.quant.kv import BLOCK, CODED
 
 @functools.cache
 def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool, has_slopes: bool,
-                 has_sinks: bool, has_buckets: bool, v_row: int, has_chosen: bool = False) -> Kernel:
+                 has_sinks: bool, has_buckets: bool, v_row: int, has_chosen: bool = False,
+                 has_far: bool = False) -> Kernel:
     """Grid (heads, rows, parts). v_row: columns of the row in memory that a value begins. has_chosen: only keys whose
-    bits are set are seen."""
+    bits are set are seen. has_far: queries and keys meet vectors of their distances, too."""
     k_width, columns = width(k_type, k_dim), -(-width(v_type, v_dim) // 32)
     pieces, v_width = k_width // 8, width(v_type, v_dim)
     turned, turned_back = k_type in CODED, v_type in CODED
@@ -37,13 +38,13 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     bias = biased(has_cap, has_slopes, has_buckets, 1.0)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
-    extras += "_chosen" * has_chosen
+    extras += "_chosen" * has_chosen + "_far" * has_far
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=8 if is_wide else 12,
             exact=has_buckets)
     def _attention(y: Rows, partial: f32.ptr, q: Rows, k: u32.ptr, v: u32.ptr, biases: Biases, batch: BatchTables,
-                   shape: Heads, rule: Scores, chosen: IntRows):
+                   shape: Heads, rule: Scores, chosen: IntRows, far: Far):
         # Place in the grid: a head of queries and a row; the keys that the row sees.
         head, t, lane = block_x(), block_y(), u32(lane_index())
         if t >= batch.counts[N_TOKENS]:
@@ -94,6 +95,13 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
                     dot += (q0 * k0 + q1 * k1) + (q2 * k2 + q3 * k3)
                     dot += (q4 * k4 + q5 * k5) + (q6 * k6 + q7 * k7)
                     piece = u32(piece + 1)
+                if has_far:
+                    distance = i32(key - position)
+                    distance = far.reach if distance > far.reach else distance
+                    distance = i32(-far.reach) if distance < -far.reach else distance
+                    number = u32(head * far.count + u32(far.places[u32(distance + far.reach)]))
+                    row = u32(u32(batch.starts[sequence]) + u32(key))
+                    dot += far.of_queries[t * far.queries_stride + number] + far.of_keys[row * far.keys_stride + number]
                 score = bias(dot, rule.scale, rule.cap, biases.slopes, biases.buckets, i32(key - position), head,
                              shape.heads, rule.n_buckets, rule.spread, rule.causal)
             # Online softmax: rescale the sums by exp(old maximum - new maximum).

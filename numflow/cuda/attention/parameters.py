@@ -13,6 +13,19 @@ class Biases(NamedTuple):
     buckets: f32.ptr
 
 
+class Far(NamedTuple):
+    """Products of queries and of keys with `count` vectors of distances, f32 [T, H * count] each; places f32 [2 * reach
+    + 1]: the number of the vector for each distance."""
+
+    of_queries: f32.ptr
+    queries_stride: u32
+    of_keys: f32.ptr
+    keys_stride: u32
+    places: f32.ptr
+    reach: i32
+    count: u32
+
+
 class BatchTables(NamedTuple):
     """Rows and keys of the batch; starts: first token of each sequence, lengths: keys that it has."""
 

@@ -87,7 +87,8 @@ class Collector:
             self._add(name, squares, np.full(weight.groups, len(x)))
 
     def _tensors(self, step: Step) -> list[str]:
-        parts = self._network.weights[step.weights["weight"]].parts
+        weight = self._network.weights[step.weights["weight"]]
+        parts = () if weight.project else weight.parts  # a product of two of them
         return list(dict.fromkeys(part.tensor for part in parts))
 
     def _add(self, name: str, squares: np.ndarray, counts: np.ndarray) -> None:

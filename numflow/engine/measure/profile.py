@@ -8,27 +8,33 @@ import numpy as np
 
 from numflow.errors import RequestError
 from numflow.executor.contract import PROFILE
-from numflow.network.cost import Workload, step_cost
+from numflow.network.cost import PRODUCTS, Workload, step_cost
 from numflow.network.passes.grouping import done_by
 from numflow.ops import Network, Step
-
-_PRODUCTS = ("linear", "expert_linear", "head_linear")
 
 
 @dataclass(frozen=True)
 class LeastWork:
-    """Least work of a step: bytes to read and write, float32 operations, int8 operations."""
+    """Least work of a step: bytes to read and write, operations in float32, in int8 and in pairs of bfloat16."""
 
     nbytes: float
     f32: float = 0.0
     int8: float = 0.0
+    bf16: float = 0.0
 
     def __add__(self, other: "LeastWork") -> "LeastWork":
-        return LeastWork(self.nbytes + other.nbytes, self.f32 + other.f32, self.int8 + other.int8)
+        return LeastWork(self.nbytes + other.nbytes, self.f32 + other.f32, self.int8 + other.int8,
+                         self.bf16 + other.bf16)
+
+    @property
+    def operations(self) -> float:
+        """Of every arithmetic."""
+        return self.f32 + self.int8 + self.bf16
 
     def seconds(self, limits) -> float:
         """The least time: at the machine's rate of reads or of operations, whichever takes longer."""
-        return max(self.nbytes / limits.read_gb_s, self.f32 / limits.f32_gop_s + self.int8 / limits.int8_gop_s) / 1e9
+        computing = self.f32 / limits.f32_gop_s + self.int8 / limits.int8_gop_s + self.bf16 / limits.bf16_gop_s
+        return max(self.nbytes / limits.read_gb_s, computing) / 1e9
 
 
 def machine_limits(program):
@@ -48,9 +54,8 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
     """Rows by op, most time first, of running `tokens` tokens after `context` others; medians of `repeat` runs.
 
     Each: op, steps, microseconds (with a barrier after each step), share of the run, megabytes that must move, gb_s,
-    gop_s, and at_limit: the time they would take at the machine's measured limits as a part of their time; above
-    1 it may be of pairs of bfloat16, which are counted at the rate of float32. None of ops without products, whose
-    numbers stay in a cache. Linears come apart by what they compute; a step that the
+    gop_s, and at_limit: the time they would take at the machine's measured limits as a part of their time. None of
+    ops without products, whose numbers stay in a cache. Linears come apart by what they compute; a step that the
     kernels of another one do counts as a part of that one.
 
     Raises:
@@ -82,7 +87,7 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
 
 
 def _name(step: Step) -> str:
-    return f"{step.op} {step.label.rsplit('.', 1)[-1]}" if step.op in _PRODUCTS else step.op
+    return f"{step.op} {step.label.rsplit('.', 1)[-1]}" if step.op in PRODUCTS else step.op
 
 
 def _table(medians: Mapping[str, float], costs: Mapping[str, LeastWork], counts: Mapping[str, int],
@@ -91,8 +96,8 @@ def _table(medians: Mapping[str, float], costs: Mapping[str, LeastWork], counts:
     return [{
         "op": name, "steps": counts[name], "microseconds": us, "share": us / total if total else 0.0,
         "megabytes": costs[name].nbytes / 1e6, "gb_s": _rate(costs[name].nbytes, us),
-        "gop_s": _rate(costs[name].f32 + costs[name].int8, us),
-        "at_limit": _rate(costs[name].seconds(limits), us) * 1e9 if costs[name].f32 + costs[name].int8 else None,
+        "gop_s": _rate(costs[name].operations, us),
+        "at_limit": _rate(costs[name].seconds(limits), us) * 1e9 if costs[name].operations else None,
     } for name, us in sorted(medians.items(), key=lambda item: -item[1])]
 
 
@@ -105,7 +110,5 @@ def cost(step: Step, network: Network, program, load: Workload) -> LeastWork:
     """The least that a step has to do."""
     numbers = sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values())
     element = (program.block_bytes + program.cross_block_bytes) / program.block_size / max(1, numbers)
-    least = step_cost(network, step, load, element, lambda weight: program.weight_cost(weight.name)[0])
-    int8 = step.op in _PRODUCTS and program.weight_cost(step.weights["weight"])[1]
-    operations = least.matrix
-    return LeastWork(least.bytes, *((0.0, operations) if int8 else (operations, 0.0)))
+    least = step_cost(network, step, load, element, lambda weight: program.weight_bytes(weight.name))
+    return LeastWork(least.bytes, **{program.arithmetic(step): least.matrix})

@@ -49,6 +49,9 @@ def attention_cases():
             (4, 1, 28, 20, {}, SCHEDULE), (6, 2, 40, 32, {"softcap": 2.0}, SHORT),
             (5, 1, 96, 48, {"window": 7}, SCHEDULE), (2, 1, 64, 64, {}, LONG), (9, 1, 352, 320, {}, SHORT)):
         yield _values_in_keys(heads, kv_heads, k_dim, prefix, params, schedule)
+    yield _distances("attention-distances", 4, 16, 12, 7, {})
+    yield _distances("attention-distances-softcap-window", 3, 20, 9, 70, {"softcap": 2.0, "window": 20})
+    yield _distances("attention-distances-long", 2, 64, 32, 140, {}, (((0, 150), (1, 3)),))
     yield _cross("attention-cross", causal=False)
     yield _cross("attention-cross-window", causal=True, window=2)
     for heads, size, top_k, schedule in ((3, 16, 5, SCHEDULE), (2, 24, 60, LONG), (1, 8, 300, SHORT)):
@@ -62,6 +65,18 @@ def _attend(b, q, k, v, heads, head_dim, cache, params, weights=(), v_dim=None):
     b.last = b.buffer(heads * (v_dim or head_dim))
     b.step("cache_write", (k, v), (), cache=cache)
     b.step("attention", (q,), (b.last,), drawn, **{"scale": head_dim**-0.5, **params}, cache=cache, heads=heads)
+
+
+def _distances(name, heads, head_dim, vectors, reach, params, schedule=WHOLE):
+    """Queries and keys meet vectors of their distances, by products that are random numbers here."""
+    b = Builder(name)
+    q, k, v, of_queries, of_keys = b.inputs(*[heads * head_dim] * 3, *[heads * vectors] * 2)
+    cache, y = b.cache(kv_heads=heads, k_dim=head_dim), b.buffer(heads * head_dim)
+    b.step("cache_write", (k, v), (), cache=cache)
+    places = b.weight("places", b.rng.integers(0, vectors, 2 * reach + 1).astype(np.float32))
+    b.step("attention", (q, of_queries, of_keys), (y,), {"places": places}, cache=cache, heads=heads,
+           **{"scale": head_dim**-0.5, "causal": False, **params})
+    return b.case(y, schedule, bound=2e-5)
 
 
 def _different_value_size():

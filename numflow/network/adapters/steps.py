@@ -84,6 +84,9 @@ def parts_of(network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float
         RequestError: some of the adapter cannot be one request's alone, by name.
     """
     own, found = fit.adapter, dict[str, list[AdaptedPart | None]]()
+    made = {part.tensor for weight in network.weights.values() if weight.project for part in weight.parts}
+    for name in (name for name in (*own.added, *own.replaced) if name in made):
+        raise _merge_it(own, name, "keys and queries of distances are made with it too, once for all requests")
     done, tied = set[str](), tied_table(network)
     for share in shares or (network,):
         parts = _Parts(share, checkpoint, fit, scale, tied)

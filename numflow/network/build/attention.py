@@ -6,6 +6,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
+from numflow.network.build.distances import Beside, distances
 from numflow.network.build.rope import Rotary, alibi_slopes, as_stored, check_rotary, pairs, rotary
 from numflow.ops import Cache, View
 from numflow.spec.schema import SECTIONS
@@ -68,13 +69,13 @@ def _times(b: Builder, key: str, x: View, y: View) -> View:
     return y
 
 
-def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, chosen: tuple[View, ...] = ()) -> None:
-    """Attention of `heads` query heads over a cache, as the spec has it; chosen: the keys that it sees, if not all."""
-    weights, chunk = _position_biases(b, heads), b.option("attention", "chunk")
+def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Beside) -> None:
+    """Attention of `heads` query heads over a cache, as the spec has it; beside: its further inputs."""
+    weights, chunk = _position_biases(b, heads) | beside[1], b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
         b.emit("scale_by_position", (q,), (q,), "q_temperature", scale=temperature,
                length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"))
-    b.emit("attention", (q, *chosen), (y,), "attention", weights, cache=cache.name, heads=heads,
+    b.emit("attention", (q, *beside[0]), (y,), "attention", weights, cache=cache.name, heads=heads,
            **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
            **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
            **({"chunk": chunk} if chunk else {}))
@@ -92,7 +93,9 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         name = f"{b.prefix}self"
         cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
         b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
+        far = distances(b, q, k, shape.heads)
     else:
+        far = (), {}
         q = b.linear("attn_q", x, b.view("qkv", shape.heads * shape.head_dim))
         _clip(b, (q,))
         _placed(b, [("q", q, shape.heads)], shape)
@@ -100,7 +103,7 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
             b.names.find(module, "weight", b.layer, b.stack)
         cache = b.caches[f"{b.prefix_of(owner)}self"]
     y = b.view("attention", shape.heads * shape.value_dim)
-    _attend(b, q, y, cache, shape.heads)
+    _attend(b, q, y, cache, shape.heads, far)
     return y
 
 
@@ -161,8 +164,7 @@ def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, pairing: 
     check_rotary(options, head_dim, b.where)
     how = rotary(options, *_divisors(b, pairs(options["dims"])))
     angles = _angles(b, as_stored(how, b.names.find("rope_inv_freq"), b.where))
-    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim,
-           pairing=pairing or options["pairing"])
+    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=pairing or options["pairing"])
 
 
 def _angles(b: Builder, how: Rotary) -> View:
@@ -313,7 +315,7 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     in_latent, q = b.view("q_latent", s.heads * rank), b.view("q_heads", s.heads * (rank + rope_dim))
     b.emit("head_linear", (plain,), (in_latent,), "attn_k_b", {"weight": to_latent}, heads=s.heads)
     b.emit("head_concat", (in_latent, rotated), (q,), "q_heads", heads=s.heads)
-    _attend(b, q, in_latent, cache, s.heads, chosen)
+    _attend(b, q, in_latent, cache, s.heads, (chosen, {}))
     y = b.view("attention", s.heads * s.value_dim)
     b.emit("head_linear", (in_latent,), (y,), "attn_v_b", {"weight": from_latent}, heads=s.heads)
     return y

@@ -181,6 +181,19 @@ class Builder:
         self.weights[name] = Weight(name, shape, parts, groups=heads, types=whole.types * heads)
         return name
 
+    def projected(self, name: str, roles: Mapping[str, tuple[str, str, tuple[int, ...]]], shape: tuple[int, int],
+                  groups: int, eps: float) -> str:
+        """A table through a matrix (Weight.project); roles: module and role of each part, and the shape it has."""
+        parts, types = [], []
+        for module, role, expected in roles.values():
+            tensor = self.names.need(module, role, self.layer, self.stack)
+            if tuple(tensor.shape) != expected:
+                raise self._wrong_shape(tensor, f"{list(expected)}")
+            parts.append(Part(tensor.name))
+            types.append(tensor.type.name)
+        return self._add(Weight(f"{self.prefix}{name}", shape, tuple(parts), groups=groups, types=tuple(types),
+                                project=tuple(roles), eps=eps))
+
     def stack_of_vectors(self, module: str, role: str, groups: int, rows: int, select: Any = None, suffix: str = "",
                          add: float = 0.0) -> str:
         """`groups` vectors of `rows` elements, stored as one tensor [groups, rows] or one per group."""

@@ -227,8 +227,15 @@ def _attention(step: Step, network: Network) -> None:
         raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
     _expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)
     _expect(step, "width of the output", heads * cache.value_dim, step.outputs[0].width)
+    far = "places" in step.weights
     for view in step.inputs[1:]:
-        _expect(step, "dtype of chosen", "i32", network.buffers[view.buffer].dtype)
+        what = "products with distances" if far else "chosen"
+        _expect(step, f"dtype of {what}", "f32" if far else "i32", network.buffers[view.buffer].dtype)
+        _expect(step, f"width of {what}", step.inputs[1].width if far else view.width, view.width)
+    _expect(step, "number of inputs", 3 if far else min(len(step.inputs), 2), len(step.inputs))
+    if far and (param(step, "causal"), cache.kind, cache.kv_heads, step.inputs[1].width % heads) != (
+            False, "self", heads, 0):
+        raise NetworkError(f"{step}: distances go with attention both ways of as many key heads, and columns for each")
     for role in ("slopes", "sinks"):
         if role in step.weights:
             _expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)
@@ -299,7 +306,7 @@ def _scale(step: Step, network: Network) -> None:
         _expect(step, f"shape of {role}", (step.outputs[0].width,), network.weights[name].shape)
 
 
-def _match_rms(step: Step, network: Network) -> None:
+def _by_group(step: Step, network: Network) -> None:
     _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
     _expect(step, "columns left over", 0, step.outputs[0].width % step.inputs[1].width)
 
@@ -310,11 +317,6 @@ def _mix(step: Step, network: Network) -> None:
             (y.width, parts * x.width))
     if x.overlaps(y):
         raise NetworkError(f"{step}: the output is made while x is read: it should be another buffer")
-
-
-def _gate_rows(step: Step, network: Network) -> None:
-    _expect(step, "columns left over", 0, step.inputs[0].width % step.inputs[1].width)
-    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 
 def _permute(step: Step, network: Network) -> None:
@@ -382,19 +384,16 @@ def _adapt(step: Step, network: Network) -> None:
         _expect(step, "rows of the input", _rows(step, network, step.outputs[0]), _rows(step, network, step.inputs[0]))
 
 
-def _any_view(step: Step, network: Network) -> None:
-    """`send` and `receive` take whatever the other side has."""
-
-
 _SHAPES = {
     "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "head_linear": _head_linear, "cache_write": _cache_write, "index_select": _index_select,
-    "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows, "permute": _permute,
+    "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _by_group, "permute": _permute,
     "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale, "scale_by_position": _scale_by_position,
-    "sparsify": _same, "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
+    "sparsify": _same, "match_rms": _by_group, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
     "select_rows": _select, "adapt": _adapt, "adapt_rows": _adapt,
     "moe_route": _route, "expert_scale": _combine, "expert_linear": _expert_linear, "expert_combine": _combine,
     "linear_attention": _linear_attention, **dict.fromkeys(("softplus", "gated_recurrence", "wkv"), _by_channel),
-    "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
+    **dict.fromkeys(("send", "receive"), lambda step, network: None),  # they take whatever the other side has
+    "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

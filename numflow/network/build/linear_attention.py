@@ -7,7 +7,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
-from numflow.network.build.recurrent import convolution
+from numflow.network.build.channels import convolution
 from numflow.ops import View
 
 _NORM_EPS = 1e-6  # below the root of queries and keys of length 1

@@ -91,6 +91,8 @@ def _check_layer(b: Builder, section: str, only: dict[tuple[str, str], object]) 
     if b.option("mixer", "kind") == "none":
         only = {("mixer", "kind"): "attention", **only}
     for (of, key), value in only.items():
+        if of == "moe" and not b.option("moe", "enabled"):
+            continue
         if (found := b.option(of, key)) != value:
             raise SpecError(f"{b.where}: {of}.{key}: expected {value!r} with {section}.streams, found {found!r}",
                             (f"{of}.{key}", f"{section}.streams"))

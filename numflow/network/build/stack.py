@@ -4,11 +4,15 @@ from numflow.errors import SpecError
 from numflow.network.batch import KEPT
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
-from numflow.network.build.channels import gated_recurrence, shifted_feed_forward, weighted_keys
+from numflow.network.build.channels import (
+    gated_recurrence,
+    shifted_feed_forward,
+    short_convolution,
+    weighted_keys,
+)
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
-from numflow.network.build.recurrent import short_convolution
 from numflow.network.build.residuals import (
     altup_layer,
     begin_hyper,
@@ -96,13 +100,16 @@ def embeddings(b: Builder) -> View:
         return _add_embeddings(b, x)
     if b.option("embedding", "project") == "last":
         return b.linear("project_in", _add_embeddings(b, table), x)
+    if b.option("embedding", "project") == "before_norm":
+        b.linear("project_in", _add_embeddings(b, table, normed=False), x)
+        return b.norm("token_embd_norm", x, x) if b.option("embedding", "norm") else x
     return _add_embeddings(b, b.linear("project_in", table, x))
 
 
-def _add_embeddings(b: Builder, x: View) -> View:
-    """Positions and types added to x in place, then the norm, or the norm first."""
+def _add_embeddings(b: Builder, x: View, normed: bool = True) -> View:
+    """Positions and types added to x in place, then the norm, or the norm first. normed: whether there is one here."""
     width = x.width
-    norm, first = b.option("embedding", "norm"), b.option("embedding", "norm_first")
+    norm, first = b.option("embedding", "norm") and normed, b.option("embedding", "norm_first")
     if norm and first:
         b.norm("token_embd_norm", x, x)
     position, offset = b.option("embedding", "position"), b.option("embedding", "position_offset")

@@ -4,8 +4,8 @@ import numpy as np
 
 from numflow.network.build.attention import self_attention
 from numflow.network.build.builder import Builder
+from numflow.network.build.channels import convolution
 from numflow.network.build.linear_attention import gated, matrix, rates, sizes, softplus
-from numflow.network.build.recurrent import convolution
 from numflow.ops import View
 
 

@@ -15,6 +15,7 @@ from numflow.errors import RequestError
 from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type
+from numflow.network.cost import PRODUCTS
 from numflow.network.quantise.calibration import Calibration, LaterCalibration
 from numflow.network.quantise.imatrix_files import for_tensors
 from numflow.network.quantise.kept import KeptTensors
@@ -22,7 +23,6 @@ from numflow.ops import Network
 from numflow.quant import RowsOf, encode, find, takes_calibration
 from numflow.quant.recipe import KEEP, Recipe
 
-_PRODUCTS = ("linear", "expert_linear", "head_linear")
 FINE, _LONG = 6, 4096  # bits; columns of the row whose bits are counted
 SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not count, its precision may
 
@@ -71,7 +71,7 @@ def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Quantis
         else:
             schemes[name] = scheme
     linears = {step.weights["weight"] for steps in network.entries.values() for step in steps
-               if step.op in _PRODUCTS}
+               if step.op in PRODUCTS}
     idle = recipe.idle([(*found, name) for name, found in modules.items()])
     return QuantisePlan(recipe, schemes, kept, modules, idle,
                         frozenset(part.tensor for name in linears for part in network.weights[name].parts))
@@ -88,9 +88,13 @@ def matrices(network: Network) -> dict[str, tuple[str, ...]]:
     for steps in network.entries.values():
         for step in steps:
             for role, name in step.weights.items():
-                wanted = (role == "weight" and step.op in _PRODUCTS) or (role, step.op) == ("table", "embed")
+                wanted = (role == "weight" and step.op in PRODUCTS) or (role, step.op) == ("table", "embed")
                 router = step.op == "linear" and step.outputs[0] in routers
-                for part in network.weights[name].parts:
+                weight = network.weights[name]
+                wanted, parts = wanted and not weight.project, list(weight.parts)
+                if weight.project:  # the matrix that a table passes is judged by its other places
+                    del parts[weight.project.index("matrix")]
+                for part in parts:
                     if wanted and not router:
                         names = found.setdefault(part.tensor, [])
                         module = name.removesuffix(".weight")

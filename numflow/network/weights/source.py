@@ -40,6 +40,7 @@ def is_computed(weight: Weight) -> bool:
     """Whether a weight's numbers are made at load, as float32, and not handed out as the file has them."""
     blocks = any(tensor_type(name).block > 1 for name in weight.types)
     return (weight.constant is not None or bool(weight.add) or weight.normalize_rows or weight.negative_exp
+            or bool(weight.project)
             or len(set(weight.types)) != 1 or any(part.transpose or (part.turned and blocks) for part in weight.parts))
 
 
@@ -85,6 +86,8 @@ class WeightSource:
         weight = self._weight(name)
         if weight.constant is not None:
             return np.ascontiguousarray(weight.constant, np.float32)
+        if weight.project:
+            return self._projected(weight)
         pieces = [self._part(part, vector=len(weight.shape) == 1) for part in weight.parts]
         values = _joined(pieces) if len(pieces) > 1 else pieces[0]
         if weight.add:
@@ -94,6 +97,19 @@ class WeightSource:
         if weight.negative_exp:
             values = -np.exp(values)
         return np.ascontiguousarray(values.reshape(weight.shape), np.float32)
+
+    def _projected(self, weight: Weight) -> np.ndarray:
+        """float32 [H * n, K]: head h of norm(table) @ matrix.T + bias."""
+        parts = {role: self._part(part, vector=role not in ("table", "matrix"))
+                 for role, part in zip(weight.project, weight.parts, strict=True)}
+        x, matrix = parts["table"], parts["matrix"]
+        if "norm" in parts:
+            x = x - x.mean(axis=1, keepdims=True)
+            x = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(weight.eps)) * parts["norm"]
+            x = x + parts.get("norm_bias", np.float32(0))
+        y = x @ matrix.T + parts.get("bias", np.float32(0))
+        y = y.reshape(len(x), weight.groups, weight.shape[1]).swapaxes(0, 1)
+        return np.ascontiguousarray(y.reshape(weight.shape), np.float32)
 
     def _weight(self, name: str) -> Weight:
         if name not in self.network.weights:

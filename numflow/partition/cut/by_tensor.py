@@ -263,7 +263,8 @@ class _Emitter:
             cache = self.network.caches[param(step, "cache")]
             cut = self.caches[cache.name]
             if step.op == "attention":
-                return {step.inputs[0]: tuple((b * cache.k_dim, e * cache.k_dim) for b, e in cut.heads)}
+                return {view: of_heads(spans, step.outputs[0], view) for view in step.inputs
+                        if self.network.buffers[view.buffer].dtype == "f32"}
             return {view: tuple((b * size, e * size) for b, e in cut.kv_heads)
                     for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim))}
         return dict.fromkeys(step.inputs, spans)
@@ -271,6 +272,8 @@ class _Emitter:
     def _slice(self, step: Step, role: str, begin: int, end: int) -> Weight:
         weight = self.network.weights[step.weights[role]]
         if step.op == "attention":
+            if role == "places":
+                return weight
             value_dim = step.outputs[0].width // param(step, "heads")
             cut = columns_of if role == "buckets" else rows_of
             return cut(weight, begin // value_dim, end // value_dim)

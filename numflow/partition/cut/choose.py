@@ -177,7 +177,8 @@ class _Chooser:
     def _attention(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         cache = self.network.caches[param(step, "cache")]
         heads = self.caches[cache.name].heads
-        self.wanted[step.inputs[0]] = scaled(heads, cache.k_dim)
+        self.wanted |= {view: scaled(heads, view.width // param(step, "heads")) for view in step.inputs
+                        if self.network.buffers[view.buffer].dtype == "f32"}
         return Sharding(COLUMNS, scaled(heads, cache.value_dim))
 
     def _cache_write(self, at: int, step: Step, spans: Spans | None) -> Sharding:

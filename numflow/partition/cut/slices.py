@@ -57,6 +57,11 @@ def columns_of(weight: Weight, begin: int, end: int) -> Weight:
 def experts_of(weight: Weight, begin: int, end: int) -> Weight:
     """Matrices (or vectors) begin .. end - 1 of a stack of `groups`."""
     size = weight.shape[0] // weight.groups
+    if weight.project:
+        columns, shape = range(begin * weight.shape[1], end * weight.shape[1]), ((end - begin) * size, weight.shape[1])
+        parts = tuple(replace(part, rows=columns) if role in ("matrix", "bias") else part
+                      for role, part in zip(weight.project, weight.parts, strict=True))
+        return replace(weight, name=f"{weight.name}[{begin}:{end}]", shape=shape, parts=parts, groups=end - begin)
     return replace(rows_of(weight, begin * size, end * size), groups=end - begin)
 
 
