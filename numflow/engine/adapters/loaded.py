@@ -4,6 +4,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from numflow.engine.adapters.given import GivenAdapter
@@ -15,6 +16,7 @@ from numflow.formats.adapter import open_adapter
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.steps import parts_of
+from numflow.registry.progress import reporter
 from numflow.spec.reader import Spec
 
 MOST = 256  # adapters at a time
@@ -79,6 +81,9 @@ class Adapters(Mapping[str, ChosenAdapter]):
                 raise RequestError(f"there are {MOST} adapters already, as many as may be")
             fit = fitted(open_adapter(given.path), self._checkpoint, self._spec)
             parts = parts_of(self._runner.network, self._checkpoint, fit, given.scale, self._runner.program.shares)
+            if fit.left_out:
+                with closing(reporter(self._progress)) as told:
+                    told.note(fit.without())
             with self._runner.lock:
                 self._sweep()
                 taken = {adapter.number for adapter in self._alive}
