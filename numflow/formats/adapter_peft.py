@@ -113,7 +113,7 @@ class _Parts:
             self.tokens[f"{table[1]}.weight"] = self._rows(table[1], tensor), tensor
         elif "lora_" in name or "trainable_tokens" in name:
             raise FormatError(f"{self.path}: tensor {show(tensor.name)}: of a kind of adapter that is not read")
-        elif not name.endswith(".original_module.weight"):
+        elif ".original_module." not in name:
             self.replaced[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = tensor
 
     def _rows(self, module: str, tensor: Tensor) -> tuple[int, ...]:

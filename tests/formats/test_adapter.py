@@ -236,9 +236,10 @@ def test_a_table_and_its_output_matrix_stay_one_only_for_targets_of_these_names(
         assert open_adapter(folder).head_too == tied, targets
 
 
-def test_a_trained_bias_beside_rows_of_a_table(tmp_path):
+def test_trained_biases_of_wrapped_modules(tmp_path):
     bias = np.ones(6, np.float32)
-    made = matrices(NAME, (6, 5)) | {f"{PREFIX}decoder.token_adapter.base_layer.bias": bias}
+    made = matrices(NAME, (6, 5)) | {f"{PREFIX}decoder.token_adapter.base_layer.bias": bias,
+                                     f"{PREFIX}score.original_module.dense.bias": bias}
     adapter = open_adapter(write_adapter(tmp_path, made, bias="lora_only"))
     assert [*adapter.replaced] == ["decoder.bias"]
 
