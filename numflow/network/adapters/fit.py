@@ -77,8 +77,8 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     _check_shapes(own, checkpoint, transposed)
     biased = [name for name in names.heads if name in own.offsets]
     if biased and any(step.label == "head_scale" for steps in built.entries.values() for step in steps):
-        raise FormatError(f"{own.path}: {biased[0]!r} gets a bias, and the model multiplies its logits: an adapter does "
-                          "not say which comes first")
+        raise FormatError(f"{own.path}: {biased[0]!r} gets a bias, and the model multiplies its logits: nothing says "
+                          "which comes first")
     return Fitted(own, checkpoint, transposed, head, names.biases(own), left_out)
 
 
