@@ -154,10 +154,10 @@ def model_of(checkpoint, spec, backend: str, threads: int | None = None) -> Mode
 
 
 def _merged(checkpoint, spec, adapters, how: LoadOptions):
-    """The checkpoint with adapters merged; tells of matrices that are larger by that."""
-    found = with_adapters(checkpoint, spec, adapters)
-    if how.progress and how.weights is None and (line := expanded(checkpoint, found)):
-        with closing(reporter()) as told:
+    """The checkpoint with adapters merged; tells of what is left out, and of matrices that are larger by that."""
+    with closing(reporter(how.progress and bool(adapters))) as told:
+        found = with_adapters(checkpoint, spec, adapters, told.note)
+        if how.progress and how.weights is None and (line := expanded(checkpoint, found)):
             told.note(line)
     return found
 

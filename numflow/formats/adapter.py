@@ -25,6 +25,7 @@ class LowRank:
     a, b:      [..., r, K] and [..., N, r].
     magnitude: [N], the length that each row of the sum gets (DoRA, arXiv 2402.09353); None: as it comes.
     by_column: the magnitude is [K], of columns.
+    fixed:     a caller's scale does not act on it.
     """
 
     a: Tensor
@@ -32,6 +33,11 @@ class LowRank:
     factor: float
     magnitude: Tensor | None = None
     by_column: bool = False
+    fixed: bool = False
+
+    def factor_at(self, scale: float) -> float:
+        """The factor at a caller's scale."""
+        return self.factor if self.fixed else self.factor * scale
 
     @property
     def rank(self) -> int:

@@ -26,9 +26,10 @@ CONFIG = "adapter_config.json"
 _WEIGHTS = {"adapter_model.safetensors": safetensors.read, "adapter_model.bin": pickle.read}
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(.+)\.(lora_(?:embedding_)?[AB]|lora_magnitude_vector)((?:\.\w+){0,2})")
-_COPY = re.compile(r"(.+)\.base_layer(\.(?:weight|bias))")
+_COPY = re.compile(r"(.+?)(?:\.token_adapter)?\.base_layer(\.(?:weight|bias))")
 _TOKENS = re.compile(r"(.+?)(?:\.token_adapter)?\.trainable_tokens_delta")
 _INNER = ".base_layer"  # of a module's parameters, the first that it declares is the innermost
+_TIED = ("embed_tokens", "lm_head")  # targets with which ensure_weight_tying has an effect
 _DECLARED = ("gate_up_proj", "up_proj", "down_proj")  # parameters with experts, as modules declare them
 # What changes the formula where it is set; a file with one of them is another kind of adapter.
 _OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
@@ -60,8 +61,7 @@ def read(folder: Path) -> Adapter:
     offsets = found.offsets(added)
     if not (added or offsets or found.replaced or found.tokens):
         raise FormatError(f"{folder / name}: an adapter without tensors")
-    return Adapter(folder, "hf", added, offsets, found.replaced, found.tokens, found.repeated,
-                   head_too=bool(config.get("ensure_weight_tying")))
+    return Adapter(folder, "hf", added, offsets, found.replaced, found.tokens, found.repeated, head_too=found.ties())
 
 
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ class _Parts:
             self.tokens[f"{table[1]}.weight"] = self._rows(table[1], tensor), tensor
         elif "lora_" in name or "trainable_tokens" in name:
             raise FormatError(f"{self.path}: tensor {show(tensor.name)}: of a kind of adapter that is not read")
-        elif not name.endswith(".original_module.weight"):
+        elif ".original_module." not in name:
             self.replaced[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = tensor
 
     def _rows(self, module: str, tensor: Tensor) -> tuple[int, ...]:
@@ -146,8 +146,11 @@ class _Parts:
             raise FormatError(f"{self.config}: target_parameters: expected names, found {quoted(targets)}")
         matching = {target: short for target in targets
                     if f".{whole}.{(short := target.rpartition('.')[2])}".endswith(f".{target}")}
+        dotted = [short for target, short in matching.items() if "." in target]
         depth, most = module.count(_INNER), max(other.count(_INNER) for other in self.pairs
                                                 if other.replace(_INNER, "") == whole)
+        if most == 0 and len(dotted) == 1:
+            return dotted[0]
         if most == 0 and (len(matching) < 2 or not self._more_ranks(module)):
             return next((short for target, short in matching.items() if "." in target or self._more_ranks(module)), "")
         order = [name for name in _DECLARED if name in matching.values()]
@@ -160,6 +163,16 @@ class _Parts:
         """Whether a pair has a rank that the configuration does not say of its module: of several experts."""
         a = self.pairs[module].get("lora_A")
         return a is not None and a.shape[:1] != (self._stated("r", "rank_pattern", module),)
+
+    def ties(self) -> bool:
+        """Whether an output matrix that is the embedding table stays that: only where targets are named so."""
+        targets = self.settings.get("target_modules")
+        if not self.settings.get("ensure_weight_tying") or not any("lora_embedding_A" in parts
+                                                                   for parts in self.pairs.values()):
+            return False
+        if isinstance(targets, str):
+            return any(self._matches(targets, name, "target_modules") for name in _TIED)
+        return isinstance(targets, list) and any(str(target).rpartition(".")[2] in _TIED for target in targets)
 
     def offsets(self, added: Mapping[str, LowRank]) -> dict[str, tuple[Tensor, float]]:
         """Vectors for biases, by the name of the matrix (lora_bias)."""
@@ -181,7 +194,7 @@ class _Parts:
             a, b = check_pair(where, parts.get("lora_embedding_A"), parts.get("lora_embedding_B"), (2,))
             a, b = turned(b), turned(a)  # the table is [V, D], and A is for its rows
         else:
-            a, b = check_pair(where, parts.get("lora_A"), parts.get("lora_B"), (2,))
+            a, b = check_pair(where, _flat(parts.get("lora_A")), _flat(parts.get("lora_B")), (2,))
         magnitude = parts.get("lora_magnitude_vector")
         check_floats(where, magnitude)
         lengths = a.shape[1] if table else b.shape[0]
@@ -235,3 +248,10 @@ class _Parts:
             return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
         except re.error as error:
             raise FormatError(f"{self.config}: {key}: {quoted(pattern)} is no regular expression: {error}") from None
+
+
+def _flat(tensor: Tensor | None) -> Tensor | None:
+    """A convolution's matrix [N, C, ...] as [N, K]."""
+    if tensor is None or len(tensor.shape) < 3:
+        return tensor
+    return replace(tensor, shape=(tensor.shape[0], math.prod(tensor.shape[1:])))

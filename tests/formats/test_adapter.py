@@ -215,3 +215,37 @@ def test_a_damaged_file_is_refused_or_read(tmp_path):
                 assert "\n" not in str(error)
         path.write_bytes(whole)
     assert read > 50
+
+
+def test_a_router_beside_targets_that_name_no_module(tmp_path):
+    module = "model.layers.0.mlp.gate"
+    made = matrices(module, (6, 5), rank=5)
+    config = {"target_parameters": ["down_proj", "gate.weight", "gate_up_proj"], "rank_pattern": {"weight": 5}}
+    added = open_adapter(write_adapter(tmp_path, made, **config)).added
+    assert {name: change.shape for name, change in added.items()} == {f"{module}.weight": (6, 5)}
+
+
+def test_a_table_and_its_output_matrix_stay_one_only_for_targets_of_these_names(tmp_path):
+    table = matrices("model.embed_tokens", (6, 5), kind="lora_embedding_{}")
+    for targets, tied in ((["embed_tokens"], True), (["wte"], False), (["model.embed_tokens", "q_proj"], True),
+                          (r".*\.(q_proj|embed_tokens)", False), ("(?:.*q|^embed_tokens$)", True), ("x{1,", False),
+                          (None, False)):
+        if targets == "x{1,":
+            table = matrices(NAME, (6, 5))  # nobody asks what such targets are where there is no table
+        folder = write_adapter(tmp_path, table, target_modules=targets, ensure_weight_tying=True)
+        assert open_adapter(folder).head_too == tied, targets
+
+
+def test_trained_biases_of_wrapped_modules(tmp_path):
+    bias = np.ones(6, np.float32)
+    made = matrices(NAME, (6, 5)) | {f"{PREFIX}decoder.token_adapter.base_layer.bias": bias,
+                                     f"{PREFIX}score.original_module.dense.bias": bias}
+    adapter = open_adapter(write_adapter(tmp_path, made, bias="lora_only"))
+    assert [*adapter.replaced] == ["decoder.bias"]
+
+
+def test_a_pair_of_a_convolution(tmp_path):
+    made = {f"{PREFIX}patch.lora_A.weight": np.arange(48, dtype=np.float32).reshape(4, 3, 2, 2),
+            f"{PREFIX}patch.lora_B.weight": np.ones((6, 4, 1, 1), np.float32)}
+    a, b = open_adapter(write_adapter(tmp_path, made)).added["patch.weight"].matrices()
+    assert a.shape == (4, 12) and b.shape == (6, 4) and np.array_equal(a.reshape(-1), np.arange(48))

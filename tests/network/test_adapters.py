@@ -17,6 +17,7 @@ from numflow.network.adapters.fit import fitted, tied_table
 from numflow.network.adapters.merge import merged
 from numflow.network.adapters.steps import adaptable, parts_of
 from numflow.network.weights.source import WeightSource
+from numflow.spec import load_spec
 from tests.network.toy import CONFIG, checkpoint, shapes
 from tests.specs.case import _batch, gguf_checkpoint, load_case, memory_checkpoint
 
@@ -213,6 +214,16 @@ def test_biases():
     replaced = Adapter(PATH, "hf", {}, replaced={Q.replace(".weight", ".bias"): tensor("v", np.full(32, 9.0))})
     some = merged(twice, spec, [(replaced, 0.1)])
     assert (WeightSource(network.build(spec, some), some).f32("blk.0.attn_q.bias") == 9).all()
+
+
+def test_a_bias_of_logits_that_have_a_factor(tmp_path):
+    (tmp_path / "scaled.toml").write_text('extends = "llama"\n[head]\nscale = 0.5\n', encoding="utf-8")
+    head = "lm_head.weight"
+    found, plain = toy()
+    adapter = Adapter(PATH, "hf", {head: low_rank(head, (40, 32))}, {head: (tensor("v", np.ones(40)), 1.0)})
+    merged(found, plain, [(adapter, 1.0)])
+    with pytest.raises(FormatError, match="'lm_head.weight' gets a bias, and the model multiplies its logits"):
+        merged(found, load_spec(tmp_path / "scaled.toml"), [(adapter, 1.0)])
 
 
 @pytest.mark.parametrize("adapter, words", [

@@ -99,6 +99,10 @@ def test_loaded_and_unloaded(http, folders, expected):
     assert post("load", lora_name="two", lora_path=str(folders["one"]))[1]["code"] == "adapter_exists"
     assert post("load", lora_name="two", lora_path=str(folders["two"]), scale=0, load_inplace=True)[0] == 200
     assert asked(http, model="base:two") == expected[None]
+    assert post("load", lora_name="two", lora_path=str(folders["one"]), load_inplace=True)[0] == 200
+    assert asked(http, model="base:two") == expected["one"]
+    assert post("load", lora_name="two", lora_path="/nowhere", load_inplace=True)[0] == 400
+    assert asked(http, model="base:two") == expected["one"]  # what was there stays
     assert post("unload", lora_name="two")[0] == 200
     assert asked(http, 404, model="base:two")["code"] == "model_not_found"
     assert post("unload", lora_name="two")[0] == 404

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,9 @@ def named(adapters: Mapping[str, Any] | None) -> dict[str, GivenAdapter]:
     return {name: GivenAdapter.of(value, f"{option('adapters')}[{name!r}]") for name, value in (adapters or {}).items()}
 
 
-def with_adapters(checkpoint: Checkpoint, spec: Spec, given: Iterable[GivenAdapter]) -> Checkpoint:
-    """The checkpoint with these adapters merged; the same one without any.
+def with_adapters(checkpoint: Checkpoint, spec: Spec, given: Iterable[GivenAdapter],
+                  note: Callable[[str], None] | None = None) -> Checkpoint:
+    """The checkpoint with these adapters merged; the same one without any. note: see `merged`.
 
     Raises:
         ModelNotFoundError, FormatError: an adapter is not there, broken, or for another model.
@@ -112,7 +113,7 @@ def with_adapters(checkpoint: Checkpoint, spec: Spec, given: Iterable[GivenAdapt
         return checkpoint
     from numflow.network.adapters.merge import merged
 
-    return merged(checkpoint, spec, opened)
+    return merged(checkpoint, spec, opened, note)
 
 
 def expanded(before: Checkpoint, after: Checkpoint) -> str:

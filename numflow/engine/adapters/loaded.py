@@ -4,6 +4,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from numflow.engine.adapters.given import GivenAdapter
@@ -15,6 +16,7 @@ from numflow.formats.adapter import open_adapter
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.steps import parts_of
+from numflow.registry.progress import reporter
 from numflow.spec.reader import Spec
 
 MOST = 256  # adapters at a time
@@ -63,8 +65,10 @@ class Adapters(Mapping[str, ChosenAdapter]):
                                "adapter_not_found", "adapter")
         return found
 
-    def load(self, name: str, adapter: Any, fetch: bool = True) -> None:
+    def load(self, name: str, adapter: Any, fetch: bool = True, in_place: bool = False) -> None:
         """Let requests choose an adapter: a folder or file, or (folder, scale). One of the hub is fetched if it may be.
+
+        in_place: it may take the place of one of that name, which stays where the new one cannot be loaded.
 
         Raises:
             RequestError: there is one of that name, or some of it cannot be one request's alone.
@@ -73,12 +77,15 @@ class Adapters(Mapping[str, ChosenAdapter]):
         given = GivenAdapter.of(adapter, f"{option('adapters')}[{name!r}]").found(self._offline or not fetch,
                                                                                   self._progress)
         with self._lock:
-            if name in self._named:
+            if name in self._named and not in_place:
                 raise RequestError(f"there is an adapter {quoted(name)} already: unload it first", "adapter_exists")
-            if len(self._named) >= MOST:
+            if len({*self._named, name}) > MOST:
                 raise RequestError(f"there are {MOST} adapters already, as many as may be")
             fit = fitted(open_adapter(given.path), self._checkpoint, self._spec)
             parts = parts_of(self._runner.network, self._checkpoint, fit, given.scale, self._runner.program.shares)
+            if fit.left_out:
+                with closing(reporter(self._progress)) as told:
+                    told.note(fit.without())
             with self._runner.lock:
                 self._sweep()
                 taken = {adapter.number for adapter in self._alive}
@@ -87,6 +94,9 @@ class Adapters(Mapping[str, ChosenAdapter]):
                 self._filled.add(number)
             self._named[name] = found = ChosenAdapter(name, str(given.path), given.scale, number, next(self._serials))
             self._alive.add(found)
+            if in_place:
+                with self._runner.lock:
+                    self._sweep()
 
     def unload(self, name: str) -> None:
         """Let requests choose an adapter no more; those that have it go on to their end.

@@ -5,8 +5,9 @@ where a model has none of its own.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from numflow import network
 from numflow.errors import FormatError
 from numflow.formats.adapter import Adapter, LowRank, computed, turned
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.network.build.names import TensorNames
+from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.ops import Network
 from numflow.spec.reader import Spec
 
@@ -33,12 +34,25 @@ class Fitted:
 
     checkpoint: with an output matrix of its own where the adapter parts it from the embedding table.
     transposed: tensors that are stored as [..., K, N]. head: the output matrix, where it was parted.
+    biases: names of biases by those of their matrices, where they differ by more than the last word.
+    left_out: names that were in the adapter, of parts of a model that no network has, such as the one for images.
     """
 
     adapter: Adapter
     checkpoint: Checkpoint
     transposed: frozenset[str]
     head: str | None = None
+    biases: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    def bias_of(self, matrix: str) -> str:
+        """Name of a matrix's bias, also of one that is not there."""
+        return self.biases.get(matrix) or f"{matrix.removesuffix('.weight')}.bias"
+
+    def without(self) -> str:
+        """One line about what is left out."""
+        return (f"{self.adapter.path}: left out what is for parts that are not run here: {len(self.left_out)} changes "
+                f"({self.left_out[0]}{', ...' if len(self.left_out) > 1 else ''})")
 
 
 def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
@@ -50,13 +64,22 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     _check_kind(adapter, checkpoint)
     built = network.build(spec, checkpoint, fuse=False)
     names = _Names(adapter, checkpoint, spec)
-    own, head = _with_tokens(names.stored(), checkpoint), None
-    if (table := tied_table(built)) is not None and names.parts(own, table):
+    parts = [part for weight in built.weights.values() for part in weight.parts]
+    left_out = names.left_out({part.tensor for part in parts})
+    table = tied_table(built)
+    own, head = _with_tokens(names.stored(left_out), checkpoint, names.heads, table), None
+    if table is not None and names.parts(own, table):
         head = names.head(own)
         checkpoint = _untied(own, checkpoint, spec, built, head)
-    transposed = frozenset(part.tensor for weight in built.weights.values() for part in weight.parts if part.transpose)
+    transposed = frozenset(part.tensor for part in parts if part.transpose)
+    own = replace(own, added={name: _as_computed(change, checkpoint.tensors.get(name)) if name in transposed else change
+                              for name, change in own.added.items()})
     _check_shapes(own, checkpoint, transposed)
-    return Fitted(own, checkpoint, transposed, head)
+    biased = [name for name in names.heads if name in own.offsets]
+    if biased and any(step.label == "head_scale" for steps in built.entries.values() for step in steps):
+        raise FormatError(f"{own.path}: {biased[0]!r} gets a bias, and the model multiplies its logits: nothing says "
+                          "which comes first")
+    return Fitted(own, checkpoint, transposed, head, names.biases(own), left_out)
 
 
 def _check_kind(adapter: Adapter, checkpoint: Checkpoint) -> None:
@@ -91,23 +114,59 @@ class _Names:
         self._prefixes = [prefix for prefix in self._names.prefixes if prefix]
         stack = "decoder" if spec.type == "encoder-decoder" else ""
         heads = self._names.candidates("output", "weight", None, stack)
-        self._heads = [name for name in heads if name.endswith(".weight")]
+        self.heads = [name for name in heads if name.endswith(".weight")]
         self._short: dict[str, str] = {}
-        for name in (*checkpoint.tensors, *self._heads):
+        for name in (*checkpoint.tensors, *self.heads):
             self._short.setdefault(self._shortened(name), name)
 
-    def stored(self) -> Adapter:
-        """The adapter under stored names."""
+    def stored(self, left_out: Collection[str]) -> Adapter:
+        """The adapter under stored names, without some of its tensors."""
         own = self._adapter
-        added = {name: change for full, one in own.added.items() for name, change in self._by_expert(full, one).items()}
-        return replace(own, added=self._all(added), offsets=self._all(own.offsets), replaced=self._all(own.replaced),
-                       tokens=self._all(own.tokens), repeated=self._all(own.repeated))
+
+        def kept(given: Mapping[str, T]) -> dict[str, T]:
+            return {name: value for name, value in given.items() if name not in left_out}
+
+        added = {name: change for full, one in kept(own.added).items()
+                 for name, change in self._by_expert(full, one).items()}
+        return replace(own, added=self._all(added), offsets=self._all(kept(own.offsets)),
+                       replaced=self._all(kept(own.replaced)), tokens=self._all(kept(own.tokens)),
+                       repeated=self._all(kept(own.repeated)))
+
+    def left_out(self, used: Collection[str]) -> tuple[str, ...]:
+        """Names of an adapter for parts of a model that the spec leaves out. used: the network's tensors.
+
+        Raises:
+            FormatError: the adapter has no others.
+        """
+        own, names = self._adapter, self._names
+        scores = {name for module in names.patterns if module.startswith("score_") for role in SUFFIXES
+                  for name in names.candidates(module, role, None, "")} if names.has("score_output.weight") else set()
+        given, run = [*own.added, *own.replaced, *own.repeated, *own.tokens], {*used, *scores}
+        found = tuple(name for name in given if self._stored(name) not in run and self._ignored(name))
+        if found and len(found) == len(given):
+            raise FormatError(f"{own.path}: changes nothing that is computed here: all of it is for parts that spec "
+                              f"{names.spec.name!r} leaves out, such as {found[0]!r}")
+        return found
+
+    def biases(self, own: Adapter) -> dict[str, str]:
+        """Names of biases that are not those of their matrices but for the last word."""
+        plain = {name: f"{name.removesuffix('.weight')}.bias" for name in (*own.added, *own.offsets)}
+        found = {name: self._stored(bias) for name, bias in plain.items() if bias not in self._checkpoint.tensors}
+        return {name: bias for name, bias in found.items() if bias is not None}
+
+    def _ignored(self, name: str) -> bool:
+        """Whether a tensor is of a whole part of a model that the spec leaves out: of any in the checkpoint, by those
+        patterns alone that hold of any number of layers where it has none of that name."""
+        forms, here = {name, self._shortened(name), name.removeprefix("model.")}, self._stored(name) is not None
+        return any(fnmatchcase(form, pattern.replace("{layers}", "*").replace("{beyond}", "*"))
+                   for pattern in self._names.ignored if pattern.endswith(".*") and (here or "{" not in pattern)
+                   for form in forms)
 
     def parts(self, own: Adapter, table: str) -> bool:
         """Whether the adapter makes an output matrix and the table that it is differ."""
         changed = {*own.added, *own.replaced}
-        if changed & {*self._heads}:
-            if table in own.tokens and not own.tokens.keys() & {*self._heads}:
+        if changed & {*self.heads}:
+            if table in own.tokens and not own.tokens.keys() & {*self.heads}:
                 raise FormatError(f"{own.path}: rows of {table!r} have others in their places, which are the output "
                                   f"matrix's too, and that one is changed apart: this is not read")
             return True
@@ -115,14 +174,14 @@ class _Names:
 
     def head(self, own: Adapter) -> str | None:
         """The name that an output matrix of its own has, or would have."""
-        known = [name for name in self._heads if name in self._checkpoint.tensors or name in own.added
+        known = [name for name in self.heads if name in self._checkpoint.tensors or name in own.added
                  or name in own.replaced]
-        return next(iter(known or self._heads), None)
+        return next(iter(known or self.heads), None)
 
     def _by_expert(self, full: str, change: LowRank) -> dict[str, LowRank]:
         """A change of a stack of experts as changes of the tensors that the checkpoint has for them."""
         modules, layer = _STACKS.get(full.rpartition(".")[2], ()), _LAYER.search(full)
-        stacked = self._shortened(full) in self._short
+        stacked = self._stored(full) is not None
         if len(change.a.shape) < 3 or stacked or not modules or layer is None:
             return {full: change}
         experts, rows, found = change.a.shape[0], change.b.shape[1] // len(modules), {}
@@ -141,23 +200,45 @@ class _Names:
         found: dict[str, T] = {}
         for name, value in given.items():
             place = self._place(name)
-            if place in found:
+            if place in found and not _equal(value, found[place]):
                 raise FormatError(f"{self._adapter.path}: {name!r} is changed twice")
             found[place] = value
         return found
 
     def _place(self, name: str) -> str:
-        if name in self._checkpoint.tensors:
-            return name
-        if (place := self._short.get(self._shortened(name))) is not None:
+        short = self._shortened(name)
+        if (place := self._stored(name) or self._short.get(short)) is not None:
             return place
         if name.endswith(".bias") and (matrix := self._short.get(self._shortened(f"{name[:-5]}.weight"))) is not None:
             return f"{matrix.removesuffix('.weight')}.bias"
         raise FormatError(f"{self._adapter.path}: made for another model: {self._checkpoint.path} has no tensor "
                           f"{name!r}")
 
+    def _stored(self, name: str) -> str | None:
+        """The tensor of the checkpoint that a name is for."""
+        tensors, short = self._checkpoint.tensors, self._shortened(name)
+        if name in tensors:
+            return name
+        place = self._short.get(short)
+        return place if place in tensors else self._names.renamed(short)
+
     def _shortened(self, name: str) -> str:
         return next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two tensors, which a file may have under two names, have the same numbers."""
+    return isinstance(one, Tensor) and one.shape == other.shape and np.array_equal(one.f32(), other.f32())
+
+
+def _as_computed(change: LowRank, tensor: Tensor | None) -> LowRank:
+    """The change of a stack [X, K, N] that was made for the matrices as they are stored, not as they multiply."""
+    if tensor is None or len(tensor.shape) < 3 or change.shape != tensor.shape or change.magnitude is not None or (
+            tensor.shape[-2] == tensor.shape[-1]):
+        return change
+    a, b = ((*each.shape[:-2], *each.shape[:-3:-1]) for each in (change.b, change.a))
+    return replace(change, a=computed(change.b.name, a, lambda: change.b.f32().swapaxes(-1, -2)),
+                   b=computed(change.a.name, b, lambda: change.a.f32().swapaxes(-1, -2)))
 
 
 def _of_expert(change: LowRank, expert: int, rows: slice) -> LowRank:
@@ -168,19 +249,21 @@ def _of_expert(change: LowRank, expert: int, rows: slice) -> LowRank:
                    change.factor)
 
 
-def _with_tokens(own: Adapter, checkpoint: Checkpoint) -> Adapter:
+def _with_tokens(own: Adapter, checkpoint: Checkpoint, heads: Collection[str], tied: str | None) -> Adapter:
     """The adapter with rows of tables as changes, also of an output matrix that is the table: B has a column for each,
-    in which its own row is 1."""
+    in which its own row is 1. heads: names of an output matrix. tied: the table that is the output matrix."""
     added = dict(own.added)
     for name, (rows, tensor) in own.tokens.items():
-        table = _there(own, checkpoint, name)
+        there = tied is not None and name in heads and name not in checkpoint.tensors
+        table = checkpoint.tensors[tied] if there and tied is not None else _there(own, checkpoint, name)
         if name in added or name in own.replaced:
             raise FormatError(f"{own.path}: {name!r} is changed twice")
         if max(rows, default=0) >= table.rows:
             raise FormatError(f"{own.path}: trainable_token_indices: {max(rows)}, but {name!r} has {table.rows} rows "
                               f"in {checkpoint.path}")
         added[name] = _rows_changed(rows, tensor, table)
-    return replace(own, added=added, head_too=own.head_too or bool(own.tokens))
+    alone = own.tokens.keys() & {*heads}
+    return replace(own, added=added, head_too=own.head_too or (bool(own.tokens) and not alone))
 
 
 def _rows_changed(rows: tuple[int, ...], tensor: Tensor, table: Tensor) -> LowRank:
@@ -190,7 +273,7 @@ def _rows_changed(rows: tuple[int, ...], tensor: Tensor, table: Tensor) -> LowRa
         return values
 
     more = computed(tensor.name, tensor.shape, lambda: tensor.f32() - table.f32(list(rows)))
-    return LowRank(more, computed(tensor.name, (table.rows, len(rows)), ones), 1.0)
+    return LowRank(more, computed(tensor.name, (table.rows, len(rows)), ones), 1.0, fixed=True)
 
 
 def _untied(own: Adapter, checkpoint: Checkpoint, spec: Spec, built: Network, head: str | None) -> Checkpoint:

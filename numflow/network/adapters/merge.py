@@ -22,14 +22,20 @@ from numflow.spec.reader import Spec
 _ROWS = 4096  # of a product that is in memory at a time
 
 
-def merged(checkpoint: Checkpoint, spec: Spec, adapters: Sequence[tuple[Adapter, float]]) -> Checkpoint:
+def merged(checkpoint: Checkpoint, spec: Spec, adapters: Sequence[tuple[Adapter, float]],
+           note: Callable[[str], None] | None = None) -> Checkpoint:
     """The checkpoint with every adapter added at its scale, one after the other; what they replace has no scale.
+
+    note: is called with a line about what is left out of them, if anything is.
 
     Raises:
         FormatError: an adapter is for another model. When such a tensor is read: the change is not finite.
     """
     for adapter, scale in adapters:
-        checkpoint = _merged(fitted(adapter, checkpoint, spec), scale)
+        fit = fitted(adapter, checkpoint, spec)
+        if note is not None and fit.left_out:
+            note(fit.without())
+        checkpoint = _merged(fit, scale)
     return checkpoint
 
 
@@ -55,7 +61,7 @@ def _merged(fit: Fitted, scale: float) -> Checkpoint:
         base = tensors[name]
         tensors[name] = computed(base, partial(_changed, base, change, scale, name in fit.transposed, own.path))
     for name, (vector, factor) in own.offsets.items():
-        bias = f"{name.removesuffix('.weight')}.bias"
+        bias = fit.bias_of(name)
         old = tensors.get(bias)
         tensors[bias] = computed(old or replace(vector, name=bias),
                                  partial(_moved, old, vector, factor * scale, own.path, bias))
@@ -68,7 +74,7 @@ def _changed(base: Tensor, change: LowRank, scale: float, transposed: bool, path
     values = np.array(base.f32(), np.float32)
     weight = np.swapaxes(values, -1, -2) if transposed else values
     a, b = change.matrices()
-    b = b * np.float32(change.factor * scale)
+    b = b * np.float32(change.factor_at(scale))
     for begin in range(0, weight.shape[-2], _ROWS):
         rows = slice(begin, begin + _ROWS)
         more = b[..., rows, :] @ a

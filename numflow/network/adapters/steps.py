@@ -143,7 +143,7 @@ class _Parts:
             return None if bias is None else AdaptedPart(np.zeros((1, place.step.inputs[0].width), np.float32),
                                                          np.zeros((len(bias), 1), np.float32), bias)
         a, b = change.matrices()
-        factor = np.float32(change.factor * self._scale)
+        factor = np.float32(change.factor_at(self._scale))
         if place.step.op == "adapt_rows":
             if change.magnitude is not None:
                 raise _merge_it(own, name, "DoRA of an embedding table")
@@ -164,7 +164,7 @@ class _Parts:
         assert change.magnitude is not None
         a, b = change.matrices()
         rows = self._weight(self._fit.checkpoint.tensors[name], name) + np.float32(
-            change.factor * self._scale) * (b @ a)
+            change.factor_at(self._scale)) * (b @ a)
         norms = np.linalg.norm(rows, axis=-1)
         return (change.magnitude.f32().reshape(-1) / np.where(norms > 0, norms, 1)).astype(np.float32)
 
@@ -199,7 +199,7 @@ class _Parts:
         if name in own.offsets:
             vector, offset = own.offsets[name]
             found = _chosen(vector.f32() * np.float32(offset * self._scale), part)
-        beside = f"{name.removesuffix('.weight')}.bias"
+        beside = self._fit.bias_of(name)
         if beside in own.replaced and place.step.op == "adapt":
             self.done.add(beside)
             if place.bias[0] and self._changed is not None:

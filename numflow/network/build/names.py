@@ -1,6 +1,7 @@
 """Assignment of stored tensors to modules: a spec's name tables tried on a checkpoint's tensors."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from numflow.errors import SpecError, did_you_mean
@@ -12,6 +13,14 @@ SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bi
 STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
 _BEYOND = 16  # blocks behind the last layer that a pattern stands for
+
+
+def _matched(pattern: str, suffixes: Iterable[str], name: str) -> tuple[str | None, str | None] | None:
+    """Numbers of the layer and the expert of a name that a pattern stands for."""
+    numbered = re.escape(pattern).replace(r"\{layer\}", r"(?P<layer>\d+)", 1).replace(r"\{layer\}", r"(?P=layer)")
+    numbered = numbered.replace(r"\{expert\}", r"(?P<expert>\d+)", 1)
+    found = re.fullmatch(f"{numbered}(?:{'|'.join(map(re.escape, suffixes))})", name)
+    return found and (found.groupdict().get("layer"), found.groupdict().get("expert"))
 
 
 class TensorNames:
@@ -45,11 +54,31 @@ class TensorNames:
                 for suffix in SUFFIXES[role]:
                     yield prefix + base + suffix
 
+    def renamed(self, name: str) -> str | None:
+        """The stored name of what has another one of its module's names, which comes without a prefix; None for no such
+        tensor."""
+        for module, patterns in self.patterns.items():
+            for pattern in patterns if isinstance(patterns, list) and len(patterns) > 1 else ():
+                for role, suffixes in SUFFIXES.items():
+                    if found := _matched(pattern, suffixes, name):
+                        layer, expert = (None if number is None else int(number) for number in found)
+                        for stored in self.candidates(module, role, layer, "", expert):
+                            if stored in self.checkpoint.tensors and not self._of_others(stored, name, role, layer,
+                                                                                         expert):
+                                return stored
+        return None
+
+    def _of_others(self, stored: str, name: str, role: str, layer: int | None, expert: int | None) -> bool:
+        """Whether a module has the first of two names and not the second, which comes without a prefix."""
+        forms = {prefix + name for prefix in self.prefixes}
+        every = ({*self.candidates(module, role, layer, "", expert)} for module in self.patterns)
+        return any(stored in names and not forms & names for names in every)
+
     def find(self, module: str, role: str = "weight", layer: int | None = None, stack: str = "",
              expert: int | None = None) -> Tensor | None:
         """The tensor of a module, marked as used; None if the file has none."""
         for name in self.candidates(module, role, layer, stack, expert):
-            if name in self.checkpoint.tensors:
+            if name in self.checkpoint.tensors and not self._of_another(name, module, role, layer, stack, expert):
                 self.used.add(name)
                 return self.checkpoint.tensors[name]
         return None
@@ -58,8 +87,18 @@ class TensorNames:
         """Whether "attn_q.bias" is there, without marking it; a per-layer module is looked up in layer 0 by default."""
         module, _, role = name.rpartition(".")
         layer = 0 if layer is None else layer
-        names = [*self.candidates(module, role, layer, stack), *self.candidates(module, role, layer, stack, 0)]
-        return any(candidate in self.checkpoint.tensors for candidate in names)
+        return any(candidate in self.checkpoint.tensors
+                   and not self._of_another(candidate, module, role, layer, stack, expert)
+                   for expert in (None, 0) for candidate in self.candidates(module, role, layer, stack, expert))
+
+    def _of_another(self, name: str, module: str, role: str, layer: int | None, stack: str,
+                    expert: int | None) -> bool:
+        """Whether a bias stands beside a matrix that another module has."""
+        beside = f"{name.removesuffix('.bias')}.weight"
+        if role != "bias" or beside not in self.checkpoint.tensors:
+            return False
+        weights = self.candidates(module, "weight", layer, stack, expert)
+        return next((weight for weight in weights if weight in self.checkpoint.tensors), beside) != beside
 
     def need(self, module: str, role: str = "weight", layer: int | None = None, stack: str = "",
              expert: int | None = None) -> Tensor:

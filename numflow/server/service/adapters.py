@@ -18,10 +18,8 @@ async def load(service: Service, request: Request) -> PlainTextResponse:
 
     def work(served: Served) -> str:
         adapters = _adapters(served)
-        if body.load_inplace and body.lora_name in adapters:
-            adapters.unload(body.lora_name)
         try:
-            adapters.load(body.lora_name, (body.lora_path, body.scale), fetch=False)
+            adapters.load(body.lora_name, (body.lora_path, body.scale), fetch=False, in_place=body.load_inplace)
         except (FormatError, ModelNotFoundError) as error:  # the client named it
             raise bad_request(one_line(error), "lora_path", "adapter_not_loaded") from None
         return served.name
