@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 
 from numflow.errors import RequestError
+from numflow.network.build.builder import KEPT
 from numflow.network.windows import STATE, cache_windows, table_name
 from numflow.ops import Batch, Network, Step, View, param, states_of
 
-KEPT = "kept"  # rows of a batch that follow from its tokens; see kept_rows
 FEW = 32  # numbers that Python looks at sooner than NumPy
 
 

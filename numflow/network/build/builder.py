@@ -11,6 +11,8 @@ from numflow.network.build.names import STACK_PREFIX, TensorNames
 from numflow.ops import Buffer, Cache, Network, Part, State, Step, View, Weight
 from numflow.spec.resolve import Resolved
 
+KEPT = "kept"  # name of rows of a batch that follow from its tokens (network/batch.py)
+
 
 class Builder:
     """Collects the parts of a network. Blocks call `linear`, `norm`, `emit`; `network` closes it."""

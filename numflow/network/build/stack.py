@@ -1,9 +1,8 @@
 """A stack: embeddings, layers, head. One function per part, in the order the data flows."""
 
 from numflow.errors import SpecError
-from numflow.network.batch import KEPT
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
-from numflow.network.build.builder import Builder
+from numflow.network.build.builder import KEPT, Builder
 from numflow.network.build.channels import (
     gated_recurrence,
     shifted_feed_forward,
