@@ -197,6 +197,7 @@ OTHERS |= {
     "nemotron_h_layer_types": ("nemotron_h", {"layer_types": [
         "linear_attention", "mlp", FULL, "linear_attention", "mlp"]}, ("hybrid_override_pattern",)),
     "phimoe_always_two": ("phimoe", {"num_experts_per_tok": 4}, ("rope_theta",)),
+    "roberta_untied": ("roberta", {"tie_word_embeddings": False}, (), {"lengths": (9, 17)}),
     "qwen3_5_two_ties": ("qwen3_5_multimodal", {"text_config": QWEN | {"tie_word_embeddings": True}}),
 }
 
