@@ -32,9 +32,10 @@ class Resolved:
         self._values: dict[str, tuple[Any, set[str]]] = {}
         self._open: list[str] = []
         self._found: set[str] = set()  # keys of the configuration that the value in the making comes from
-        self._part = part_of(spec.section(naming).get("within", []), config)[1]
+        self._part = part_of(spec.section(naming).get("within", []), config)[1] or config
         self._left_out = left_out(spec, naming, config, self._part)
-        self._rest = {} if self._part and spec.section("extends_part") else config  # others' keys may have equal names
+        alone = self._part is config or spec.section("extends_part")  # others' keys may have equal names
+        self._rest = {} if alone else config
         self._steps = Steps()
 
     # Parameters

@@ -95,6 +95,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "scale": _float(1.0, "embeddings are multiplied by it"),
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
         "norm_first": _bool(False, "that norm comes before positions and types are added"),
+        "norm_eps": _float(0.0, "added to its mean square or variance; 0 = what other norms have", 0, 1),
         "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),
         "position_offset": _int(0, "added to the position before the look-up", 0, 1 << 20),
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
@@ -339,6 +340,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "head": {
         "norm": _bool(True, "a norm after the last layer"),
+        "norm_eps": _float(0.0, "added to its mean square or variance; 0 = what other norms have", 0, 1),
         "tied": _bool("not has('output.weight')", "the output matrix is the embedding table"),
         "scale": _float(1.0, "the hidden state is multiplied by it before the output matrix"),
         "softcap": _float(0.0, "logits become cap * tanh(logits / cap); 0 = off", 0, 1e30),

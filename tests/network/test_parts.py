@@ -83,6 +83,15 @@ def test_what_is_left_out_may_be_that_of_the_whole():
     assert values_of(heard, "hidden", "layers", "head_dim", "rope_theta") == [3072, 2, 128, 1e8]
 
 
+def test_keys_that_a_whole_file_leaves_out_have_the_values_of_its_class():
+    whole = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32,
+             "num_attention_heads": 4, "num_hidden_layers": 2, "num_local_experts": 5, "intermediate_size": 8}
+    names = "experts", "experts_per_token", "rope_theta"
+    assert values_of(whole, *names) == [5, 2, 1e6]
+    assert values_of(whole | {"num_experts_per_tok": 3, "rope_theta": 500.0}, *names) == [5, 3, 500.0]
+    assert values_of(whole | {"rope_parameters": {"rope_theta": 7.0}}, *names) == [5, 2, 7.0]
+
+
 def test_keys_beside_the_part_are_not_its_own():
     config = part("llama", hidden_size=32) | {"head_dim": 3, "num_attention_heads": 4, "hidden_size": 7}
     assert values_of(config, "hidden", "heads", "head_dim") == [32, 32, 1]

@@ -42,11 +42,15 @@ LAYERS: dict[str, tuple] = {
     "minimax_m2_window": ("minimax_m2", {"sliding_window": 4}),
     "modernbert_layer_types": ("modernbert", {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL]}),
     "qwen3_next_dense": ("qwen3_next", {"num_experts": 0}),
+    "qwen2_moe_alternating": ("qwen2_moe", {"num_hidden_layers": 4, "sliding_window": 5, "use_sliding_window": True},
+                              ("max_window_layers",)),
+    "qwen3_moe_window": ("qwen3_moe", {"sliding_window": 5, "use_sliding_window": True}),
     "qwen2_moe_layer_types": ("qwen2_moe", {"layer_types": [FULL, SLIDING, FULL], "sliding_window": 5,
                                             "use_sliding_window": True}),
 }
 # Activations that are always the same in published files.
 ACTIVATIONS: dict[str, tuple] = {
+    "arcee_gelu": ("arcee", {"hidden_act": GELU}),
     "bamba_gelu": ("bamba", {"attn_layer_indices": [1, 2], "rope_theta": 500.0, "hidden_act": GELU, "mamba_expand": 3,
                              "mamba_n_heads": 6, "mamba_d_head": 24, "mamba_n_groups": 3}),
     "granitemoehybrid_gelu": ("granitemoehybrid_dense", {
@@ -111,6 +115,9 @@ ROTARY: dict[str, tuple] = {
     "gemma3n_scaled": ("gemma3n", {"rope_scaling": LINEAR, "altup_correct_scale": False, "num_kv_shared_layers": 0}),
     "gemma4_rope_kinds": ("gemma4", KINDS, (), SALTED),
     "glm_moe_dsa_half": ("glm_moe_dsa", {"index_n_heads": 24, "rope_interleave": False, "rms_norm_eps": 1e-3}),
+    "falcon_linear": ("falcon_7b", {"rope_scaling": {"type": "linear", "factor": 4.0}, "activation": GELU}),
+    "gpt_neox_ramp": ("pythia", {"rope_scaling": RAMP}),
+    "phi_by_wavelength": ("phi2", {"rope_scaling": BY_WAVELENGTH}),
     "gpt_neox_odd": ("gpt_neox_serial", {"rotary_pct": 0.5, "rope_parameters": {
         "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.19}}),
     "hunyuan_v1_moe_linear": ("hunyuan_v1_moe", {
@@ -134,6 +141,7 @@ OTHERS: dict[str, tuple] = {
     "apertus_without_rope": ("apertus", {"hidden_act": "relu2"}, ("rope_scaling", "rope_parameters", "rope_theta")),
     "deepseek_v3_half": ("deepseek_v3", {"rope_interleave": False}),
     "ernie4_5_moe_least_sum": ("ernie4_5_moe", {"moe_norm_min": 0.8}),
+    "bloom_normed_residual": ("bloom", {"apply_residual_connection_post_layernorm": True}),
     "gemma3_capped": ("gemma3", {"final_logit_softcapping": 4.0}),
     "gemma3_scaled": ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "hidden_activation": "silu"}),
     "gemma3n_defaults": ("gemma3n", {
@@ -155,6 +163,43 @@ OTHERS: dict[str, tuple] = {
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
         "hidden_activation": "silu", "tie_word_embeddings": False}, ("layer_types",)),
 }
+# Values that a file leaves out: those of the class, not those of most families.
+LEFT_OUT: dict[str, tuple] = {
+    "cwm_by_class": ("cwm", {"rope_theta": 500.0}, ("rope_scaling",)),
+    "cwm_plain": ("cwm", {"rope_parameters": {"rope_theta": 500.0}}, ("rope_scaling", "rope_theta")),
+    "deepseek_v3_by_class": ("deepseek_v3", {}, ("norm_topk_prob", "routed_scaling_factor")),
+    "ernie4_5_by_class": ("ernie4_5", {}, ("rope_theta",)),
+    "exaone_moe_by_class": ("exaone_moe", {}, ("sliding_window",)),
+    "gemma3n_by_class": ("gemma3n", {}, ("final_logit_softcapping",)),
+    "gemma4_by_class": ("gemma4", {"rope_theta": 500.0}, ("rope_parameters",), SALTED),
+    "glm_moe_dsa_by_class": ("glm_moe_dsa", {"index_n_heads": 24}, ("rope_parameters",)),
+    "gpt_oss_by_class": ("gpt_oss", {}, ("rope_scaling", "rope_parameters")),
+    "granitemoehybrid_by_class": ("granitemoehybrid", {"layers_block_type": ["mamba", "attention", "mamba"]}, (
+        "layer_types", "rms_norm_eps", "num_experts_per_tok")),
+    "kimi_linear_by_class": ("kimi_linear", {}, ("moe_renormalize", "routed_scaling_factor")),
+    "mamba2_by_class": ("mamba2", {"num_heads": 8, "head_dim": 12}, ("n_groups",)),
+    "ministral3_by_class": ("ministral3", {"rope_theta": 500.0}, ("rope_parameters",)),
+    "mixtral_by_class": ("mixtral", {}, ("rope_theta", "num_experts_per_tok")),
+}
+QWEN = CASES["qwen3_5_multimodal"][1]["text_config"]
+OTHERS |= {
+    "apertus_long": ("apertus", {"rope_scaling": {
+        "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 16}}),
+    # One file has the same heads in all layers, which transformers 5.24 notes as an object without overrides.
+    "gemma4_proportional": ("gemma4", {"global_head_dim": 16, "rope_parameters": {
+        FULL: {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+        SLIDING: {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25}}}, (), SALTED),
+    "gemma3_long": ("gemma3", {"rope_parameters": {
+        FULL: {"rope_type": "longrope", "rope_theta": 1e5, "short_factor": SHORT + LONG[:4],
+               "long_factor": LONG + SHORT[:4], "original_max_position_embeddings": 16},
+        SLIDING: {"rope_type": "default", "rope_theta": 500.0}}}, (
+            "rope_scaling", "rope_theta", "rope_local_base_freq")),
+    "nemotron_h_layer_types": ("nemotron_h", {"layer_types": [
+        "linear_attention", "mlp", FULL, "linear_attention", "mlp"]}, ("hybrid_override_pattern",)),
+    "phimoe_always_two": ("phimoe", {"num_experts_per_tok": 4}, ("rope_theta",)),
+    "roberta_untied": ("roberta", {"tie_word_embeddings": False}, (), {"lengths": (9, 17)}),
+    "qwen3_5_two_ties": ("qwen3_5_multimodal", {"text_config": QWEN | {"tie_word_embeddings": True}}),
+}
 
 
 def _variant(base: str, changes: dict, dropped: tuple = (), options: dict | None = None) -> tuple[str, dict, dict]:
@@ -163,4 +208,4 @@ def _variant(base: str, changes: dict, dropped: tuple = (), options: dict | None
     return kind, config, {**common, "lengths": (9, 41), **(options or {})}
 
 
-VARIANTS = {name: _variant(*parts) for name, parts in (LAYERS | ACTIVATIONS | ROTARY | OTHERS).items()}
+VARIANTS = {name: _variant(*parts) for name, parts in (LAYERS | ACTIVATIONS | ROTARY | LEFT_OUT | OTHERS).items()}

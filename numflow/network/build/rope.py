@@ -152,7 +152,7 @@ def _yarn(inv_freq: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
     if options["truncate"]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
-    ramp = np.clip((np.arange(dims // 2) - low) / max(high - low, 0.001), 0, 1)
+    ramp = np.clip((np.arange(dims // 2) - low) / (high - low or 0.001), 0, 1)
     return inv_freq / options["factor"] * ramp + inv_freq * (1 - ramp)
 
 

@@ -110,7 +110,7 @@ def _add_embeddings(b: Builder, x: View, normed: bool = True) -> View:
     width = x.width
     norm, first = b.option("embedding", "norm") and normed, b.option("embedding", "norm_first")
     if norm and first:
-        b.norm("token_embd_norm", x, x)
+        b.norm("token_embd_norm", x, x, eps=b.option("embedding", "norm_eps") or None)
     position, offset = b.option("embedding", "position"), b.option("embedding", "position_offset")
     if position == "learned":
         table = b.matrix("position_embd", None, width)
@@ -122,7 +122,7 @@ def _add_embeddings(b: Builder, x: View, normed: bool = True) -> View:
     if b.option("embedding", "token_types"):
         b.emit("embed_type", (x,), (x,), "token_types", {"table": _token_types(b, width)})
     if norm and not first:
-        b.norm("token_embd_norm", x, x)
+        b.norm("token_embd_norm", x, x, eps=b.option("embedding", "norm_eps") or None)
     return x
 
 
@@ -223,7 +223,7 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     hidden = b.view("hidden", x.width, "logits")
     b.emit("select_rows", (x,), (hidden,), "select_rows")
     if b.option("head", "norm"):
-        b.norm(norm, hidden, hidden)
+        b.norm(norm, hidden, hidden, eps=b.option("head", "norm_eps") or None)
     b.outputs["hidden"] = hidden
     for module in ("pooled_1", "pooled_2"):  # applied to the pooled row, behind the network
         b.names.find(module)
