@@ -75,6 +75,7 @@ class Program(OneDevice):
         self.pool: Threads = shared_threads(threads) if world is None else Threads(threads)
         n_threads, compiling = self.pool.n_threads, compile_seconds["compiled"]
         self.activations, self.threads = activations, n_threads
+        self._alone = world is None  # else devices count each other's threads, and none may be left out
         self._groups = {entry: groups(network, entry, activations) if fused else () for entry in network.entries}
         told = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
         self._weights: Weights = Weights(weights, n_threads, told, None if beside is None else beside._weights)
@@ -112,10 +113,10 @@ class Program(OneDevice):
         bound, begin = self._bound[entry], 0
         for at, step in bound.by_host:
             if at < rows:
-                self._run(bound.table[begin:at], at - begin)
+                self.pool.run(bound.table[begin:at], at - begin, self._alone)
                 by_host(step, self._ctx)
                 begin = at
-        self._run(bound.table[begin:], rows - begin)
+        self.pool.run(bound.table[begin:], rows - begin, self._alone)
         if self._world is not None and self._world.aborted:
             raise DeviceError("the run was broken off: another device failed")
         return self.result(output) if wanted and output is not None else None
@@ -129,12 +130,9 @@ class Program(OneDevice):
         if entry not in self._several:
             self._several[entry] = SeveralSteps(self._bound[entry].table[:end], self._ctx)
         table = self._several[entry].table(steps, choices, rows)
-        self._run(table, len(table))
+        self.pool.run(table, len(table), self._alone)
         self._last.went_on(batch, steps - 1)
         return self._several[entry].picked(steps, choices is not None, rows)
-
-    def _run(self, table: np.ndarray, rows: int) -> None:
-        self.pool.run(table, rows, fewer=self._world is None)  # devices count each other's threads
 
     def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits",
                 given: Sequence[tuple[View, np.ndarray]] = ()) -> None:

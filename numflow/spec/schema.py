@@ -102,9 +102,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "sinusoid_span": _int(0, "frequencies are 10000^(-i / (half - span)); 1 in fairseq's models", 0),
         "token_types": _bool("has('token_types.weight')", "segment embeddings are added"),
         "task_types": _bool("has('task_types.weight')", "so is that of the first task"),
-        "dropped_token": _int(-1, "a token whose embedding is 0, where those of others are multiplied by dropped_keep "
-                              "/ (1 - its share of the text); -1: none is", -1),
-        "dropped_keep": _float(1.0, "see dropped_token"),
+        "dropped_token": _int(-1, "a token whose embedding is 0; -1: none is", -1),
+        "dropped_keep": _float(1.0, "embeddings of others are multiplied by it / (1 - that token's share of the text)"),
     },
     "norm": {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),
@@ -184,8 +183,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                        "quarter of their columns"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
         "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
-        "window": _int(0, "a query sees this many latest keys, itself included, and as many ahead if not causal; "
-                       "0 = all", 0),
+        "window": _int(0, "a query sees this many latest keys, itself one; as many ahead if not causal; 0 = all", 0),
         "chunk": _int(0, "a query sees keys of its own chunk of so many positions only; 0 = all", 0),
         "causal": _bool(True, "queries see no later keys"),
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),

@@ -85,6 +85,7 @@ def test_a_product_that_the_model_lacks_is_zero():
     assert times == 2 and not WeightSource(built, checkpoint).f32(zeros).any()
 
 
+@pytest.mark.merge
 def test_quantised_matrices_make_them_and_vectors_are_not_quantised():
     case = load_case("deberta_v2")
     config = case.configs[0] | {"hidden_size": 64, "intermediate_size": 64}

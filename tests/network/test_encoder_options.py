@@ -40,6 +40,7 @@ def test_texts_beside_one_another_keep_their_own_shares(tmp_path, backend):
         assert np.abs(apart[0][0] - apart[1][0]).max() > 0.01
 
 
+@pytest.mark.merge
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_traces_bring_those_rows_too(tmp_path, backend):
     built, checkpoint, given = model_of("esm2")
