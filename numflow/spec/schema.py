@@ -183,7 +183,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                        "quarter of their columns"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
         "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
-        "window": _int(0, "a query sees this many latest keys, itself one; as many ahead if not causal; 0 = all", 0),
+        "window": _int(0, "a query sees so many keys up to itself, and as many ahead if not causal; 0 = all", 0),
         "chunk": _int(0, "a query sees keys of its own chunk of so many positions only; 0 = all", 0),
         "causal": _bool(True, "queries see no later keys"),
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
