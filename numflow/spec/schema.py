@@ -109,6 +109,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),
         "eps": _float("norm_eps", "added to the mean square or the variance", above=0, most=1),
         "offset": _float(0.0, "added to the stored weights (1 where the file stores w - 1)"),
+        "weighted": _bool(True, "norms have weights where a tensor is named for them"),
     },
     "block": {
         "pre_norm": _bool(True, "normalise the input of attention and feed-forward"),
