@@ -1,7 +1,7 @@
 """Random changes of a configuration: a change is {key: value}, where LEFT_OUT takes the key away.
 
-Keys of an object inside are joined by a dot. Values are drawn by what a key is called and what it holds, so that most of
-them are such as a model could have.
+Keys of an object inside are joined by a dot. Values are drawn by what a key is called and what it holds, so that most
+of them are such as a model could have.
 """
 
 import copy
@@ -56,7 +56,7 @@ def draw(config: dict, own: dict, random) -> list[dict]:
 def heads(here: dict, random) -> dict:
     """Numbers of heads that go together."""
     queries = random.choice((1, 2, 4, 8))
-    keys = random.choice([queries, 1, max(1, queries // 2), None, LEFT_OUT])
+    keys = random.choice([queries, 1, max(1, queries // 2), max(1, queries // 2), random.choice((None, LEFT_OUT))])
     return {"num_attention_heads": queries} | ({"num_key_value_heads": keys} if "num_key_value_heads" in here else {})
 
 

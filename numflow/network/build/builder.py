@@ -292,7 +292,8 @@ class Builder:
     def _weighted(self, module: str) -> bool:
         """Norms without weights exist (a spec says so by naming no tensor for them, or of all of a file's)."""
         place = (module, "weight", self.layer, self.stack)
-        return self.option("norm", "weighted") and (any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0)))
+        named = any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0))
+        return named and self.option("norm", "weighted")
 
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,

@@ -124,5 +124,5 @@ class TensorNames:
         number, and {beyond} that or a number above it."""
         ignored = [pattern.replace("{layers}", str(layers)).replace("{beyond}", str(number)) for pattern in self.ignored
                    for number in range(layers, layers + (_BEYOND if "{beyond}" in pattern else 1))]
-        return [name for name, tensor in self.checkpoint.tensors.items()
-                if name not in self.used and 0 not in tensor.shape and not any(fnmatchcase(name, pattern) for pattern in ignored)]
+        return [name for name, tensor in self.checkpoint.tensors.items() if name not in self.used
+                and 0 not in tensor.shape and not any(fnmatchcase(name, pattern) for pattern in ignored)]
