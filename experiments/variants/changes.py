@@ -23,7 +23,7 @@ LAYER_WORDS = re.compile(r"layer_types$|block_types?$|layers_block_type$")
 
 
 def part_of(config: dict, random) -> str:
-    """Where keys of the language model stand: "" or the name of an object."""
+    """The name of the object that has keys of the language model, with a dot; "" is the whole."""
     inside = [name for name in PARTS if isinstance(config.get(name), dict)]
     return random.choice(inside) + "." if inside else ""
 

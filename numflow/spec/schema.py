@@ -114,8 +114,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "block": {
         "pre_norm": _bool(True, "normalise the input of attention and feed-forward"),
         "attention_norm": _bool(True, "attention has that norm too"),
-        "norm_gate_rank": _int(0, "columns between the two matrices of a gate, where a file has them: the normalised "
-                               "input is multiplied by sigmoid(up(silu(down(it)))); 0 = none", 0),
+        "norm_gate_rank": _int(0, "rank of a gate: its input x becomes x * sigmoid(up(silu(down(x)))); 0: none", 0),
         "post_norm": _choice(("none", "branch", "residual"), "none",
                              "normalise each branch's output before it is added, or the sum after"),
         "attention_post_norm": _bool(True, "attention has that norm too"),

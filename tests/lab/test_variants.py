@@ -56,7 +56,7 @@ def test_differences_are_told(experiment):
     run, _ = experiment
     wanted = [np.random.default_rng(0).normal(size=(9, 20)).astype(np.float32)]
     near, far = [wanted[0] + 1e-6], [wanted[0] + 1e-3 * (np.arange(20) == 3)]
-    made = {"greedy": [1, 2], "margin": 0.1}
+    made = {"greedy": [1, 2], "margin": 0.1, "moved": 1e-4}
     assert run.compared(near, near, [1, 2], wanted, made) == ""
     assert run.compared(far, near, [1, 2], wanted, made).startswith("whole, 9 rows: 0.001")
     assert run.compared(near, far, [1, 2], wanted, made).startswith("in chunks, 9 rows: 0.001")
