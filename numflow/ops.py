@@ -276,8 +276,8 @@ OPS = {op.name: op for op in (
     Op("linear", "rows", "y [rows, N] = x [rows, K] @ weight[N, K].T + bias[N]", ("x",), ("y",), ("weight", "bias?")),
     Op("rope_angles", "batch", "y [T, 2F] = (cos, sin)(positions * inv_freq[F]) * scale; cosines first. border > 0: "
        "rows of a sequence with a limit (Batch.limits) above it take `long` and long_scale for inv_freq and scale; "
-       "without `long`, inv_freq[i] * s^(-i / (F - 1)), s = stretch * limit / border - (stretch - 1), and long_scale",
-       (), ("y",), ("inv_freq", "long?"), {"scale": 1.0, "border": 0, "long_scale": 1.0, "stretch": 1.0}),
+       "without `long`, inv_freq[i] * s^(-i / (span or F - 1)), s = stretch * (limit / border - 1) + 1, and long_scale",
+       (), ("y",), ("inv_freq", "long?"), {"scale": 1.0, "border": 0, "long_scale": 1.0, "stretch": 1.0, "span": 0.0}),
     Op("rope", "heads", "rotate columns [start, start + 2F) of each head by `angles` [T, 2F]; pairing 'half' rotates "
        "(i, i + F), 'adjacent' (2i, 2i + 1); other columns are copied",
        ("x", "angles"), ("y",), (), {"heads": REQUIRED, "head_dim": REQUIRED, "pairing": "half", "start": 0}),

@@ -5,7 +5,7 @@ import numpy as np
 from numflow.network.by_length import chosen
 
 
-def rope_angles(inv_freq, long=None, *, batch, scale, border=0, long_scale=1.0, stretch=1.0):
+def rope_angles(inv_freq, long=None, *, batch, scale, border=0, long_scale=1.0, stretch=1.0, span=0.0):
     """(cos, sin)(position * inv_freq) * scale; inv_freq [F] -> [T, 2F], cosines first. border > 0: inv_freq and scale
     are those of each row's sequence (numflow.network.by_length).
 
@@ -17,8 +17,8 @@ def rope_angles(inv_freq, long=None, *, batch, scale, border=0, long_scale=1.0, 
         limits = batch.limits
         if limits is None:
             limits = [batch.positions[end - 1] + 1 if n else 0 for end, n in zip(batch.starts[1:], counts)]
-        rows = [chosen(int(limit), inv_freq, long, border=border, scale=scale, long_scale=long_scale, stretch=stretch)
-                for limit in limits]
+        rows = [chosen(int(limit), inv_freq, long, border=border, scale=scale, long_scale=long_scale, stretch=stretch,
+                       span=span) for limit in limits]
         rows = np.repeat(np.stack(rows), counts, axis=0)
         inv_freq, scale = rows[:, :-1], rows[:, -1:]
     angle = batch.positions.astype(np.float32)[:, None] * inv_freq

@@ -109,12 +109,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),
         "eps": _float("norm_eps", "added to the mean square or the variance", above=0, most=1),
         "offset": _float(0.0, "added to the stored weights (1 where the file stores w - 1)"),
+        "weighted": _bool(True, "norms have weights where a tensor is named for them"),
     },
     "block": {
         "pre_norm": _bool(True, "normalise the input of attention and feed-forward"),
         "attention_norm": _bool(True, "attention has that norm too"),
-        "norm_gate_rank": _int(0, "columns between the two matrices of a gate, where a file has them: the normalised "
-                               "input is multiplied by sigmoid(up(silu(down(it)))); 0 = none", 0),
+        "norm_gate_rank": _int(0, "rank of a gate: its input x becomes x * sigmoid(up(silu(down(x)))); 0: none", 0),
         "post_norm": _choice(("none", "branch", "residual"), "none",
                              "normalise each branch's output before it is added, or the sum after"),
         "attention_post_norm": _bool(True, "attention has that norm too"),

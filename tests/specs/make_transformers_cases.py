@@ -119,6 +119,7 @@ def make(name: str) -> None:
         (folder / "config.json").write_text(json.dumps(asked))
         arrays = compute(kind, folder, options.get("attention", "eager"), inputs, rows)
     saved = {key: value for key, value in saved.items() if key not in SPARE_KEYS}
+    saved = saved if options.get("saved", True) else config
     about = {"configs": [config, saved], "tensors": shapes, "inputs": inputs, "rows": rows}
     about |= {key: options[key] for key in ("salt",) if key in options}
     about = np.frombuffer(json.dumps(about, separators=(",", ":")).encode(), np.uint8)

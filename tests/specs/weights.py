@@ -19,5 +19,5 @@ def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) < 2 or max(shape) == count:
         spread, centre = 0.5, 1.0 if _NORM.search(name) else 0.0
     else:
-        spread, centre = (3 / shape[-1]) ** 0.5, 0.0
+        spread, centre = (3 / (shape[-1] or 1)) ** 0.5, 0.0
     return (centre + spread * uniform).astype(np.float16).reshape(shape)

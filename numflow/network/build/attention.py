@@ -174,7 +174,7 @@ def _angles(b: Builder, how: Rotary) -> View:
     if how.border:
         params |= {"border": how.border, "long_scale": how.long_scale}
         if how.long is None:
-            params["stretch"] = how.stretch
+            params |= {"stretch": how.stretch} | ({"span": how.span} if how.span else {})
         else:
             weights["long"] = _constant(b, how.long)
     words = [*weights.values(), *(f"{value:g}" for value in params.values())]
@@ -359,13 +359,13 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     if (context := b.option("stack", "context")) > _MOST_INDEXED:
         raise SpecError(f"{b.where}: stack.context: an index of keys has up to {_MOST_INDEXED} positions, "
                         f"found {context}", ("stack.context",))
+    if b.option("rope", "scaling") == "dynamic":  # texts that reach as far as positions stretch
+        context = max(context, int(b.option("rope", "original_context") * b.option("rope", "factor")))
     chosen = b.view("chosen", -(-context // 32), dtype="i32")
     if not b.option("indexer", "own"):
         if not any(step.op == "index_select" for step in b.entries[b.entry]):
             raise SpecError(f"{b.where}: indexer.own: the first layer needs an index of its own", ("indexer.own",))
         return (chosen,)
-    if b.option("rope", "scaling") == "dynamic":
-        raise SpecError(f"{b.where}: rope.scaling: 'dynamic' does not go with an index of keys", ("rope.scaling",))
     if rope_dim > size:
         raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",
                         ("indexer.head_dim", "latent.rope_dim"))

@@ -290,9 +290,10 @@ class Builder:
         return self.stack_of_vectors(module, role, groups, x.width // groups, add=add)
 
     def _weighted(self, module: str) -> bool:
-        """Norms without weights exist (a spec says so by naming no tensor for them)."""
+        """Norms without weights exist (a spec says so by naming no tensor for them, or of all of a file's)."""
         place = (module, "weight", self.layer, self.stack)
-        return any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0))
+        named = any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0))
+        return named and self.option("norm", "weighted")
 
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,

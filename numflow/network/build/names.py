@@ -120,9 +120,9 @@ class TensorNames:
                         f"{' and ' + str(len(tried) - 1) + ' other names' if len(tried) > 1 else ''}{near}")
 
     def left_over(self, layers: int) -> list[str]:
-        """Tensors that no part of the network uses and no `ignore` pattern names; {layers} in one is their number, and
-        {beyond} that or a number above it."""
+        """Tensors with values that no part of the network uses and no `ignore` pattern names; {layers} in one is their
+        number, and {beyond} that or a number above it."""
         ignored = [pattern.replace("{layers}", str(layers)).replace("{beyond}", str(number)) for pattern in self.ignored
                    for number in range(layers, layers + (_BEYOND if "{beyond}" in pattern else 1))]
-        return [name for name in self.checkpoint.tensors
-                if name not in self.used and not any(fnmatchcase(name, pattern) for pattern in ignored)]
+        return [name for name, tensor in self.checkpoint.tensors.items() if name not in self.used
+                and 0 not in tensor.shape and not any(fnmatchcase(name, pattern) for pattern in ignored)]

@@ -30,7 +30,7 @@ def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
     if 2 * pairs(dims) > columns:
         raise SpecError(f"{where}: rope.dims: expected up to {columns // 2 * 2}, the columns of a head in pairs, found "
                         f"{dims}", ("rope.dims",))
-    if dims % 2 and scaling in ("dynamic", "yarn", "proportional"):
+    if dims % 2 and (scaling == "proportional" or (scaling == "yarn" and dims != 3)):
         raise SpecError(f"{where}: rope.dims: expected an even number with scaling {scaling!r}, found {dims}",
                         ("rope.dims",))
     if scaling == "dynamic" and dims == 2:
@@ -58,7 +58,7 @@ class Rotary:
     """Frequencies float32 [pairs(dims)] and the factor on cosines and sines, of op `rope_angles`.
 
     border: 0, or the tokens of a sequence beyond which `long` and `long_scale` hold; long None: what `stretch` makes of
-    inv_freq there.
+    inv_freq there, and `span` where dims are odd.
     """
 
     inv_freq: np.ndarray
@@ -67,6 +67,7 @@ class Rotary:
     long: np.ndarray | None = None
     long_scale: float = 1.0
     stretch: float = 1.0
+    span: float = 0.0
 
 
 def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np.ndarray | None = None) -> Rotary:
@@ -82,7 +83,8 @@ def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np
     further, further_scale = _frequencies(options, "long", long)
     border = int(options["original_context"])
     if options["scaling"] == "dynamic":
-        return Rotary(inv_freq, scale, border, None, scale, float(options["factor"]))
+        odd = options["dims"] / 2 - 1 if options["dims"] % 2 else 0.0
+        return Rotary(inv_freq, scale, border, None, scale, float(options["factor"]), odd)
     if scale == further_scale and np.array_equal(inv_freq, further):
         return Rotary(inv_freq, scale)
     return Rotary(inv_freq, scale, border, further, further_scale)

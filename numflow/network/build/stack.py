@@ -87,7 +87,7 @@ def embeddings(b: Builder) -> View:
     """Token, position and type embeddings, norm and projection, as the spec has them. Returns x [T, D]."""
     width, table_width = b.option("stack", "width"), b.option("embedding", "width")
     x = b.view("x", width)
-    table = x if table_width == width else b.view("embedded", table_width)
+    table = x if table_width == width and not b.has("project_in.weight") else b.view("embedded", table_width)
     b.emit("embed", (), (table,), "token_embd", {"table": b.matrix("token_embd", None, table_width)},
            scale=b.option("embedding", "scale"))
     if b.option("embedding", "dropped_token") >= 0:
