@@ -13,7 +13,7 @@ from typing import Any
 
 from numflow.errors import FormatError, quoted
 from numflow.formats.mapped import read_json
-from numflow.formats.quantised.allowed import check_formats, layout
+from numflow.formats.quantised.allowed import block_of, check_formats, layout
 
 KEYS = ("quantization_config", "compression_config")
 MLX_KEY = "quantization"
@@ -54,9 +54,8 @@ class Method:
         """Rows and columns of the blocks that scales are for, where it is said; the usual ones where nothing is."""
         for weights in (self.settings, *self._groups()):
             for key in ("weight_block_size", "block_structure"):
-                size = weights.get(key)
-                if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
-                    return size[0], size[1]
+                if (size := block_of(weights.get(key))) is not None:
+                    return size
         return None if self.stated else (128, 128)
 
     def number(self, *keys: str) -> int | None:

@@ -68,6 +68,15 @@ class TensorNames:
                                 return stored
         return None
 
+    def modules_of(self, name: str) -> Iterator[tuple[str, str, int | None, int | None]]:
+        """Every module that a name without a prefix may be of, with role, layer and expert."""
+        for module, patterns in self.patterns.items():
+            for pattern in [patterns] if isinstance(patterns, str) else patterns:
+                for role, suffixes in SUFFIXES.items():
+                    if pattern and (found := _matched(pattern, suffixes, name)):
+                        layer, expert = (None if number is None else int(number) for number in found)
+                        yield module, role, layer, expert
+
     def _of_others(self, stored: str, name: str, role: str, layer: int | None, expert: int | None) -> bool:
         """Whether a module has the first of two names and not the second, which comes without a prefix."""
         forms = {prefix + name for prefix in self.prefixes}
