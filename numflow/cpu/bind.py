@@ -28,7 +28,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": act.sparsify, "match_rms": act.match_rms,
-    "mix": act.mix, "softcap": act.softcap, "clamp": act.clamp,
+    "mix": act.mix, "balance": act.balance, "softcap": act.softcap, "clamp": act.clamp,
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
     "gated_recurrence": gated_recurrence.gated_recurrence, "wkv": wkv.wkv,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,

@@ -39,7 +39,8 @@ KERNELS = {
     "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale, "scale_by_position": act.scale_by_position,
-    "sparsify": act.sparsify, "match_rms": act.match_rms, "mix": act.mix, "softcap": act.softcap, "clamp": act.clamp,
+    "sparsify": act.sparsify, "match_rms": act.match_rms, "mix": act.mix, "balance": act.balance,
+    "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,
     "expert_linear": moe.expert_linear,
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
@@ -169,6 +170,8 @@ class Program(OneDevice):
             params["batch"] = batch
         if step.op in ("moe_route", "head_concat", "index_select"):
             params["width"] = step.outputs[0].width
+        if step.op == "moe_route" and len(inputs) > 1:
+            params["experts"] = inputs.pop()
         if step.op == "expert_linear":
             params["groups"] = self.network.weights[step.weights["weight"]].groups
         if step.op in EXCHANGES:

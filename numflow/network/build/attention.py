@@ -7,9 +7,8 @@ import numpy as np
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
 from numflow.network.build.distances import Beside, distances
-from numflow.network.build.rope import Rotary, alibi_slopes, as_stored, check_rotary, pairs, rotary
+from numflow.network.build.rope import alibi_slopes, rotate
 from numflow.ops import Cache, View
-from numflow.spec.schema import SECTIONS
 
 _MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
 
@@ -156,56 +155,6 @@ def cross_attention(b: Builder, x: View) -> View:
     b.emit("attention", (q,), (y,), "cross_attention", cache=f"{b.prefix}cross", heads=shape.heads,
            scale=b.option("attention", "scale"), causal=False, softcap=b.option("attention", "softcap"))
     return b.linear("cross_output", y, b.view("branch", x.width))
-
-
-def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, pairing: str = "") -> None:
-    """Rotate the first columns of every head in place; angles are computed once per kind and entry."""
-    options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
-    check_rotary(options, head_dim, b.where)
-    how = rotary(options, *_divisors(b, pairs(options["dims"])))
-    angles = _angles(b, as_stored(how, b.names.find("rope_inv_freq"), b.where))
-    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=pairing or options["pairing"])
-
-
-def _angles(b: Builder, how: Rotary) -> View:
-    """Cosines and sines of each row's position; the step that makes them is emitted where an entry has none yet."""
-    weights = {"inv_freq": _constant(b, how.inv_freq)}
-    params: dict[str, float] = {"scale": how.scale}
-    if how.border:
-        params |= {"border": how.border, "long_scale": how.long_scale}
-        if how.long is None:
-            params["stretch"] = how.stretch
-        else:
-            weights["long"] = _constant(b, how.long)
-    words = [*weights.values(), *(f"{value:g}" for value in params.values())]
-    angles = b.view(".".join(("angles", *words)), 2 * len(how.inv_freq))
-    if not any(step.op == "rope_angles" and step.outputs == (angles,) for step in b.entries.get(b.entry, [])):
-        b.emit("rope_angles", (), (angles,), "angles", weights, **params)
-    return angles
-
-
-def _constant(b: Builder, inv_freq: np.ndarray) -> str:
-    known = [name for name in b.weights if name.startswith("rope.")]
-    name = next((name for name in known if np.array_equal(b.weights[name].constant, inv_freq)), None)
-    return name or b.constant(f"rope.{len(known)}", inv_freq)
-
-
-def _divisors(b: Builder, count: int) -> list[np.ndarray | None]:
-    """Factors that some files carry as a tensor: one, or one for each side of the original context.
-
-    Raises:
-        SpecError: a tensor of fewer than `count` factors, or with one that nothing can be divided by.
-    """
-    if not b.option("rope", "divisors"):
-        return [None, None]
-    tensors = [b.names.find(name) or b.names.find("rope_freqs") for name in ("rope_factors_short", "rope_factors_long")]
-    divisors: list[np.ndarray | None] = []
-    for tensor in tensors:
-        found = None if tensor is None else tensor.f32().reshape(-1)[:count]
-        if found is not None and not (len(found) == count and (found > 0).all() and np.isfinite(found).all()):
-            raise SpecError(f"{b.where}: tensor {tensor.name!r}: expected {count} positive divisors of frequencies")
-        divisors.append(found)
-    return divisors
 
 
 def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
