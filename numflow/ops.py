@@ -121,6 +121,8 @@ class Cache:
 
     kind:   "self" grows with the sequence; "cross" is written once from the encoder's output.
     prefix: where it is not 0, the first `prefix` columns of a key are its value too: E_v is 0, nothing is stored twice.
+    every:  where it is not 0, entries, one for so many tokens: float32 rows of one head, whatever type keys have, of
+            tokens p with (p + 1) % every = 0 alone, in the KV block of that token. Keys are their values.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Cache:
     v_dim: int
     kind: str = "self"
     prefix: int = 0
+    every: int = 0
 
     @property
     def value_dim(self) -> int:
@@ -272,9 +275,15 @@ OPS = {op.name: op for op in (
     Op("head_linear", "heads", "y [T, H * N]: head h = weight[h] [N, K] @ head h of x [T, H * K]",
        ("x",), ("y",), ("weight",), {"heads": REQUIRED}),
     Op("cache_write", "batch", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where "
-       "values are a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
+       "values are a prefix of keys; of entries those of tokens that end a window", ("k", "v?"), (), (),
+       {"cache": REQUIRED}),
+    Op("pool", "batch", "y [T, E]: of a token that ends a window of `every`, by column the sum of values of the last "
+       "`series` windows, weighed by the softmax of their gates + bias[position % every]; the `cache` has [gates S * E,"
+       " values S * E] of each token, of which window s, the oldest first, has columns s * E on. Rows of others are 0",
+       (), ("y",), ("bias",), {"cache": REQUIRED, "every": REQUIRED, "series": 1}),
     Op("index_select", "batch", "y i32 [T, W]: bit p % 32 of word p // 32 is set where key p of `cache` is among the "
-       "top_k best that a row sees, by the sum over heads h of weights[t, h] * max(q head h . key, 0); earliest first",
+       "top_k best that a row sees, by the sum over heads h of weights[t, h] * max(q head h . key, 0); earliest first; "
+       "of a cache of entries p is the number of one, and a row sees those of windows that have ended",
        ("q", "weights"), ("y",), (), {"cache": REQUIRED, "heads": REQUIRED, "top_k": REQUIRED}),
     Op("attention", "batch", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query "
        "head h uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk "
@@ -282,10 +291,11 @@ OPS = {op.name: op for op in (
        "logit per head that takes probability and has no value. buckets [n, H]: T5 relative position bias. chosen i32 "
        "[T, W]: only keys whose bits are set. places [2R + 1]: the number n of the vector for each distance (key - "
        "query) -R .. R, of farther ones at the ends; of query i and key j, q k^T gets of_queries[i, h, n] + of_keys[j, "
-       "h, n] more, [T, H*N] each, two inputs in place of chosen, all of a sequence in the batch",
+       "h, n] more, [T, H*N] each, two inputs in place of chosen, all of a sequence in the batch. entries: a cache of "
+       "such beside the keys, of windows that have ended, of which `chosen` has numbers then; one softmax over both",
        ("q", "chosen or of_queries?", "of_keys?"), ("y",), ("slopes?", "sinks?", "buckets?", "places?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
-        "bucket_distance": 0, "chunk": 0}),
+        "bucket_distance": 0, "chunk": 0, "entries": ""}),
     Op("causal_conv", "batch", "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); earlier "
        "x are in `state` [K - 1, C], which then keeps the last ones. kind: silu or none",
        ("x",), ("y",), ("weight", "bias?"), {"state": REQUIRED, "kind": "none"}),
@@ -361,6 +371,11 @@ def param(step: Step, name: str) -> Any:
 def states_of(step: Step) -> dict[str, str]:
     """States that a step reads and writes, by parameter: "state", and those whose names end in "_state"."""
     return {key: name for key, name in step.params.items() if key == "state" or key.endswith("_state")}
+
+
+def caches_of(step: Step) -> dict[str, str]:
+    """Caches that a step reads and writes, by parameter: "cache" and "entries"."""
+    return {key: step.params[key] for key in ("cache", "entries") if step.params.get(key)}
 
 
 def local(step: Step) -> str:

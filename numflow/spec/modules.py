@@ -33,6 +33,10 @@ MODULES: dict[str, str] = {
     "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",
     "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm",
     "attn_k_rope_norm": "norm of the rotated key", "attn_kv_b": "latent key/value, up",
+    **{f"{at}pool_{part}": what + of for at, of in (("", ""), ("index_", " of the index")) for part, what in (
+        ("value", "values of tokens in entries"), ("gate", "their weights"), ("bias", "added to weights [every, n]"),
+        ("norm", "norm of entries"))},
+    "attn_output_a": "matrices of groups of heads before attn_output",
     "index_q": "queries of the index, from the compressed query", "index_k": "its keys [d, D]",
     "index_k_norm": "their layer norm", "index_weights": "weights of its heads [I, D]",
     "attn_k_b": "latent key, up (split files)", "attn_v_b": "latent value, up (split files)",

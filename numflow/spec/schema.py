@@ -76,11 +76,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
-                         "gated_recurrence", "wkv", "linear", "none"), "attention",
+                         "gated_recurrence", "wkv", "compressed", "linear", "none"), "attention",
                         "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
                         "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
                         "with a fixed decay; a state space beside attention; a gated recurrence of channels; a mean of "
-                        "values whose weights fade; one matrix (attn_output) in its place, which mixes none; nothing"),
+                        "values whose weights fade; attention beside entries of windows, whose keys are values, one "
+                        "for all heads; one matrix (attn_output) in its place, which mixes none; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),
@@ -177,8 +178,17 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "q_raw": _bool(False, "the query matrix reads the compressed query behind its norm and, beside it, before it"),
         "rope_norm": _bool("has('attn_k_rope_norm.weight')", "a norm of the rotated part of keys before that"),
     },
+    "compressed": {
+        "every": _int(0, "mixer.kind compressed: tokens of a window, which become one entry that later tokens see; 0 = "
+                         "no entries in this layer", 0, 1 << 20),
+        "overlap": _bool(False, "an entry takes from the window before as well, by columns of its own"),
+        "out_groups": _int(0, "groups of heads, each with a matrix of its own before the output projection; 0 = none",
+                           0),
+        "out_rank": _int(1, "columns that such a matrix gives"),
+    },
     "indexer": {
-        "heads": _int(0, "heads of an index that chooses the keys which latent attention sees; 0 = it sees all", 0),
+        "heads": _int(0, "heads of an index that chooses the keys which latent attention sees, or the entries of "
+                      "mixer.kind compressed; 0 = it sees all", 0),
         "head_dim": _int(0, "columns of such a head, of which the first latent.rope_dim are rotated", 0),
         "top_k": _int(1, "keys that are chosen for each query"),
         "pairing": _choice(("half", "adjacent"), "half", "as in rope"),

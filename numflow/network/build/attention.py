@@ -10,7 +10,7 @@ from numflow.network.build.distances import Beside, distances
 from numflow.network.build.rope import alibi_slopes, rotate
 from numflow.ops import Cache, View
 
-_MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
+MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _times(b: Builder, key: str, x: View, y: View) -> View:
 
 def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Beside) -> None:
     """Attention of `heads` query heads over a cache, as the spec has it; beside: its further inputs."""
-    weights, chunk = _position_biases(b, heads) | beside[1], b.option("attention", "chunk")
+    weights, chunk = position_biases(b, heads) | beside[1], b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
         b.emit("scale_by_position", (q,), (q,), "q_temperature", scale=temperature,
                length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"))
@@ -87,7 +87,7 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         _clip(b, (q, k, v))
         if b.option("attention", "v_norm") == "head":
             b.norm("attn_v_norm", v, v, groups=shape.kv_heads)
-        _placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
+        placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
         _times(b, "key_scale", k, k)
         name = f"{b.prefix}self"
         cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
@@ -97,7 +97,7 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         far = (), {}
         q = b.linear("attn_q", x, b.view("qkv", shape.heads * shape.head_dim))
         _clip(b, (q,))
-        _placed(b, [("q", q, shape.heads)], shape)
+        placed(b, [("q", q, shape.heads)], shape)
         for module in ("attn_k", "attn_v", "attn_k_norm"):  # some files have them, and nobody reads them
             b.names.find(module, "weight", b.layer, b.stack)
         cache = b.caches[f"{b.prefix_of(owner)}self"]
@@ -123,7 +123,7 @@ def _owner(b: Builder) -> int | None:
                     f"before {first} with its window {window}, and there is none", ("attention.shared_from",))
 
 
-def _placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None:
+def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None:
     """Norms and rotation of queries and keys, each with its number of heads, in the order of the spec."""
     kind, late = b.option("attention", "q_norm"), b.option("attention", "norm_after_rope")
     for step in ("rope", "norm") if late else ("norm", "rope"):
@@ -220,7 +220,7 @@ def _quartered_rows(b: Builder, widths: tuple[int, int, int]) -> list[np.ndarray
     return [q, k, v]
 
 
-def _position_biases(b: Builder, heads: int) -> dict[str, str]:
+def position_biases(b: Builder, heads: int) -> dict[str, str]:
     weights = {}
     if b.option("attention", "alibi"):
         slopes = alibi_slopes(heads, b.option("attention", "alibi_max")) * b.option("attention", "alibi_scale")
@@ -305,8 +305,8 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     """
     heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
     rope_dim = b.option("latent", "rope_dim")
-    if (context := b.option("stack", "context")) > _MOST_INDEXED:
-        raise SpecError(f"{b.where}: stack.context: an index of keys has up to {_MOST_INDEXED} positions, "
+    if (context := b.option("stack", "context")) > MOST_INDEXED:
+        raise SpecError(f"{b.where}: stack.context: an index of keys has up to {MOST_INDEXED} positions, "
                         f"found {context}", ("stack.context",))
     chosen = b.view("chosen", -(-context // 32), dtype="i32")
     if not b.option("indexer", "own"):

@@ -4,7 +4,7 @@ from functools import cache
 from math import isqrt
 
 from numflow.errors import NetworkError, did_you_mean
-from numflow.network.build.cache_checks import attention, cache_write, expect, index_select, rows
+from numflow.network.build.cache_checks import attention, cache_write, expect, index_select, pool, rows
 from numflow.ops import (
     ACTIVATIONS,
     ADAPTING,
@@ -345,7 +345,7 @@ def _adapt(step: Step, network: Network) -> None:
 _SHAPES = {
     "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
-    "head_linear": _head_linear, "cache_write": cache_write, "index_select": index_select,
+    "head_linear": _head_linear, "cache_write": cache_write, "pool": pool, "index_select": index_select,
     "attention": attention, "act": _act, "act_mul": _act, "gate_rows": _by_group, "permute": _permute,
     "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale, "scale_by_position": _scale_by_position,
     "sparsify": _same, "match_rms": _by_group, "mix": _mix, "balance": _balance,

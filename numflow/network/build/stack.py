@@ -9,6 +9,7 @@ from numflow.network.build.channels import (
     short_convolution,
     weighted_keys,
 )
+from numflow.network.build.compressed import compressed_attention
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.residuals import (
@@ -30,7 +31,7 @@ from numflow.ops import View
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
-          "gated_recurrence": gated_recurrence, "wkv": weighted_keys,
+          "gated_recurrence": gated_recurrence, "wkv": weighted_keys, "compressed": compressed_attention,
           "linear": lambda b, x: b.linear("attn_output", x, b.view("branch", x.width))}
 
 
