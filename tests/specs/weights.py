@@ -12,7 +12,8 @@ _EXPERTS = ".tid2eid"
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """float16 array: uniform with standard deviation 1 / sqrt(columns); norm weights around 1, other vectors around 0.
 
-    Of a table of experts, numbers up to 4, of which no row has one twice. Only raw bits of PCG64 are used, which NumPy promises to keep, not its distributions.
+    Of a table of experts, numbers up to 4, of which no row has one twice. Only raw bits of PCG64 are used, which NumPy
+    promises to keep, not its distributions.
     """
     if name.endswith(_EXPERTS):
         rows, columns = np.indices(shape)

@@ -2,7 +2,7 @@
 
 A token's key is its value too, one for all heads. As it turned with its position, what a head has found is turned back
 by the query's. An entry is a mean of what the tokens of its window have for it, column by column, by weights that they
-have as well; it may take from the window before as well, of which other columns count then. An index may choose entries.
+have as well; it may take from the window before too, of which other columns count then. An index may choose entries.
 """
 
 from numflow.errors import SpecError
