@@ -58,8 +58,8 @@ def chosen(limit: int, inv_freq: np.ndarray, long: np.ndarray | None = None, *, 
 
 
 def params_of(step: Step) -> dict[str, float]:
-    """The step's parameters, defaults included."""
-    return {name: param(step, name) for name in OPS[step.op].params}
+    """The step's parameters that frequencies depend on, defaults included."""
+    return {name: param(step, name) for name in OPS[step.op].params if name != "offset"}
 
 
 def variant(network: Network, limit: int) -> Hashable:

@@ -5,73 +5,20 @@ An option's value is a literal of its kind; for numbers and switches also an exp
 `{config = "hidden_act", gguf = "...", default = "silu", map = {swish = "silu"}}`.
 """
 
-import math
-from dataclasses import dataclass
-from typing import Any
-
 from numflow.spec.bounds import LIMITS
+from numflow.spec.kinds import SpecOption
+from numflow.spec.kinds import choice as _choice
+from numflow.spec.kinds import number as _float
+from numflow.spec.kinds import numbers as _list
+from numflow.spec.kinds import switch as _bool
+from numflow.spec.kinds import text as _text
+from numflow.spec.kinds import whole as _int
 
 REQUIRED = object()
 NAMINGS = ("hf", "gguf", "llama2c")
 STACKS = ("encoder", "decoder", "draft")
 
 
-@dataclass(frozen=True)
-class SpecOption:
-    """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words.
-
-    least, most: of a number, or of every number of a list; above: it is to be larger than that.
-    """
-
-    kind: str
-    default: Any
-    what: str
-    choices: tuple[str, ...] = ()
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-
-    def holds(self, value: float) -> bool:
-        """Whether a number is finite and within the range."""
-        return self.least <= value <= self.most and value > self.above and (isinstance(value, int)
-                                                                            or math.isfinite(value))
-
-    @property
-    def range(self) -> str:
-        """Description of the allowed numbers for messages: "a whole number of 1 or more"."""
-        kind = "a whole number" if self.kind == "int" else "a finite number"
-        parts = [f"of {self.least:.15g} or more"] if self.least > -math.inf else []
-        parts += [f"above {self.above:.15g}"] if self.above > -math.inf else []
-        parts += [f"up to {self.most:.15g}"] if self.most < math.inf else []
-        return " ".join([kind, *parts])
-
-
-def _int(default, what, least=1, most=2**31 - 1):
-    return SpecOption("int", default, what, (), least, most)
-
-
-def _float(default, what, least=-1e6, most=1e6, above=-math.inf):
-    """A number; without other bounds a factor or an addend, which a float32 and what it is used on can hold."""
-    if above > -math.inf:
-        least = -math.inf
-    return SpecOption("float", default, what, (), least, most, above)
-
-
-def _bool(default, what):
-    return SpecOption("bool", default, what)
-
-
-def _choice(choices, default, what):
-    return SpecOption("choice", default, what, tuple(choices))
-
-
-def _text(default, what):
-    return SpecOption("text", default, what)
-
-
-def _list(default, what, above=-math.inf):
-    """A list of numbers."""
-    return SpecOption("list", default, what, (), above=above)
 
 
 # The activations of the op table, which this package does not import; a test holds the two lists together.
@@ -129,11 +76,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
-                         "gated_recurrence", "wkv", "linear", "none"), "attention",
+                         "gated_recurrence", "wkv", "compressed", "linear", "none"), "attention",
                         "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
                         "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
                         "with a fixed decay; a state space beside attention; a gated recurrence of channels; a mean of "
-                        "values whose weights fade; one matrix (attn_output) in its place, which mixes none; nothing"),
+                        "values whose weights fade; attention beside entries of windows, whose keys are values, one "
+                        "for all heads; one matrix (attn_output) in its place, which mixes none; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),
@@ -230,8 +178,17 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "q_raw": _bool(False, "the query matrix reads the compressed query behind its norm and, beside it, before it"),
         "rope_norm": _bool("has('attn_k_rope_norm.weight')", "a norm of the rotated part of keys before that"),
     },
+    "compressed": {
+        "every": _int(0, "mixer.kind compressed: tokens of a window, which become one entry that later tokens see; 0 = "
+                         "no entries in this layer", 0, 1 << 20),
+        "overlap": _bool(False, "an entry takes from the window before as well, by columns of its own"),
+        "out_groups": _int(0, "groups of heads, each with a matrix of its own before the output projection; 0 = none",
+                           0),
+        "out_rank": _int(1, "columns that such a matrix gives"),
+    },
     "indexer": {
-        "heads": _int(0, "heads of an index that chooses the keys which latent attention sees; 0 = it sees all", 0),
+        "heads": _int(0, "heads of an index that chooses the keys which latent attention sees, or the entries of "
+                      "mixer.kind compressed; 0 = it sees all", 0),
         "head_dim": _int(0, "columns of such a head, of which the first latent.rope_dim are rotated", 0),
         "top_k": _int(1, "keys that are chosen for each query"),
         "pairing": _choice(("half", "adjacent"), "half", "as in rope"),
@@ -243,6 +200,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "enabled": _bool(True, "rotary position embedding"),
         "pairing": _choice(("half", "adjacent"), "half", "rotate columns (i, i + dims/2) or (2i, 2i + 1)"),
         "dims": _int("attention_head_dim", "columns of a head that are rotated, from the first; odd: one more"),
+        "last": _bool(False, "those columns are the last of a head, not the first"),
         "base": _float("rope_theta", "inv_freq[i] = base^(-2i / dims)", above=0, most=1e30),
         "reverse": _bool(False, "rotate by minus the angle"),
         "divisors": _bool(True, "what a file has as divisors of the frequencies (rope_freqs) holds here"),
@@ -291,9 +249,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "experts": _int("experts", "how many there are", 0),
         "top_k": _int("experts_per_token", "how many each token uses", 0),
         "width": _int("expert_width", "columns between an expert's two matrices", 0),
-        "score": _choice(("softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"), "softmax",
-                         "probabilities over all experts, independent ones, softmax over the chosen only, sigmoid of "
-                         "the chosen logits, or one softmax for each choice over those near the best that is left"),
+        "score": _choice(("softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer", "sqrt_softplus"),
+                         "softmax", "probabilities over all experts, independent ones, softmax over the chosen only, "
+                         "sigmoid of the chosen logits, one softmax for each choice over those near the best that is "
+                         "left, or roots of softplus"),
+        "by_token": _bool("has('ffn_experts_of.weight')", "a table says which experts a token has; the router makes "
+                          "their gates"),
         "softcap": _float(0.0, "the router's scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "jitter": _float(0.01, "sparsemixer: half the relative distance from the best up to which experts are near", 0),
         "normalize": _bool(False, "gates of the chosen experts are divided by their sum"),
@@ -328,6 +289,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "read off them (hyper-connections); 0 = one stream as usual", 0, 64),
         "magnitude": _float(1.0, "what a block adds is multiplied by it"),
         "eps": _float(0.0, "added to the gates", 0, 1),
+        "write_eps": _float("hyper_eps", "the same of those by which a block's result is added", 0, 1),
+        "balance": _int(0, "each stream becomes a sum of all before that: its factors are a matrix whose columns and "
+                        "rows are divided by their sums in turn, columns so many times; 0 = streams stay as they are",
+                        0, 1000),
     },
     "altup": {
         "streams": _int(0, "residual streams of which a layer computes one and corrects the others by it (alternating "

@@ -18,6 +18,7 @@ from tests.specs.configs_late_others import TRANSLATORS as LATE_TRANSLATORS
 from tests.specs.configs_late_parts import PARTS
 from tests.specs.configs_more_decoders import DECODERS as MORE_DECODERS
 from tests.specs.configs_more_encoders import ENCODERS as MORE_ENCODERS
+from tests.specs.configs_more_moe import MORE_MOE
 from tests.specs.configs_more_parts import MORE_PARTS
 from tests.specs.configs_more_translators import TRANSLATORS as MORE_TRANSLATORS
 from tests.specs.configs_other import ENCODERS, TRANSLATORS
@@ -26,6 +27,6 @@ from tests.specs.configs_recurrent import RECURRENT
 CASES = {name: (options.get("kind", "causal"), config, options)
          for name, (config, options) in (DECODERS | CASES_2026 | PARTS | OTHERS | LATE_DENSE).items()}
 CASES |= ENCODERS | LATE_ENCODERS | EMBEDDING
-CASES |= MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS
+CASES |= MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS | MORE_MOE
 CASES |= RECURRENT | LATE_MOE
 CASES |= {name: ("translate", config, options) for name, (config, options) in (TRANSLATORS | LATE_TRANSLATORS).items()}

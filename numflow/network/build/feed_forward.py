@@ -4,6 +4,8 @@ import math
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
+
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
 from numflow.ops import View
@@ -169,15 +171,37 @@ def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
     if cap := b.option("moe", "softcap"):
         b.emit("softcap", (scores,), (scores,), "router_softcap", cap=cap)
     weights = {}
-    if rules["score"] != "sparsemixer" and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
+    given = _experts_of(b, top_k, **rules) if b.option("moe", "by_token") else ()
+    if rules["score"] != "sparsemixer" and not given and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
         role = "weight" if b.has("exp_probs_b.weight") else "bias"
         spare = b.option("moe", "spare_experts")
         weights["bias"] = b.vector("exp_probs_b", role, experts, range(experts) if spare else None, flat=spare > 0)
     if b.has("ffn_scale_exps.weight"):
         weights["scales"] = b.vector("ffn_scale_exps", "weight", experts)
     ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
-    b.emit("moe_route", (scores,), (ids, gates), "route", weights, **rules)
+    b.emit("moe_route", (scores, *given), (ids, gates), "route", weights, **rules)
     return ids, gates
+
+
+def _experts_of(b: Builder, top_k: int, score: str, groups: int, **_) -> tuple[View]:
+    """Numbers of the experts of each token, which a table has.
+
+    Raises:
+        SpecError: experts are chosen as no table can, or the table has numbers that no expert has.
+    """
+    if score == "sparsemixer" or groups > 1:
+        raise SpecError(f"{b.where}: moe.by_token: expected neither groups of experts nor the score 'sparsemixer'",
+                        ("moe.by_token", "moe.score", "moe.groups"))
+    tensor, experts = b.names.need("ffn_experts_of", "weight", b.layer, b.stack), b.option("moe", "experts")
+    if tensor.columns != top_k:
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: expected {top_k} experts of each token, found "
+                        f"{tensor.columns}")
+    table = np.array(tensor.f32().reshape(-1, top_k), np.float32)
+    if not ((table >= 0) & (table < experts) & (table == np.floor(table))).all():
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: expected numbers of experts, 0 .. {experts - 1}")
+    y = b.view("experts_of", top_k)
+    b.emit("embed", (), (y,), "experts_of", {"table": b.constant(f"{b.prefix}experts_of", table)}, scale=1.0)
+    return (y,)
 
 
 def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: int, group_best: int, **_) -> None:

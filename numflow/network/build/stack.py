@@ -9,9 +9,9 @@ from numflow.network.build.channels import (
     short_convolution,
     weighted_keys,
 )
+from numflow.network.build.compressed import compressed_attention
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
-from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.residuals import (
     altup_layer,
     begin_hyper,
@@ -19,16 +19,19 @@ from numflow.network.build.residuals import (
     end_hyper,
     end_streams,
     hyper_layer,
+    per_layer_branch,
+    per_layer_inputs,
+    tap,
+    tap_last,
 )
 from numflow.network.build.rope import sinusoids
 from numflow.network.build.state_space import selective_scan, state_space, state_space_beside_attention
-from numflow.network.build.streams import tap, tap_last
 from numflow.ops import View
 
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
-          "gated_recurrence": gated_recurrence, "wkv": weighted_keys,
+          "gated_recurrence": gated_recurrence, "wkv": weighted_keys, "compressed": compressed_attention,
           "linear": lambda b, x: b.linear("attn_output", x, b.view("branch", x.width))}
 
 
