@@ -112,6 +112,7 @@ ROTARY: dict[str, tuple] = {
     "gemma_embedding_window_one": ("gemma_embedding", {"sliding_window": 1}, (), SHORT_TEXTS),
     "gemma3_type_passed_over": ("gemma3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
     "gemma3n_type_passed_over": ("gemma3n", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "gemma3n_ramp": ("gemma3n", {"rope_scaling": RAMP | {"truncate": False}}),
     "gemma3n_long": ("gemma3n", {"rope_scaling": {
         "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG,
         "original_max_position_embeddings": 16}}),
