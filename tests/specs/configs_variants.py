@@ -110,8 +110,9 @@ ROTARY: dict[str, tuple] = {
     "deepseek_v32_dynamic": ("deepseek_v32", {
         "index_n_heads": 24, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}),
     "gemma_embedding_window_one": ("gemma_embedding", {"sliding_window": 1}, (), SHORT_TEXTS),
-    "gemma3_type_passed_over": ("gemma3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "gemma3_type_passed_over": ("gemma3", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 1.3}}),
     "gemma3n_type_passed_over": ("gemma3n", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "gemma3n_ramp": ("gemma3n", {"rope_scaling": RAMP | {"truncate": False}}),
     "gemma3n_long": ("gemma3n", {"rope_scaling": {
         "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG,
         "original_max_position_embeddings": 16}}),
@@ -124,6 +125,7 @@ ROTARY: dict[str, tuple] = {
     "llama_long_factor_one": ("llama_linear", {"rope_scaling": {
         "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "factor": 1.0,
         "original_max_position_embeddings": 16}}),
+    "llama_linear_attention_factor": ("llama_linear", {"rope_scaling": LINEAR | {"attention_factor": 1.3}}),
     "llama_ramp_factor_null": ("llama_linear", {"rope_scaling": RAMP | {"factor": None}}),
     "nomic_bert_ramp": ("nomic_bert_masked", {"hidden_act": "relu", "rope_parameters": RAMP | {"rope_theta": 1e3}}, (),
                         SHORT_TEXTS),
@@ -149,7 +151,8 @@ ROTARY: dict[str, tuple] = {
     "hunyuan_v1_moe_linear": ("hunyuan_v1_moe", {
         "num_experts": 8, "moe_topk": 8, "num_shared_expert": 1, "moe_intermediate_size": 24, "rope_scaling": LINEAR,
         "attention_bias": True}),
-    "modernbert_type_passed_over": ("modernbert", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "modernbert_type_passed_over": ("modernbert", {"rope_scaling": {
+        "type": "yarn", "factor": 4.0, "attention_factor": 1.3}}),
     "modernbert_rope_kinds": ("modernbert", KINDS),
     "modernbert_scaled": ("modernbert", {"rope_parameters": {
         FULL: {**LINEAR, "rope_theta": 5e3}, SLIDING: {"rope_type": "default", "rope_theta": 200.0}}}),
