@@ -54,3 +54,67 @@ def test_values_that_are_not_there(tmp_path):
     tensors, weights, config = made("gptq-4", 64, 192)
     config |= {"sym": None, "desc_act": None, "modules_to_not_convert": None}
     close(open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"].f32(), weights)
+
+
+def grouped(strategy: str, **weights) -> dict:
+    """Settings of compressed-tensors that say kinds of scales."""
+    return {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": strategy, **weights}}}
+
+
+@pytest.mark.parametrize(("variant", "weights", "scales"), [
+    ("packed-4", {"strategy": "group", "group_size": 32}, (64, 3)), ("packed-4", {"strategy": "group",
+                                                                                   "group_size": 32}, (64, 1)),
+    ("packed-channel", {"strategy": "channel", "num_bits": 8}, (64, 2)),
+    ("int8", {"strategy": "channel", "num_bits": 8}, (1, 192)),
+    ("int8", {"strategy": "tensor", "num_bits": 8}, (64, 1)),
+    ("int8", {"strategy": "block", "num_bits": 8, "block_structure": [32, 64]}, (2, 1))])
+def test_scales_of_another_kind_than_the_configuration_says(tmp_path, variant, weights, scales):
+    tensors, _, config = made(variant, 64, 192)
+    kind, found = tensors["weight_scale"]
+    tensors["weight_scale"] = kind, np.resize(found, scales)
+    config["config_groups"] = grouped(**weights)
+    with pytest.raises(FormatError, match=rf"up_proj.weight_scale.*no scales by {weights['strategy']}") as error:
+        open_checkpoint(folder_of(tmp_path, tensors, config))
+    assert "\n" not in str(error.value)
+
+
+def test_two_kinds_of_scales(tmp_path):
+    tensors, weights, config = made("packed-4", 64, 192)
+    config["config_groups"] = grouped("group", group_size=32) | {"group_1": grouped("channel", num_bits=8)["group_0"]}
+    close(open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"].f32(), weights)
+
+
+def test_rows_of_fbgemm_have_a_scale_each(tmp_path):
+    tensors, _, _ = made("fp8-channel", 64, 192)
+    kind, found = tensors["weight_scale"]
+    tensors["weight_scale"] = kind, np.resize(found, (64, 2))
+    with pytest.raises(FormatError, match="no scales by channel"):
+        open_checkpoint(folder_of(tmp_path, tensors, {"quant_method": "fbgemm_fp8"}))
+
+
+@pytest.mark.parametrize(("variant", "name", "columns"), [("packed-4", "weight_packed", 12), ("gptq-4", "qzeros", 4)])
+def test_words_of_fewer_bits_than_the_configuration_says(tmp_path, variant, name, columns):
+    tensors, _, config = made(variant, 64, 192)
+    kind, found = tensors[name]
+    tensors[name] = kind, np.ascontiguousarray(found[:, :columns])
+    if variant == "gptq-4":
+        tensors["qweight"] = kind, tensors["qweight"][1][:12]
+    with pytest.raises(FormatError, match="no .*codes of 4 bits"):
+        open_checkpoint(folder_of(tmp_path, tensors, config))
+
+
+@pytest.mark.parametrize(("variant", "name"), [("gptq-act", "g_idx"), ("packed-act", "weight_g_idx")])
+def test_an_order_of_inputs_that_is_missing(tmp_path, variant, name):
+    tensors, _, config = made(variant, 64, 192)
+    del tensors[name]
+    if variant == "packed-act":
+        config["config_groups"] = grouped("group", group_size=32, actorder="group")
+    with pytest.raises(FormatError, match=rf"needs '.*{name}' .*which is not there"):
+        open_checkpoint(folder_of(tmp_path, tensors, config))
+
+
+def test_numbers_of_hqq_are_one_each(tmp_path):
+    tensors, _, config = made("hqq-4", 64, 192)
+    tensors["axis"] = "I64", np.array([1, 1])
+    with pytest.raises(FormatError, match=r"axis'?: is I64 \[2\], expected one number"):
+        open_checkpoint(folder_of(tmp_path, tensors, config))
