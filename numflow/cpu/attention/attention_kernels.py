@@ -121,7 +121,7 @@ def _count(args):
     for sequence in range(i64(header, N_SEQUENCES)):
         tiles += _tiles(args, sequence)
         longest = max(longest, np.int64(lengths[sequence]))
-    return tiles, (longest // max(i64(args, SLOTS.every), 1) + SPAN - 1) // SPAN
+    return tiles, max((longest // max(i64(args, SLOTS.every), 1) + SPAN - 1) // SPAN, 1)
 
 
 @merged
