@@ -5,73 +5,18 @@ An option's value is a literal of its kind; for numbers and switches also an exp
 `{config = "hidden_act", gguf = "...", default = "silu", map = {swish = "silu"}}`.
 """
 
-import math
-from dataclasses import dataclass
-from typing import Any
-
 from numflow.spec.bounds import LIMITS
+from numflow.spec.kinds import SpecOption
+from numflow.spec.kinds import choice as _choice
+from numflow.spec.kinds import number as _float
+from numflow.spec.kinds import numbers as _list
+from numflow.spec.kinds import switch as _bool
+from numflow.spec.kinds import text as _text
+from numflow.spec.kinds import whole as _int
 
 REQUIRED = object()
 NAMINGS = ("hf", "gguf", "llama2c")
 STACKS = ("encoder", "decoder", "draft")
-
-
-@dataclass(frozen=True)
-class SpecOption:
-    """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words.
-
-    least, most: of a number, or of every number of a list; above: it is to be larger than that.
-    """
-
-    kind: str
-    default: Any
-    what: str
-    choices: tuple[str, ...] = ()
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-
-    def holds(self, value: float) -> bool:
-        """Whether a number is finite and within the range."""
-        return self.least <= value <= self.most and value > self.above and (isinstance(value, int)
-                                                                            or math.isfinite(value))
-
-    @property
-    def range(self) -> str:
-        """Description of the allowed numbers for messages: "a whole number of 1 or more"."""
-        kind = "a whole number" if self.kind == "int" else "a finite number"
-        parts = [f"of {self.least:.15g} or more"] if self.least > -math.inf else []
-        parts += [f"above {self.above:.15g}"] if self.above > -math.inf else []
-        parts += [f"up to {self.most:.15g}"] if self.most < math.inf else []
-        return " ".join([kind, *parts])
-
-
-def _int(default, what, least=1, most=2**31 - 1):
-    return SpecOption("int", default, what, (), least, most)
-
-
-def _float(default, what, least=-1e6, most=1e6, above=-math.inf):
-    """A number; without other bounds a factor or an addend, which a float32 and what it is used on can hold."""
-    if above > -math.inf:
-        least = -math.inf
-    return SpecOption("float", default, what, (), least, most, above)
-
-
-def _bool(default, what):
-    return SpecOption("bool", default, what)
-
-
-def _choice(choices, default, what):
-    return SpecOption("choice", default, what, tuple(choices))
-
-
-def _text(default, what):
-    return SpecOption("text", default, what)
-
-
-def _list(default, what, above=-math.inf):
-    """A list of numbers."""
-    return SpecOption("list", default, what, (), above=above)
 
 
 # The activations of the op table, which this package does not import; a test holds the two lists together.
@@ -87,6 +32,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "layers": _int("layers", "layers of this stack", 0, 2000),
         "width": _int("hidden", "columns of the residual stream"),
         "context": _int("context", "positions the model was made for"),
+        "language": _text("", "the word that stands for {language} in names of tensors"),
     },
     "embedding": {
         "width": _int("hidden", "columns of the embedding table where they differ from `hidden` (project_in follows)"),
@@ -172,6 +118,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "conv": {
         "taps": _int(4, "tokens that a causal depthwise convolution sees, the present one included", 2, 1 << 10),
+        "around": _int(0, "tokens that a convolution behind the layer sees of what the layer reads, as many on each "
+                       "side, of a text that is there as a whole; it is added, and a norm follows; 0 = none", 0, 63),
+        "around_groups": _int(1, "groups of its columns"),
+        "around_activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "tanh", "what it passes before it is added"),
     },
     "attention": {
         "heads": _int("heads", "query heads"),
@@ -285,6 +235,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                              "by sigmoid(ffn_gate(x))"),
         "gate_scale": _float(1.0, "what the gate's matrix gives is multiplied by it"),
         "out_scale": _float(1.0, "the output is multiplied by it"),
+        "adapter_width": _int(0, "columns between two matrices that read the sum behind the feed-forward part, by a "
+                              "norm where there is one for them, and whose result is added; 0 = none", 0),
+        "adapter_adds": _choice(("normed", "sum"), "normed", "what it is added to: what they read, or that "
+                                "before its norm"),
     },
     "moe": {
         "enabled": _bool(False, "this layer routes its tokens to experts"),
@@ -319,6 +273,14 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                  "gate and up of the shared expert as two matrices or one"),
         "shared_gate": _bool("has('ffn_gate_inp_shexp.weight')", "the shared expert is multiplied by sigmoid(gate(x))"),
     },
+    "side": {
+        "enabled": _bool(False, "before the mixer, attention and a feed-forward part that several layers share read "
+                         "what the layer does, and the embeddings beside it; side_output of it is added to what the "
+                         "mixer reads"),
+        "owner": _int("layer", "the number that stands for {owner} in names of tensors of a layer that has one: that "
+                      "of the first layer with the same matrices", 0),
+        "use": _int(0, "the number that stands for {use} there", 0),
+    },
     "per_layer": {
         "width": _int(0, "columns of a further embedding that each layer reads for itself; 0 = none", 0),
         "scale": _float("sqrt(per_layer_width)", "those embeddings are multiplied by it"),
@@ -345,6 +307,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "normalize": _bool(False, "rows of the output matrix are divided by their length"),
         "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none",
                              "masked-LM head: dense, this activation, norm, before the output matrix"),
+        "transform_norm": _bool(True, "there is that norm"),
         "width": _int("embedding_width if embedding_project != 'first' else stack_width",
                       "columns of what that dense layer makes", 1),
         "enabled": _bool(True, "there is an output matrix; otherwise only hidden states"),
