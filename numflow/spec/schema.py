@@ -19,8 +19,6 @@ NAMINGS = ("hf", "gguf", "llama2c")
 STACKS = ("encoder", "decoder", "draft")
 
 
-
-
 # The activations of the op table, which this package does not import; a test holds the two lists together.
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
                "silu_clamp", "xielu")
@@ -34,6 +32,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "layers": _int("layers", "layers of this stack", 0, 2000),
         "width": _int("hidden", "columns of the residual stream"),
         "context": _int("context", "positions the model was made for"),
+        "language": _text("", "the word that stands for {language} in names of tensors"),
     },
     "embedding": {
         "width": _int("hidden", "columns of the embedding table where they differ from `hidden` (project_in follows)"),
@@ -120,6 +119,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "conv": {
         "taps": _int(4, "tokens that a causal depthwise convolution sees, the present one included", 2, 1 << 10),
+        "around": _int(0, "tokens that a convolution behind the layer sees of what the layer reads, as many on each "
+                       "side, of a text that is there as a whole; it is added, and a norm follows; 0 = none", 0, 63),
+        "around_groups": _int(1, "groups of its columns"),
+        "around_activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "tanh", "what it passes before it is added"),
     },
     "attention": {
         "heads": _int("heads", "query heads"),
@@ -243,6 +246,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                              "by sigmoid(ffn_gate(x))"),
         "gate_scale": _float(1.0, "what the gate's matrix gives is multiplied by it"),
         "out_scale": _float(1.0, "the output is multiplied by it"),
+        "adapter_width": _int(0, "columns between two matrices that read the sum behind the feed-forward part, by a "
+                              "norm where there is one for them, and whose result is added; 0 = none", 0),
+        "adapter_adds": _choice(("normed", "sum"), "normed", "what it is added to: what they read, or that "
+                                "before its norm"),
     },
     "moe": {
         "enabled": _bool(False, "this layer routes its tokens to experts"),
@@ -280,6 +287,14 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                  "gate and up of the shared expert as two matrices or one"),
         "shared_gate": _bool("has('ffn_gate_inp_shexp.weight')", "the shared expert is multiplied by sigmoid(gate(x))"),
     },
+    "side": {
+        "enabled": _bool(False, "before the mixer, attention and a feed-forward part that several layers share read "
+                         "what the layer does, and the embeddings beside it; side_output of it is added to what the "
+                         "mixer reads"),
+        "owner": _int("layer", "the number that stands for {owner} in names of tensors of a layer that has one: that "
+                      "of the first layer with the same matrices", 0),
+        "use": _int(0, "the number that stands for {use} there", 0),
+    },
     "per_layer": {
         "width": _int(0, "columns of a further embedding that each layer reads for itself; 0 = none", 0),
         "scale": _float("sqrt(per_layer_width)", "those embeddings are multiplied by it"),
@@ -310,6 +325,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "normalize": _bool(False, "rows of the output matrix are divided by their length"),
         "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none",
                              "masked-LM head: dense, this activation, norm, before the output matrix"),
+        "transform_norm": _bool(True, "there is that norm"),
         "width": _int("embedding_width if embedding_project != 'first' else stack_width",
                       "columns of what that dense layer makes", 1),
         "enabled": _bool(True, "there is an output matrix; otherwise only hidden states"),

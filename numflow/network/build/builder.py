@@ -225,9 +225,10 @@ class Builder:
             raise self._wrong_shape(tensor, f">= {count} rows")
 
     def _add(self, weight: Weight) -> str:
-        """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings)."""
-        if all(part.rows is None for part in weight.parts):
-            same = (*(part.tensor for part in weight.parts), weight.shape, weight.add, weight.normalize_rows)
+        """Keep a weight; one made of the same rows of tensors as an earlier one is that one (shared embeddings)."""
+        if all(part.rows is None or isinstance(part.rows, range) for part in weight.parts):
+            same = (*((part.tensor, part.rows) for part in weight.parts), weight.shape, weight.add,
+                    weight.normalize_rows, *((part.turned, part.transpose) for part in weight.parts))
             first = self._whole.setdefault(same, weight.name)
             if first != weight.name:
                 return first
@@ -263,13 +264,24 @@ class Builder:
 
     # Steps that many blocks use
 
-    def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "") -> View:
-        """y = x W^T + b, with a bias where the file has one."""
+    def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "", biased: str = "") -> View:
+        """y = x W^T + b, with a bias where the file has one. biased: a module whose bias it may be, not the matrix'."""
         weights = {"weight": self.matrix(module, y.width, x.width, select, suffix)}
-        if self.has(f"{module}.bias"):
+        if biased and self.has(f"{biased}.bias"):
+            weights["bias"] = self.vector(biased, "bias", y.width)
+        elif self.has(f"{module}.bias"):
             weights["bias"] = self.vector(module, "bias", y.width, select, suffix=suffix)
         self.emit("linear", (x,), (y,), module + suffix, weights)
+        if self.has(f"{module}_low.weight"):
+            self._add_low_rank(module, x, y, select, suffix)
         return y
+
+    def _add_low_rank(self, module: str, x: View, y: View, select: Any, suffix: str) -> None:
+        """y += up (down x), of matrices that the model has for this use of another that layers share."""
+        rank = self.names.need(f"{module}_low", "weight", self.layer, self.stack).rows
+        low = self.linear(f"{module}_low", x, self.view("low", rank))
+        up = self.linear(f"{module}_low_up", low, self.view("low_up", y.width), select, suffix)
+        self.emit("add", (y, up), (y,), f"{module}{suffix}_low_add")
 
     def norm(self, module: str, x: View, y: View, groups: int = 1, eps: float | None = None) -> View:
         """RMS or layer norm as the spec says; weights are optional only if the file has none anywhere."""

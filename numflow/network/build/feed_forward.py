@@ -32,6 +32,17 @@ def dense_and_experts(b: Builder, x: View, stream: View) -> View:
     return y
 
 
+def adapter(b: Builder, x: View) -> None:
+    """x, the sum behind the feed-forward part, and up(act(down(norm(x)))) of it, in its place."""
+    h = x
+    if any(b.names.candidates("adapter_norm", "weight", b.layer, b.stack)):
+        h = b.norm("adapter_norm", x, b.view("normed", x.width))
+    low = b.linear("adapter_down", h, b.view("adapter", b.option("ffn", "adapter_width")))
+    b.emit("act", (low,), (low,), "adapter_act", kind=b.option("ffn", "activation"))
+    found = b.linear("adapter_up", low, b.view("branch", x.width))
+    b.emit("add", (h if b.option("ffn", "adapter_adds") == "normed" else x, found), (x,), "adapter_add")
+
+
 def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = "") -> View:
     """y = down(act(gate(x)) * up(x)), or down(act(up(x))); suffix: "_shexp" for the modules of a shared expert."""
     hidden = b.view("ffn", width)

@@ -1,7 +1,7 @@
 """Assignment of stored tensors to modules: a spec's name tables tried on a checkpoint's tensors."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from numflow.errors import SpecError, did_you_mean
@@ -38,6 +38,8 @@ class TensorNames:
         self.ignored = [*spec.table.get("ignore", []), *naming.get("ignore", [])]
         self.draft_layer = naming.get("draft_layer", "layers.{layer}")
         self.used: set[str] = set()
+        # What stands for further words in braces; nothing does before a configuration is read.
+        self.meant: Callable[[int | None, str], Mapping[str, int | str]] = lambda layer, stack: {}
 
     def candidates(self, module: str, role: str, layer: int | None, stack: str,
                    expert: int | None = None) -> Iterator[str]:
@@ -50,6 +52,11 @@ class TensorNames:
             if not pattern or (per_layer and layer is None) or per_expert != (expert is not None):
                 continue
             base = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+            if "{" in base:
+                for word, meant in self.meant(layer, stack).items():
+                    base = base.replace(word, str(meant))
+                if "{" in base:
+                    continue
             for prefix in self.prefixes:
                 for suffix in SUFFIXES[role]:
                     yield prefix + base + suffix

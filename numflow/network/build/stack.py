@@ -10,7 +10,8 @@ from numflow.network.build.channels import (
     weighted_keys,
 )
 from numflow.network.build.compressed import compressed_attention
-from numflow.network.build.feed_forward import dense_and_experts, feed_forward
+from numflow.network.build.distances import convolution_around
+from numflow.network.build.feed_forward import adapter, dense_and_experts, feed_forward
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.residuals import (
     altup_layer,
@@ -25,7 +26,13 @@ from numflow.network.build.residuals import (
     tap_last,
 )
 from numflow.network.build.rope import sinusoids
-from numflow.network.build.state_space import selective_scan, state_space, state_space_beside_attention
+from numflow.network.build.state_space import (
+    begin_side,
+    beside,
+    selective_scan,
+    state_space,
+    state_space_beside_attention,
+)
 from numflow.ops import View
 
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
@@ -40,6 +47,7 @@ def decoder_or_encoder(b: Builder) -> None:
     x = embeddings(b)
     if b.option("per_layer", "width"):
         per_layer_inputs(b, x)
+    begin_side(b, x)
     streams = begin_streams(b, x) if b.option("altup", "streams") else None
     hyper = begin_hyper(b, x) if b.option("hyper", "streams") else None
     for layer in range(b.option("stack", "layers")):
@@ -146,13 +154,17 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     """x + mixer(norm(x)), x + feed_forward(norm(x)), in the order and with the norms the spec asks for."""
     if b.option("block", "parallel"):
         return _parallel_layer(b, x)
-    entry = _kept(b, x, "layer_input") if b.option("moe", "enabled") and b.option("moe", "early") else None
+    around = b.option("conv", "around")
+    early = b.option("moe", "enabled") and b.option("moe", "early")
+    entry = _kept(b, x, "layer_input") if early or around else None
     if (kind := b.option("mixer", "kind")) != "none":
         _residual_branch(b, x, "attn", MIXERS[kind])
     if cross:
         _residual_branch(b, x, "cross", cross_attention)
     if b.option("ffn", "enabled"):
-        _residual_branch(b, x, "ffn", _feed_forward(b, x, entry))
+        _residual_branch(b, x, "ffn", _feed_forward(b, x, entry if early else None))
+    if around and entry is not None:
+        convolution_around(b, entry, x)
     if b.option("per_layer", "width"):
         per_layer_branch(b, x, x)
     if b.option("block", "output_scale"):
@@ -183,7 +195,8 @@ def _feed_forward(b: Builder, stream: View, entry: View | None):
 
 def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     pre = b.option("block", "pre_norm") and (name != "attn" or b.option("block", "attention_norm"))
-    h = b.norm(f"{name}_norm", x, b.view("normed", x.width)) if pre else x
+    source = beside(b, x) if name == "attn" and b.option("side", "enabled") else x
+    h = b.norm(f"{name}_norm", source, b.view("normed", x.width)) if pre else source
     if (rank := b.option("block", "norm_gate_rank")) and pre and b.has(f"{name}_norm_down.weight"):
         low = b.linear(f"{name}_norm_down", h, b.view("norm_low", rank))
         b.emit("act", (low,), (low,), f"{name}_norm_act", kind="silu")
@@ -198,6 +211,8 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     if b.option("block", "residual") == "normed":
         b.emit("scale", (h,), (x,), f"{name}_skip", scale=b.option("block", f"{part}skip_scale"))
     b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", f"{part}residual_scale"))
+    if name == "ffn" and b.option("ffn", "adapter_width"):
+        adapter(b, x)
     if post == "residual":
         b.norm(f"{name}_post_norm", x, x)
     if twice is not None:
@@ -241,7 +256,11 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     if b.option("head", "transform") != "none":
         h = b.linear("head_dense", h, b.view("transformed", b.option("head", "width"), "logits"))
         b.emit("act", (h,), (h,), "head_act", kind=b.option("head", "transform"))
-        b.norm("head_norm", h, h)
+        if b.option("head", "transform_norm"):
+            b.norm("head_norm", h, h)
+        if b.has("head_dense_2.weight"):
+            h = b.linear("head_dense_2", h, b.view("transformed_2", x.width, "logits"))
+            b.emit("act", (h,), (h,), "head_act_2", kind=b.option("head", "transform"))
     if table_width != h.width and (h is hidden or b.option("embedding", "project") == "first"):
         h = b.linear("project_out", h, b.view("projected", table_width, "logits"))
     if b.option("head", "scale") != 1.0:

@@ -5,6 +5,7 @@ import numpy as np
 from numflow.network.build.attention import self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.channels import convolution
+from numflow.network.build.feed_forward import feed_forward
 from numflow.network.build.linear_attention import gated, matrix, rates, sizes, softplus
 from numflow.ops import View
 
@@ -72,6 +73,25 @@ def state_space_beside_attention(b: Builder, x: View) -> View:
     found = self_attention(b, x)
     b.emit("add", (y, found), (found,), "mixers_add")
     return found
+
+
+def begin_side(b: Builder, x: View) -> None:
+    """Keep the embeddings x for layers that read them beside their input, where there are such layers."""
+    if any(b.resolved.option("side", "enabled", layer, b.stack) for layer in range(b.option("stack", "layers"))):
+        b.emit("copy", (x,), (b.view("embeddings", x.width),), "side_embeddings")
+
+
+def beside(b: Builder, x: View) -> View:
+    """x and what attention and a feed-forward part, which several layers share, make of it and of the embeddings
+    (arXiv 2411.15242). Between the two there is a norm, and no residual. Returns [T, D], apart from x."""
+    both = b.view("side_both", 2 * x.width)
+    b.emit("copy", (x,), (View(both.buffer, 0, x.width),), "side_input")
+    b.emit("copy", (b.view("embeddings", x.width),), (View(both.buffer, x.width, x.width),), "side_beside")
+    b.norm("side_norm", both, both)
+    found = feed_forward(b, b.norm("ffn_norm", self_attention(b, both, x.width), b.view("normed", x.width)))
+    y = b.linear("side_output", found, b.view("side", x.width))
+    b.emit("add", (x, y), (y,), "side_add")
+    return y
 
 
 def _scan(b: Builder, q: View, k: View, v: View, steps: View, heads: int, groups: int, rate: str) -> View:
