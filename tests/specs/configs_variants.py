@@ -169,6 +169,7 @@ OTHERS: dict[str, tuple] = {
     "afmoe_groups": ("afmoe", {"n_group": 3, "topk_group": 2}),
     "afmoe_unnormalized": ("afmoe", {"route_norm": False}),
     "apertus_without_rope": ("apertus", {"hidden_act": "relu2"}, ("rope_scaling", "rope_parameters", "rope_theta")),
+    "deepseek_v2_greedy": ("deepseek_v2_lite", {"n_group": 2}),
     "deepseek_v3_half": ("deepseek_v3", {"rope_interleave": False}),
     "ernie4_5_moe_least_sum": ("ernie4_5_moe", {"moe_norm_min": 0.8}),
     "bloom_normed_residual": ("bloom", {"apply_residual_connection_post_layernorm": True}),
