@@ -49,8 +49,8 @@ def test_pieces_of_any_size_give_the_numbers_of_the_whole_text(folder, executor)
 @pytest.fixture(scope="module", params=list(EXECUTORS))
 def alone(request, folder):
     """Options, and each prompt by each of SETTINGS by itself."""
-    with numflow.load(folder, prefix_cache=False, **EXECUTORS[request.param]) as model:
-        found = [[one.ids for one in model.generate(prompt, **GREEDY, **own).choices]
+    with numflow.load(folder, **EXECUTORS[request.param]) as model, numflow.Engine(model, prefix_cache=False) as engine:
+        found = [[one.ids for one in engine.submit(prompt, **GREEDY, **own).results()]
                  for prompt in PROMPTS for own in SETTINGS]
     return EXECUTORS[request.param], found
 

@@ -18,6 +18,7 @@ SIZES = {
     "norm_eps": 1e-5, "rope_dim": 8, "nope_dim": 12, "key_dim": 20, "value_dim": 12, "latent.rank": 24,
     "latent.q_rank": 16, "rotary_dims": 8, "first_dense": 1, "blocks": 2, "layer_kinds": ["global", "local"],
     "kinds": ["M", "E"], "state_heads": 4, "state_groups": 2, "state_size": 8, "state_head_dim": 16,
+    "compressed.out_groups": 2, "compressed.out_rank": 12,
     "recurrent.heads": 4, "recurrent.key_heads": 2, "recurrent.key_dim": 12, "recurrent.value_dim": 12,
     **{f"xielu_{name}": [0.4, -0.3] for name in ("positive", "negative", "beta", "eps")},
 }

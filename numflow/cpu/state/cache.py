@@ -12,6 +12,8 @@ columns (kv_code.py). K and V may differ in type. Entries, one for `every` token
 after the other, as many in a block as windows may end there: each at the place of its last token divided by `every`.
 """
 
+from typing import Any
+
 import numpy as np
 
 from numflow.cpu.memory.buffers import aligned
@@ -74,14 +76,14 @@ class KVCache:
         return sum(a.nbytes for a in self._arrays)
 
     @property
-    def table_fields(self) -> dict[str, int]:
+    def table_fields(self) -> dict[str, Any]:
         """Header fields of the block table, its stride and the number of keys of each sequence, by slot."""
         is_cross = self.shape.kind == "cross"
         table, stride = (CROSS_BLOCKS, CROSS_STRIDE) if is_cross else self._table
         return {"table": table, "table_stride": stride, "lengths": CROSS_LENGTHS if is_cross else LENGTHS}
 
     @property
-    def row_fields(self) -> dict[str, int]:
+    def row_fields(self) -> dict[str, Any]:
         """Kinds, widths and bytes of a row of one head, of K and of V each, by slot."""
         both = {"kind": [kv_rows.KINDS[kind] for kind in self.kinds], "width": self.widths, "size": self._sizes}
         return {f"{which}_{field}": values[i] for field, values in both.items() for i, which in enumerate("kv")}
@@ -120,7 +122,7 @@ class KVCache:
             at += rows.shape[1]
 
 
-def entry_fields(cache: KVCache) -> dict[str, int]:
+def entry_fields(cache: KVCache) -> dict[str, Any]:
     """Slots of kernels that look up entries, or the rows that they are made of."""
     fields = cache.table_fields
     return {"table": fields["table"], "table_stride": fields["table_stride"], "tokens": cache.block_size,
