@@ -17,7 +17,7 @@ SIZES = {
     "experts": 4, "experts_per_token": 2, "expert_width": 32, "shared_width": 40, "shared_experts": 1, "window_size": 5,
     "norm_eps": 1e-5, "rope_dim": 8, "nope_dim": 12, "key_dim": 20, "value_dim": 12, "latent.rank": 24,
     "latent.q_rank": 16, "rotary_dims": 8, "first_dense": 1, "blocks": 2, "layer_kinds": ["global", "local"],
-    "kinds": ["M", "E"], "shared_layers": [0, 1], "side.rank": 8,
+    "kinds": ["M", "E"], "side_layers": [0, 1], "side.rank": 8,
     "state_heads": 4, "state_groups": 2, "state_size": 8, "state_head_dim": 16,
     "recurrent.heads": 4, "recurrent.key_heads": 2, "recurrent.key_dim": 12, "recurrent.value_dim": 12,
     **{f"xielu_{name}": [0.4, -0.3] for name in ("positive", "negative", "beta", "eps")},
