@@ -53,19 +53,7 @@ def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:
     check_confirmed(spec)
     names = TensorNames(spec, checkpoint)
     file = str(checkpoint.files.get("config", "")) if checkpoint.naming == "hf" else f"the header of {checkpoint.path}"
-    resolved = Resolved(spec, checkpoint.config, checkpoint.naming, names.has, file)
-    names.meant = lambda layer, stack: _meant(resolved, layer, stack)
-    return resolved, names
-
-
-def _meant(resolved: Resolved, layer: int | None, stack: str) -> Mapping[str, int | str]:
-    """Words in braces in names of tensors, and what stands for them, beside the numbers of layer and expert."""
-    words: dict[str, int | str] = {}
-    if language := resolved.option("stack", "language", None, stack):
-        words["{language}"] = language
-    if layer is not None and resolved.option("side", "enabled", layer, stack):
-        words |= {f"{{{key}}}": resolved.option("side", key, layer, stack) for key in ("owner", "use")}
-    return words
+    return Resolved(spec, checkpoint.config, checkpoint.naming, names.has, file), names
 
 
 def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[int] | None = None) -> Network:

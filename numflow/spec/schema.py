@@ -294,6 +294,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "owner": _int("layer", "the number that stands for {owner} in names of tensors of a layer that has one: that "
                       "of the first layer with the same matrices", 0),
         "use": _int(0, "the number that stands for {use} there", 0),
+        "rank": _int(0, "columns between two matrices that a layer adds to one that it shares; 0 = none", 0),
     },
     "per_layer": {
         "width": _int(0, "columns of a further embedding that each layer reads for itself; 0 = none", 0),

@@ -29,6 +29,7 @@ class Builder:
         self.taps: Sequence[int] | None = None  # see streams.py
         self.entry = "main"
         self._whole: dict[tuple, str] = {}
+        names.meant = self._meant
         naming = resolved.spec.section(checkpoint.naming)
         transposed = naming.get("transposed", resolved.spec.table.get("transposed", []))
         self.transposed = {transposed} if isinstance(transposed, str) else set(transposed)
@@ -46,6 +47,15 @@ class Builder:
         """The same of another layer of this stack."""
         stack = STACK_PREFIX[self.stack]
         return stack if layer is None else f"{stack}blk.{layer}."
+
+    def _meant(self, layer: int | None, stack: str) -> Mapping[str, int | str]:
+        """Words in braces in names of tensors, and what stands for them, beside the numbers of layer and expert."""
+        words: dict[str, int | str] = {}
+        if language := self.resolved.option("stack", "language", None, stack):
+            words["{language}"] = language
+        if layer is not None and self.resolved.option("side", "enabled", layer, stack):
+            words |= {f"{{{key}}}": self.resolved.option("side", key, layer, stack) for key in ("owner", "use")}
+        return words
 
     @property
     def where(self) -> str:
@@ -227,8 +237,9 @@ class Builder:
     def _add(self, weight: Weight) -> str:
         """Keep a weight; one made of the same rows of tensors as an earlier one is that one (shared embeddings)."""
         if all(part.rows is None or isinstance(part.rows, range) for part in weight.parts):
+            some = any(part.rows is not None for part in weight.parts)  # of which others may be made by a later change
             same = (*((part.tensor, part.rows) for part in weight.parts), weight.shape, weight.add,
-                    weight.normalize_rows, *((part.turned, part.transpose) for part in weight.parts))
+                    weight.normalize_rows, weight.name.removeprefix(self.prefix) if some else "")
             first = self._whole.setdefault(same, weight.name)
             if first != weight.name:
                 return first
@@ -272,14 +283,13 @@ class Builder:
         elif self.has(f"{module}.bias"):
             weights["bias"] = self.vector(module, "bias", y.width, select, suffix=suffix)
         self.emit("linear", (x,), (y,), module + suffix, weights)
-        if self.has(f"{module}_low.weight"):
+        if self.option("side", "rank") and self.has(f"{module}_low.weight"):
             self._add_low_rank(module, x, y, select, suffix)
         return y
 
     def _add_low_rank(self, module: str, x: View, y: View, select: Any, suffix: str) -> None:
         """y += up (down x), of matrices that the model has for this use of another that layers share."""
-        rank = self.names.need(f"{module}_low", "weight", self.layer, self.stack).rows
-        low = self.linear(f"{module}_low", x, self.view("low", rank))
+        low = self.linear(f"{module}_low", x, self.view("low", self.option("side", "rank")))
         up = self.linear(f"{module}_low_up", low, self.view("low_up", y.width), select, suffix)
         self.emit("add", (y, up), (y,), f"{module}{suffix}_low_add")
 
