@@ -55,7 +55,8 @@ class _Names(TensorNames):
     full = False
 
     def has(self, name, layer=None, stack=""):
-        made = (self.full or name in OWN) and not name.startswith("score_")  # scores would take the head's place
+        # Scores would take the head's place, and numbers of experts are whole ones.
+        made = (self.full or name in OWN) and not name.startswith(("score_", "ffn_experts_of"))
         return super().has(name, layer, stack) or (made and self.stored_name(name, layer, stack) is not None)
 
     def stored_name(self, name, layer=None, stack="", expert=None):
