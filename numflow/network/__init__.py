@@ -60,7 +60,7 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[
     """The network that `spec` describes, with the sizes and tensors of `checkpoint`. Reads no weights.
 
     fuse: merge neighbouring matrix products, and leave out rows that nobody wants early (same results, less work).
-    taps: streams that something drafts by (build/streams.py), None: nothing does.
+    taps: streams that something drafts by (build/residuals.py), None: nothing does.
 
     Raises:
         SpecError: a value or tensor is missing, of the wrong shape, or left over.

@@ -5,73 +5,18 @@ An option's value is a literal of its kind; for numbers and switches also an exp
 `{config = "hidden_act", gguf = "...", default = "silu", map = {swish = "silu"}}`.
 """
 
-import math
-from dataclasses import dataclass
-from typing import Any
-
 from numflow.spec.bounds import LIMITS
+from numflow.spec.option import SpecOption
+from numflow.spec.option import boolean as _bool
+from numflow.spec.option import choice as _choice
+from numflow.spec.option import number as _float
+from numflow.spec.option import numbers as _list
+from numflow.spec.option import text as _text
+from numflow.spec.option import whole as _int
 
 REQUIRED = object()
 NAMINGS = ("hf", "gguf", "llama2c")
 STACKS = ("encoder", "decoder", "draft")
-
-
-@dataclass(frozen=True)
-class SpecOption:
-    """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words.
-
-    least, most: of a number, or of every number of a list; above: it is to be larger than that.
-    """
-
-    kind: str
-    default: Any
-    what: str
-    choices: tuple[str, ...] = ()
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-
-    def holds(self, value: float) -> bool:
-        """Whether a number is finite and within the range."""
-        return self.least <= value <= self.most and value > self.above and (isinstance(value, int)
-                                                                            or math.isfinite(value))
-
-    @property
-    def range(self) -> str:
-        """Description of the allowed numbers for messages: "a whole number of 1 or more"."""
-        kind = "a whole number" if self.kind == "int" else "a finite number"
-        parts = [f"of {self.least:.15g} or more"] if self.least > -math.inf else []
-        parts += [f"above {self.above:.15g}"] if self.above > -math.inf else []
-        parts += [f"up to {self.most:.15g}"] if self.most < math.inf else []
-        return " ".join([kind, *parts])
-
-
-def _int(default, what, least=1, most=2**31 - 1):
-    return SpecOption("int", default, what, (), least, most)
-
-
-def _float(default, what, least=-1e6, most=1e6, above=-math.inf):
-    """A number; without other bounds a factor or an addend, which a float32 and what it is used on can hold."""
-    if above > -math.inf:
-        least = -math.inf
-    return SpecOption("float", default, what, (), least, most, above)
-
-
-def _bool(default, what):
-    return SpecOption("bool", default, what)
-
-
-def _choice(choices, default, what):
-    return SpecOption("choice", default, what, tuple(choices))
-
-
-def _text(default, what):
-    return SpecOption("text", default, what)
-
-
-def _list(default, what, above=-math.inf):
-    """A list of numbers."""
-    return SpecOption("list", default, what, (), above=above)
 
 
 # The activations of the op table, which this package does not import; a test holds the two lists together.
@@ -96,6 +41,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
         "norm_first": _bool(False, "that norm comes before positions and types are added"),
         "norm_eps": _float(0.0, "added to its mean square or variance; 0 = what other norms have", 0, 1),
+        "channel_scales": _bool("has('token_embd_scale.weight')", "before all else each channel becomes (it + a shift) "
+                                "* a scale"),
         "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),
         "position_offset": _int(0, "added to the position before the look-up", 0, 1 << 20),
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
@@ -122,6 +69,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "residual_scale": _float(1.0, "each branch is multiplied by it before it is added"),
         "output_scale": _bool("has('layer_scale.weight')", "the sum after the layer is multiplied by a stored number"),
         "ffn_residual_scale": _float("block_residual_scale", "the same for the feed-forward branch"),
+        "convolved": _bool("has('attn_branch_conv.weight')", "to each branch is added a causal convolution of each of "
+                           "its columns over conv.taps tokens"),
+        "channel_scales": _bool("has('attn_skip_scale.weight')", "each channel of a branch, and of what it is added "
+                                "to, becomes (it + a shift) * a scale before"),
         "residual": _choice(("plain", "normed"), "plain", "what a branch is added to: its input before the norm, or "
                             "behind it, times skip_scale"),
         "skip_scale": _float(1.0, "residual = normed: what the normed input is multiplied by"),
@@ -178,9 +129,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "kv_heads": _int("kv_heads", "key/value heads"),
         "head_dim": _int("head_dim", "columns of a query or key head"),
         "value_dim": _int("attention_head_dim", "columns of a value head"),
-        "qkv": _choice(("separate", "concat", "groups", "quarters"), "separate",
-                       "three matrices; one of [q k v]; one of [q..q k v] per key/value head; one of [q v k] per "
-                       "quarter of their columns"),
+        "qkv": _choice(("separate", "concat", "gate_concat", "groups", "quarters"), "separate",
+                       "three matrices; one of [q k v]; one of [gate q k v]; one of [q..q k v] per key/value head; one "
+                       "of [q v k] per quarter of their columns"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
         "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "window": _int(0, "a query sees so many keys up to itself, and as many ahead if not causal; 0 = all", 0),
@@ -192,6 +143,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                             "before with the same window; 0 = none does", 0),
         "temperature": _float(0.0, "queries are multiplied by 1 + temperature * ln(1 + floor((position + "
                               "temperature_offset) / temperature_length)); 0 = off"),
+        "temperature_smooth": _bool(False, "without the floor, from temperature_length on: 1 + temperature * ln(max(1, "
+                                    "(position + temperature_offset) / temperature_length))"),
         "temperature_length": _int(1, "positions from one step of it to the next"),
         "temperature_offset": _int(0, "added to the position", 0),
         "sub_norm": _bool("has('attn_sub_norm.weight')", "a norm before the output projection"),
@@ -217,6 +170,15 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                "distance; 0 = all are exact", 0, 1 << 20),
         "distance_products": _choice(("both", "keys", "queries"), "both", "which of the two there are"),
         "distance_norm": _bool("has('dist_norm.weight')", "a layer norm of the vectors before"),
+        "relative": _int(0, "each head of a token has so many numbers, which are added to its scores with the key at "
+                         "that distance before it: sums of learned ones by shares that attn_rel reads off the token; "
+                         "0 = none", 0, 1 << 16),
+        "relative_dim": _int(1, "how many learned ones there are"),
+        "kv_convolved": _bool("has('attn_k_conv.weight')", "to keys and values is added a causal convolution of each "
+                              "column over conv.taps tokens, before norm and rotation"),
+        "convolved": _int(0, "queries and keys pass two causal convolutions, one of each column over conv.taps tokens, "
+                          "then one of all columns of a head over so many, and are added to means of both; the later "
+                          "half of the values is the token's before (arXiv 2510.04476); 0 = none do", 0, 64),
         "own_distances": _bool("has('dist_k.weight')", "matrices of their own make these keys and queries"),
     },
     "latent": {
@@ -309,8 +271,15 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "cut": _float(0.0, "as in ffn, of experts that are chosen", 0, 1e30),
         "spare_experts": _int(0, "how many behind these are passed over, and their part of exp_probs_b: they are for "
                               "other input than text", 0, 1 << 16),
+        "through_experts": _int(0, "how many behind these have no matrices and return what they read", 0, 1 << 16),
+        "void_experts": _int(0, "how many behind those return nothing", 0, 1 << 16),
+        "always": _int(0, "how many more than top_k each token uses: the last of the router, whose gates are in the "
+                       "same sum, and whose matrices are those of shared experts, in stacks", 0, 1 << 16),
+        "late": _bool(False, "a dense part in their place, and what experts return is added behind the next layer"),
         "gate_input": _bool(False, "gates multiply what an expert reads, not what it returns"),
         "router_scale": _float(1.0, "the router's scores are multiplied by it"),
+        "router_width": _int(0, "columns of a router of several matrices: down, to which what the layer before had is "
+                             "added, a norm, two with gelu behind them, and the scores; 0 = one matrix", 0),
         "early": _bool(False, "the router reads what the layer does, before attention and without a norm"),
         "beside": _bool(False, "a dense part and the experts side by side, each with norms of its own"),
         "latent_width": _int(0, "columns that the experts' inputs and outputs are projected to and from; 0 = none", 0),
@@ -328,6 +297,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "read off them (hyper-connections); 0 = one stream as usual", 0, 64),
         "magnitude": _float(1.0, "what a block adds is multiplied by it"),
         "eps": _float(0.0, "added to the gates", 0, 1),
+    },
+    "passes": {
+        "layers": _int(0, "layers of a pass, behind which there is a norm: a pass reads the sum of two streams and "
+                       "becomes one of them, the first of which begins as the embeddings and is the result; 0 = there "
+                       "are none", 0),
+        "first": _bool(False, "the pass of this layer becomes the first stream, not the second"),
     },
     "altup": {
         "streams": _int(0, "residual streams of which a layer computes one and corrects the others by it (alternating "

@@ -11,6 +11,7 @@ from tests.specs.configs_2026 import CASES_2026
 from tests.specs.configs_decoder import DECODERS
 from tests.specs.configs_embedding import EMBEDDING
 from tests.specs.configs_late_dense import LATE_DENSE
+from tests.specs.configs_late_loops import LOOPS
 from tests.specs.configs_late_moe import LATE_MOE
 from tests.specs.configs_late_others import DECODERS as OTHERS
 from tests.specs.configs_late_others import ENCODERS as LATE_ENCODERS
@@ -27,5 +28,5 @@ CASES = {name: (options.get("kind", "causal"), config, options)
          for name, (config, options) in (DECODERS | CASES_2026 | PARTS | OTHERS | LATE_DENSE).items()}
 CASES |= ENCODERS | LATE_ENCODERS | EMBEDDING
 CASES |= MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS
-CASES |= RECURRENT | LATE_MOE
+CASES |= RECURRENT | LATE_MOE | LOOPS
 CASES |= {name: ("translate", config, options) for name, (config, options) in (TRANSLATORS | LATE_TRANSLATORS).items()}

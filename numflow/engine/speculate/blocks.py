@@ -15,7 +15,7 @@ OWN = "mtp"  # the name by which a model's own block is asked for
 
 @dataclass(frozen=True)
 class Block:
-    """Spec and checkpoint of a block. taps: streams of the model that it reads (network/build/streams.py)."""
+    """Spec and checkpoint of a block. taps: streams of the model that it reads (network/build/residuals.py)."""
 
     spec: Spec
     checkpoint: Checkpoint

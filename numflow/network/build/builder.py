@@ -26,7 +26,7 @@ class Builder:
         self.entries: dict[str, list[Step]] = {}
         self.outputs: dict[str, View] = {}
         self.inputs: dict[str, View] = {}
-        self.taps: Sequence[int] | None = None  # see streams.py
+        self.taps: Sequence[int] | None = None  # see residuals.py
         self.entry = "main"
         self._whole: dict[tuple, str] = {}
         naming = resolved.spec.section(checkpoint.naming)
@@ -225,9 +225,13 @@ class Builder:
             raise self._wrong_shape(tensor, f">= {count} rows")
 
     def _add(self, weight: Weight) -> str:
-        """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings)."""
-        if all(part.rows is None for part in weight.parts):
-            same = (*(part.tensor for part in weight.parts), weight.shape, weight.add, weight.normalize_rows)
+        """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings), and so
+        is one made of the same rows for the same module (layers that run again)."""
+        if all(part.rows is None or isinstance(part.rows, range) for part in weight.parts):
+            cut = any(part.rows is not None for part in weight.parts)
+            module = weight.name.removeprefix(self.prefix) if cut else ""
+            same = (module, *((part.tensor, part.rows) for part in weight.parts), weight.shape, weight.add,
+                    weight.normalize_rows)
             first = self._whole.setdefault(same, weight.name)
             if first != weight.name:
                 return first

@@ -6,6 +6,12 @@ rank (LAuReL, arXiv 2411.07501).
 
 Hyper-connections (arXiv 2409.19606): a block reads a sum of all streams, and what it finds is added to each, by gates
 that are read off all of them.
+
+Passes (arXiv 2506.21734): some layers run again and again, and what they find becomes one of two streams, the sum of
+which the next pass reads.
+
+Something may draft by a network's streams: output "streams", of every row of the batch. `Builder.taps` says which:
+None: none; (): the hidden state behind the last norm; else the stream before each of these layers, side by side.
 """
 
 import math
@@ -186,3 +192,73 @@ def _gates(b: Builder, module: str, streams: View, parts: int) -> View:
            {"weight": factors, "bias": b.vector(f"{module}_base", "weight", width)})
     b.emit("act", (gates,), (gates,), f"{module}_act", kind="sigmoid")
     return gates
+
+
+def begin_passes(b: Builder, x: View) -> tuple[View, View]:
+    """Two streams [T, D]: the embeddings x, and the same stored numbers in each row.
+
+    Raises:
+        SpecError: layers do not make whole passes, or the last pass is not the first stream's.
+    """
+    count, layers = b.option("passes", "layers"), b.option("stack", "layers")
+    if not layers or layers % count or not b.resolved.option("passes", "first", layers - 1, b.stack):
+        raise SpecError(f"{b.where}: passes.layers: expected passes that make up {layers} layers, the last of them of "
+                        f"the first stream, found {count}", ("passes.layers", "passes.first"))
+    first, second = b.view("stream_first", x.width), b.view("stream_second", x.width)
+    b.emit("copy", (x,), (first,), "stream_first")
+    # A norm whose weights are zero leaves its bias.
+    weights = {"weight": b.constant("no_weights", np.zeros(x.width, np.float32)),
+               "bias": b.vector("pass_start", "weight", x.width, flat=True)}
+    b.emit("layer_norm", (x,), (second,), "stream_second", weights, eps=b.option("norm", "eps"))
+    return first, second
+
+
+def begin_pass(b: Builder, streams: tuple[View, View], x: View) -> None:
+    """At the first layer of a pass: x = the sum of the streams."""
+    if b.layer is not None and b.layer % b.option("passes", "layers") == 0:
+        b.emit("add", streams, (x,), "pass_in")
+
+
+def end_pass(b: Builder, streams: tuple[View, View], x: View) -> None:
+    """At the last layer of a pass: x = its norm, which becomes one of the streams."""
+    if b.layer is not None and (b.layer + 1) % b.option("passes", "layers") == 0:
+        b.norm("pass_norm", x, x)
+        b.emit("copy", (x,), (streams[0 if b.option("passes", "first") else 1],), "pass_out")
+
+
+def tap(b: Builder, x: View) -> None:
+    """Keep the stream that enters the layer which is being built, where it is wanted."""
+    for place, layer in enumerate(b.taps or ()):
+        if layer == b.layer:
+            _keep(b, x, place)
+
+
+def tap_last(b: Builder, x: View) -> None:
+    """Keep what leaves the last layer, where it is wanted.
+
+    Raises:
+        SpecError: streams of this network cannot be had.
+    """
+    if b.taps is None:
+        return
+    if several := [key for key in ("altup", "hyper") if b.option(key, "streams")]:
+        raise SpecError(f"{b.where}: nothing can draft by a network of several residual streams ({several[0]}.streams)",
+                        (f"{several[0]}.streams",))
+    layers = b.option("stack", "layers")
+    if wrong := [layer for layer in b.taps if not 0 <= layer <= layers]:
+        raise SpecError(f"{b.where}: a draft reads the stream of layer {wrong[0]}: expected 0 .. {layers}")
+    if not b.taps:
+        kept = b.outputs["streams"] = b.view("streams", x.width)
+        if b.option("head", "norm"):
+            b.norm("output_norm", x, kept)
+        else:
+            b.emit("copy", (x,), (kept,), "streams")
+    for place, layer in enumerate(b.taps):
+        if layer == layers:
+            _keep(b, x, place)
+
+
+def _keep(b: Builder, x: View, place: int) -> None:
+    assert b.taps is not None
+    b.outputs["streams"] = b.view("streams", len(b.taps) * x.width)
+    b.emit("copy", (x,), (View("streams", place * x.width, x.width),), f"stream_{place}")

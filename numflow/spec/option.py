@@ -1,0 +1,67 @@
+"""One key of a specification file's section: its kind, default, range and meaning."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SpecOption:
+    """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words.
+
+    least, most: of a number, or of every number of a list; above: it is to be larger than that.
+    """
+
+    kind: str
+    default: Any
+    what: str
+    choices: tuple[str, ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is finite and within the range."""
+        return self.least <= value <= self.most and value > self.above and (isinstance(value, int)
+                                                                            or math.isfinite(value))
+
+    @property
+    def range(self) -> str:
+        """Description of the allowed numbers for messages: "a whole number of 1 or more"."""
+        kind = "a whole number" if self.kind == "int" else "a finite number"
+        parts = [f"of {self.least:.15g} or more"] if self.least > -math.inf else []
+        parts += [f"above {self.above:.15g}"] if self.above > -math.inf else []
+        parts += [f"up to {self.most:.15g}"] if self.most < math.inf else []
+        return " ".join([kind, *parts])
+
+
+def whole(default, what, least=1, most=2**31 - 1):
+    """A whole number."""
+    return SpecOption("int", default, what, (), least, most)
+
+
+def number(default, what, least=-1e6, most=1e6, above=-math.inf):
+    """A number; without other bounds a factor or an addend, which a float32 and what it is used on can hold."""
+    if above > -math.inf:
+        least = -math.inf
+    return SpecOption("float", default, what, (), least, most, above)
+
+
+def boolean(default, what):
+    """True or false."""
+    return SpecOption("bool", default, what)
+
+
+def choice(choices, default, what):
+    """One of several words."""
+    return SpecOption("choice", default, what, tuple(choices))
+
+
+def text(default, what):
+    """Any text."""
+    return SpecOption("text", default, what)
+
+
+def numbers(default, what, above=-math.inf):
+    """A list of numbers."""
+    return SpecOption("list", default, what, (), above=above)
