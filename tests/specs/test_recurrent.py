@@ -1,4 +1,5 @@
-"""Families whose layers keep a state or lean on one another: the same bits however a text is cut and whoever runs beside it."""
+"""Families whose layers keep a state, or lean on one another: the same bits however a text is cut, and whoever runs
+beside it."""
 
 import numpy as np
 import pytest

@@ -253,11 +253,8 @@ def _bias_of_all(b: Builder, experts: int, always: int) -> str:
     roles = [role for role in ("bias", "weight") if b.has(f"exp_probs_b.{role}")]
     bias[:-always] = 0
     if roles:
-        tensor = b.names.need("exp_probs_b", roles[0], b.layer, b.stack)
-        if tensor.columns != experts - always:
-            raise SpecError(f"{b.where}: tensor {tensor.name!r}: expected [{experts - always}], found "
-                            f"{list(tensor.shape)}")
-        bias[:-always] = tensor.f32().reshape(-1)
+        b.weights.pop(b.vector("exp_probs_b", roles[0], experts - always))
+        bias[:-always] = b.names.need("exp_probs_b", roles[0], b.layer, b.stack).f32().reshape(-1)
     return b.constant(f"{b.prefix}exp_probs_b.of_all", bias)
 
 
@@ -265,7 +262,7 @@ def _deep_router(b: Builder, x: View, width: int) -> View:
     """act(W2 act(W1 norm(h))), h = down(x) + factors * h of the layer before: all [T, width]."""
     carried = b.view("router_carried", width)
     low = b.linear("router_down", x, b.view("router_low", width))
-    if b.has("router_carry.weight"):
+    if b.layer and b.has("router_carry.weight"):
         b.emit("scale", (carried,), (carried,), "router_carry", {"weight": b.vector("router_carry", "weight", width)},
                scale=1.0)
         b.emit("add", (carried, low), (carried,), "router_sum")
@@ -299,24 +296,27 @@ def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts
                    select=None, suffix: str = "") -> None:
     transposed = b.option("moe", "transposed") or module in b.transposed
     weights = {"weight": b.stack_of_matrices(module, experts, y.width, x.width, select, transposed, suffix)}
-    if always := b.option("moe", "always"):
-        _join_shared(b, weights["weight"], suffix[1:] or module.split("_")[1], always, (y.width, x.width))
     if b.has(f"{module}.bias"):
         weights["bias"] = b.stack_of_vectors(module, "bias", experts, y.width, select, suffix)
+    if always := b.option("moe", "always"):
+        for role, name in weights.items():
+            _join_shared(b, name, role, suffix[1:] or module.split("_")[1], always, (y.width, x.width))
     b.emit("expert_linear", (x, ids), (y,), module + suffix, weights, **some)
 
 
-def _join_shared(b: Builder, name: str, part: str, count: int, shape: tuple[int, int]) -> None:
-    """Put the stack [count, *shape] of shared experts behind one of others. part: "gate", "up" or "down"."""
-    layout = b.option("moe", "shared_layout")
-    if part == "down" or layout == "separate":
-        shared = b.stack_of_matrices(f"ffn_{part}_shexp", count, *shape)
-    else:
-        rows = _halves(layout, shape[0])[part == "up"]
-        shared = b.stack_of_matrices("ffn_gate_up_shexp", count, *shape, rows, suffix=f".{part}")
+def _join_shared(b: Builder, name: str, role: str, part: str, count: int, shape: tuple[int, int]) -> None:
+    """Put the matrices [count, *shape] of shared experts, or their biases, behind those of others. part: "gate", "up"
+    or "down"."""
+    layout, whole = b.option("moe", "shared_layout"), f"ffn_{part}_shexp"
+    rows, suffix = None, ""
+    if part != "down" and layout != "separate":
+        whole, rows, suffix = "ffn_gate_up_shexp", _halves(layout, shape[0])[part == "up"], f".{part}"
+    shared = b.stack_of_matrices(whole, count, *shape, rows, suffix=suffix) if role == "weight" else \
+        b.stack_of_vectors(whole, role, count, shape[0], rows, suffix)
     own, other = b.weights[name], b.weights.pop(shared)
-    b.weights[name] = replace(own, shape=(own.shape[0] + other.shape[0], shape[1]), parts=own.parts + other.parts,
-                              groups=own.groups + other.groups, types=own.types + other.types)
+    b.weights[name] = replace(own, shape=(own.shape[0] + other.shape[0], *own.shape[1:]),
+                              parts=own.parts + other.parts, groups=own.groups + other.groups,
+                              types=own.types + other.types)
 
 
 def _shared_expert(b: Builder, x: View, y: View) -> None:
