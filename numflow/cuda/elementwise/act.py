@@ -61,7 +61,7 @@ def scale(step: Step, ctx) -> list[Call]:
     """y = x * scale * weight f32 [D] + shift f32 [D]."""
     if "shift" in step.weights:
         (x,), (y,) = step.inputs, step.outputs
-        weight = ctx.vector(step.weights["weight"]) if "weight" in step.weights else 0
+        weight = ctx.vector(step.weights["weight"]) if "weight" in step.weights else None
         return [per_row(step, _shift_columns, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), weight,
                         int("weight" in step.weights), ctx.vector(step.weights["shift"]), ctx.batch.counts,
                         ctx.rows(y), y.width, param(step, "scale"))]
