@@ -314,9 +314,11 @@ def _join_shared(b: Builder, name: str, role: str, part: str, count: int, shape:
     shared = b.stack_of_matrices(whole, count, *shape, rows, suffix=suffix) if role == "weight" else \
         b.stack_of_vectors(whole, role, count, shape[0], rows, suffix)
     own, other = b.weights[name], b.weights.pop(shared)
-    b.weights[name] = replace(own, shape=(own.shape[0] + other.shape[0], *own.shape[1:]),
-                              parts=own.parts + other.parts, groups=own.groups + other.groups,
-                              types=own.types + other.types)
+    # Parts say how many rows they are, as those of the two need not be alike.
+    parts = tuple(replace(part, rows=range(stack.shape[0] // len(stack.parts)) if part.rows is None else part.rows)
+                  for stack in (own, other) for part in stack.parts)
+    b.weights[name] = replace(own, shape=(own.shape[0] + other.shape[0], *own.shape[1:]), parts=parts,
+                              groups=own.groups + other.groups, types=own.types + other.types)
 
 
 def _shared_expert(b: Builder, x: View, y: View) -> None:
