@@ -203,7 +203,7 @@ def begin_passes(b: Builder, x: View) -> tuple[View, View]:
     count, layers = b.option("passes", "layers"), b.option("stack", "layers")
     if not layers or layers % count or not b.resolved.option("passes", "first", layers - 1, b.stack):
         raise SpecError(f"{b.where}: passes.layers: expected passes that make up {layers} layers, the last of them of "
-                        f"the first stream, found {count}", ("passes.layers", "passes.first"))
+                        f"the first stream, found {count}", ("passes.layers",))
     first, second = b.view("stream_first", x.width), b.view("stream_second", x.width)
     b.emit("copy", (x,), (first,), "stream_first")
     # A norm whose weights are zero leaves its bias.
