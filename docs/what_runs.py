@@ -27,7 +27,7 @@ _SHARED = ("adapter", "weights", "activations", "kv", "device", "devices")  # op
 
 def row_of(spec: Spec) -> str:
     """The row that a specification belongs to; "" of what only drafts for other models."""
-    if spec.type == "decoder" and spec.section("mixer"):
+    if spec.type == "decoder" and spec.section("mixer").get("kind", "compressed") != "compressed":
         return "with recurrent layers"
     if spec.type == "decoder" and spec.section("moe"):
         return "with a mixture of experts"

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from numflow.op_rows import ADAPTING, EXCHANGES, REQUIRED, Op
+
 # How many rows a buffer has in one run of a program.
 ROWS = {
     "tokens": "T, one per token of the batch",
@@ -119,6 +121,8 @@ class Cache:
 
     kind:   "self" grows with the sequence; "cross" is written once from the encoder's output.
     prefix: where it is not 0, the first `prefix` columns of a key are its value too: E_v is 0, nothing is stored twice.
+    every:  where it is not 0, entries, one for so many tokens: float32 rows of one head, whatever type keys have, of
+            tokens p with (p + 1) % every = 0 alone, in the KV block of that token. Keys are their values.
     """
 
     name: str
@@ -127,6 +131,7 @@ class Cache:
     v_dim: int
     kind: str = "self"
     prefix: int = 0
+    every: int = 0
 
     @property
     def value_dim(self) -> int:
@@ -244,24 +249,6 @@ class Batch:
         self.gone_on += 1
 
 
-@dataclass(frozen=True)
-class Op:
-    """A row of the op table. Optional inputs and weights end in '?'.
-
-    local:  a key of LOCAL. params: name -> default (REQUIRED if none).
-    """
-
-    name: str
-    local: str
-    what: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    weights: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-
-REQUIRED = object()
-
 OPS = {op.name: op for op in (
     Op("embed", "batch", "y[t] = table[tokens[t]] * scale. Where `vocabulary` is given, the table has rows first .. "
        "first + V - 1 of one of so many rows, and rows of other tokens become -0.0, which changes no number that it is "
@@ -274,10 +261,11 @@ OPS = {op.name: op for op in (
     Op("layer_norm", "rows", "y = (x - mean) / sqrt(var + eps) * weight + bias, groups as in rms_norm",
        ("x",), ("y",), ("weight?", "bias?"), {"eps": REQUIRED, "groups": 1}),
     Op("linear", "rows", "y [rows, N] = x [rows, K] @ weight[N, K].T + bias[N]", ("x",), ("y",), ("weight", "bias?")),
-    Op("rope_angles", "batch", "y [T, 2F] = (cos, sin)(positions * inv_freq[F]) * scale; cosines first. border > 0: "
-       "rows of a sequence with a limit (Batch.limits) above it take `long` and long_scale for inv_freq and scale; "
-       "without `long`, inv_freq[i] * s^(-i / (F - 1)), s = stretch * limit / border - (stretch - 1), and long_scale",
-       (), ("y",), ("inv_freq", "long?"), {"scale": 1.0, "border": 0, "long_scale": 1.0, "stretch": 1.0}),
+    Op("rope_angles", "batch", "y [T, 2F] = (cos, sin)((positions + offset) * inv_freq[F]) * scale; cosines first. "
+       "border > 0: rows of a sequence with a limit (Batch.limits) above it take `long` and long_scale for inv_freq "
+       "and scale; without `long`, inv_freq[i] * s^(-i / (span or F - 1)), s = stretch * (limit / border - 1) + 1, and "
+       "long_scale", (), ("y",), ("inv_freq", "long?"),
+       {"scale": 1.0, "border": 0, "long_scale": 1.0, "stretch": 1.0, "span": 0.0, "offset": 0}),
     Op("rope", "heads", "rotate columns [start, start + 2F) of each head by `angles` [T, 2F]; pairing 'half' rotates "
        "(i, i + F), 'adjacent' (2i, 2i + 1); other columns are copied",
        ("x", "angles"), ("y",), (), {"heads": REQUIRED, "head_dim": REQUIRED, "pairing": "half", "start": 0}),
@@ -286,9 +274,15 @@ OPS = {op.name: op for op in (
     Op("head_linear", "heads", "y [T, H * N]: head h = weight[h] [N, K] @ head h of x [T, H * K]",
        ("x",), ("y",), ("weight",), {"heads": REQUIRED}),
     Op("cache_write", "batch", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where "
-       "values are a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
+       "values are a prefix of keys; of entries those of tokens that end a window", ("k", "v?"), (), (),
+       {"cache": REQUIRED}),
+    Op("pool", "batch", "y [T, E]: of a token that ends a window of `every`, by column the sum of values of the last "
+       "`series` windows, weighed by the softmax of their gates + bias[position % every]; the `cache` has [gates S * E,"
+       " values S * E] of each token, of which window s, the oldest first, has columns s * E on. Rows of others are 0",
+       (), ("y",), ("bias",), {"cache": REQUIRED, "every": REQUIRED, "series": 1}),
     Op("index_select", "batch", "y i32 [T, W]: bit p % 32 of word p // 32 is set where key p of `cache` is among the "
-       "top_k best that a row sees, by the sum over heads h of weights[t, h] * max(q head h . key, 0); earliest first",
+       "top_k best that a row sees, by the sum over heads h of weights[t, h] * max(q head h . key, 0); earliest first; "
+       "of a cache of entries p is the number of one, and a row sees those of windows that have ended",
        ("q", "weights"), ("y",), (), {"cache": REQUIRED, "heads": REQUIRED, "top_k": REQUIRED}),
     Op("attention", "batch", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query "
        "head h uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk "
@@ -296,10 +290,12 @@ OPS = {op.name: op for op in (
        "logit per head that takes probability and has no value. buckets [n, H]: T5 relative position bias. chosen i32 "
        "[T, W]: only keys whose bits are set. places [2R + 1]: the number n of the vector for each distance (key - "
        "query) -R .. R, of farther ones at the ends; of query i and key j, q k^T gets of_queries[i, h, n] + of_keys[j, "
-       "h, n] more, [T, H*N] each, two inputs in place of chosen, all of a sequence in the batch; or the first alone",
+       "h, n] more, [T, H*N] each, two inputs in place of chosen, all of a sequence in the batch; or the first alone. "
+       "entries: a cache of such beside the keys, of windows that have ended, of which `chosen` has numbers then; one "
+       "softmax over both",
        ("q", "chosen or of_queries?", "of_keys?"), ("y",), ("slopes?", "sinks?", "buckets?", "places?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
-        "bucket_distance": 0, "chunk": 0}),
+        "bucket_distance": 0, "chunk": 0, "entries": ""}),
     Op("causal_conv", "batch", "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); earlier "
        "x are in `state` [K - 1, C], which then keeps the last ones. kind: silu or none",
        ("x",), ("y",), ("weight", "bias?"), {"state": REQUIRED, "kind": "none"}),
@@ -333,17 +329,22 @@ OPS = {op.name: op for op in (
        ("x", "like"), ("y",), (), {"least": REQUIRED}),
     Op("mix", "rows", "y [T, I * D], apart from x: part i = part i of base + sum of (gates[t, i * J + j] + plus) "
        "* part j of x [T, J * D]", ("base", "x", "gates"), ("y",), (), {"parts": REQUIRED, "plus": 0.0}),
+    Op("balance", "rows", "y [T, S * S], apart from x: of each row a matrix [S, S], the softmax of its rows plus eps; "
+       "then its columns and its rows are divided by their sums plus eps in turn, columns first and last, `times` "
+       "times; turned around", ("x",), ("y",), (), {"times": REQUIRED, "eps": 0.0}),
     Op("softcap", "elements", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
     Op("clamp", "elements", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
     Op("softplus", "rows", "y = log(1 + exp(x + bias)), cut", ("x",), ("y",), ("bias?",), {"least": 0.0, "most": 1e30}),
     Op("select_rows", "batch", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
     Op("copy", "elements", "y = x", ("x",), ("y",)),
-    Op("moe_route", "rows", "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for "
-       "choosing); keep the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; "
+    Op("moe_route", "rows", "ids i32 [T, S], gates f32 [T, S]: score = softmax, sigmoid or sqrt(softplus) of logits (+ "
+       "bias for choosing); keep the best `top_groups` of `groups` (by the sum of their `group_best` best), then the "
+       "best S; "
        "'softmax_topk' applies softmax to the S chosen logits, 'sigmoid_topk' sigmoid; 'sparsemixer' takes S times the "
        "largest logit l that is left, its gate the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * "
-       "jitter; normalize divides gates by their sum, at least by `least_sum`; times scale and the expert's own",
-       ("logits",), ("ids", "gates"), ("bias?", "scales?"),
+       "jitter; normalize divides gates by their sum, at least by `least_sum`; times scale and the expert's own. "
+       "With experts [T, S], numbers of experts, these are the chosen",
+       ("logits", "experts?"), ("ids", "gates"), ("bias?", "scales?"),
        {"score": "softmax", "normalize": False, "least_sum": 0.0, "scale": 1.0, "groups": 1, "top_groups": 1,
         "group_best": 2, "jitter": 0.0}),
     Op("expert_scale", "rows", "y [T*S, D] row (t, s) = gates[t, s] * x[t]", ("x", "gates"), ("y",)),
@@ -354,28 +355,6 @@ OPS = {op.name: op for op in (
        ("x", "gates"), ("y",), (), {"weighted": True}),
 )}
 
-# What devices do together, by passes of `partition`; a device is its index in the plan. Each pair and each group of
-# devices meets in the order of the steps, which all of them have in common.
-EXCHANGES = {op.name: op for op in (
-    Op("send", "devices", "hand x to device `peer`, which has a `receive` for it", ("x",), (), (), {"peer": REQUIRED}),
-    Op("receive", "devices", "y = what device `peer` sent", (), ("y",), (), {"peer": REQUIRED}),
-    Op("all_reduce", "devices", "y = the sum of x over the devices `adds`, in that order; the others of `group` have "
-       "no x and get the same y", ("x?",), ("y",), (), {"group": REQUIRED, "adds": REQUIRED}),
-    Op("all_gather", "devices", "columns spans[i] of y = x of device group[i]; (a, a) where it has none. The spans "
-       "cover y; where they overlap, devices have the same numbers",
-       ("x?",), ("y",), (), {"group": REQUIRED, "spans": REQUIRED}),
-)}
-
-# What rows add by adapters of their own (network/adapters); programs whose `can` has "adapt" do these steps. The
-# matrices come and go while the program runs (Program.set_adapter), by `part`. A, B and v are those of the adapter of
-# the row's sequence; rows without one, and parts that it does not change, stay as they are.
-ADAPTING = {op.name: op for op in (
-    Op("adapt", "batch", "y = s y + B (A x) + v of the row. With ids i32 [T, S], where rows of y are routes and x has "
-       "T or T * S rows, A, B and v are those of the row's expert, of which there are those from number `first` on",
-       ("x", "y", "ids?"), ("y",), (), {"part": REQUIRED, "first": 0}),
-    Op("adapt_rows", "batch", "y[t] += B (row tokens[t] of A), which has `rows` from number `first` on",
-       ("y",), ("y",), (), {"part": REQUIRED, "rows": REQUIRED, "first": 0}),
-)}
 _ALL = OPS | EXCHANGES | ADAPTING
 
 
@@ -392,6 +371,11 @@ def param(step: Step, name: str) -> Any:
 def states_of(step: Step) -> dict[str, str]:
     """States that a step reads and writes, by parameter: "state", and those whose names end in "_state"."""
     return {key: name for key, name in step.params.items() if key == "state" or key.endswith("_state")}
+
+
+def caches_of(step: Step) -> dict[str, str]:
+    """Caches that a step reads and writes, by parameter: "cache" and "entries"."""
+    return {key: step.params[key] for key in ("cache", "entries") if step.params.get(key)}
 
 
 def local(step: Step) -> str:

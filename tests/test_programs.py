@@ -4,8 +4,6 @@ import ast
 import importlib
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import REPO
 
 MADE_UP = {"tests/cpu/test_kernel.py", "tests/test_layers.py", "tests/cpu/test_kernel_modules.py"}  # packages
@@ -37,16 +35,10 @@ def _is_there(module: str, name: str) -> bool:
     return True
 
 
-FOUND = [(path.relative_to(REPO).as_posix(), *found) for folder in ("tests", "experiments")
-         for path in sorted((REPO / folder).rglob("*.py")) for found in _programs(path)
-         if found[1].split(".")[0] in ("numflow", "tests")]
-
-
-def test_there_are_such_programs():
-    assert len({file for file, *_ in FOUND}) > 5
-
-
-@pytest.mark.parametrize("file", sorted({file for file, *_ in FOUND} - MADE_UP))
-def test_imports(file):
-    assert [f"{file}:{line}: {module} {name}" for at, line, module, name in FOUND
-            if at == file and not _is_there(module, name)] == []
+def test_imports():
+    found = [(path.relative_to(REPO).as_posix(), *program) for folder in ("tests", "experiments")
+             for path in sorted((REPO / folder).rglob("*.py")) for program in _programs(path)
+             if program[1].split(".")[0] in ("numflow", "tests")]
+    assert len({file for file, *_ in found}) > 5
+    assert [f"{file}:{line}: {module} {name}" for file, line, module, name in found
+            if file not in MADE_UP and not _is_there(module, name)] == []

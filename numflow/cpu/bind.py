@@ -16,7 +16,7 @@ from numflow.cpu.moe import moe
 from numflow.cpu.runtime.kernel import Call
 from numflow.cpu.state import cache, convolution
 from numflow.network.passes.grouping import Group, done_by
-from numflow.ops import Step, View, param, states_of
+from numflow.ops import Step, View, caches_of, states_of
 
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "embed": embed.embed, "embed_position": select.embed_position, "embed_type": select.embed_type,
@@ -24,11 +24,11 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "index_select": attention.index_select,
-    "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
+    "attention": attention.attention, "pool": cache.pool, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": act.sparsify, "match_rms": act.match_rms,
-    "mix": act.mix, "softcap": act.softcap, "clamp": act.clamp,
+    "mix": act.mix, "balance": act.balance, "softcap": act.softcap, "clamp": act.clamp,
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
     "gated_recurrence": gated_recurrence.gated_recurrence, "wkv": wkv.wkv,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
@@ -132,8 +132,7 @@ def _effects(steps: list[Step], calls: list[Call]) -> tuple[list, list]:
     for step in steps:
         reads += step.inputs
         writes += [*step.outputs, *(f"state {name}" for name in states_of(step).values())]
-        if "cache" in step.params:
-            (writes if step.op == "cache_write" else reads).append(f"cache {param(step, 'cache')}")
+        (writes if step.op == "cache_write" else reads).extend(f"cache {name}" for name in caches_of(step).values())
     return reads, writes
 
 

@@ -37,4 +37,6 @@ def weight_bytes(weight: Weight) -> int:
 
 def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> int:
     """Bytes of a cached token's keys and values of one attention."""
+    if cache.every:
+        return -(-sum(kv_rows.sizes(cache, "f32", "f32")) // cache.every)
     return cache.kv_heads * sum(kv_rows.sizes(cache, kv_k, kv_v))

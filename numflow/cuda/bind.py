@@ -18,7 +18,7 @@ from numflow.cuda.state.cache_host import take_rooms, with_copies
 from numflow.cuda.weights.operand import bind_operand
 from numflow.errors import NetworkError
 from numflow.network.passes.grouping import Group, done_by
-from numflow.ops import EXCHANGES, Step
+from numflow.ops import EXCHANGES, Network, Step
 
 Where = Callable[[Sizes], bool]
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
@@ -31,7 +31,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": row.sparsify, "match_rms": row.match_rms,
-    "mix": row.mix, "softcap": act.softcap, "clamp": act.clamp,
+    "mix": row.mix, "balance": row.balance, "softcap": act.softcap, "clamp": act.clamp,
     "softplus": scan.softplus, "linear_attention": linear_attention.linear_attention,
     "gated_recurrence": gated_recurrence.gated_recurrence, "wkv": wkv.wkv,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
@@ -40,6 +40,20 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
 ADAPTING: dict[str, Callable[[Step, Context], list[Call]]] = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}
 PRODUCERS: dict[str, Callable] = {"rms_norm": norm.into_operand, "layer_norm": norm.into_operand,
                                   "act": act.into_operand, "act_mul": act.into_operand}
+
+
+def check(network: Network) -> None:
+    """That there is a kernel for every step, before weights are packed.
+
+    Raises:
+        NetworkError: there is none for an op.
+    """
+    known = {*BINDERS, *ADAPTING, *EXCHANGES}
+    for steps in network.entries.values():
+        for step in steps:
+            if step.op not in known or step.params.get("entries"):
+                raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}"
+                                   f"{' beside entries' * (step.op in known)}; device 'cpu' has")
 
 
 def bind(steps: tuple[Step, ...], ctx: Context, together: Together) -> list[tuple[Step, list[Call | HostCall]]]:

@@ -155,7 +155,8 @@ def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
     if stretched:
         facts["context"] = max(facts["context"], *(int(step.params["border"] * step.params["stretch"])
                                                    for step in stretched))
-        facts["stretches"] = True
+        if not any(step.op == "index_select" for step in b.entries["main"]):  # which has a bit for each position
+            facts["stretches"] = True
     if b.resolved.option("embedding", "position", None, stack) == "learned":
         offset = b.resolved.option("embedding", "position_offset", None, stack)
         facts["context"] = min(facts["context"], tables["position_embd"] - offset)

@@ -8,7 +8,7 @@ import numpy as np
 from numflow.errors import RequestError
 from numflow.network.build.builder import KEPT
 from numflow.network.windows import STATE, cache_windows, table_name
-from numflow.ops import Batch, Network, Step, View, param, states_of
+from numflow.ops import Batch, Network, Step, View, caches_of, param, states_of
 
 FEW = 32  # numbers that Python looks at sooner than NumPy
 
@@ -19,9 +19,9 @@ class BatchBounds:
     def __init__(self, network: Network, steps: tuple[Step, ...]):
         self.tokens, self.types, self.positions = (_least(network, steps, op) for op in
                                                    ("embed", "embed_type", "embed_position"))
-        kinds = {network.caches[param(step, "cache")].kind for step in steps if "cache" in step.params}
+        kinds = {network.caches[name].kind for step in steps for name in caches_of(step).values()}
         self.has_cross, own = "cross" in kinds, cache_windows(network)
-        self.windows = sorted({own[name] for step in steps if (name := step.params.get("cache")) in own})
+        self.windows = sorted({own[name] for step in steps for name in caches_of(step).values() if name in own})
         self.states = any(states_of(step) for step in steps)
         self.given = {name: view for name, view in network.inputs.items()
                       if any(view.overlaps(x) for step in steps for x in step.inputs)}

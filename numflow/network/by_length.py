@@ -46,20 +46,20 @@ class ByLength:
 
 
 def chosen(limit: int, inv_freq: np.ndarray, long: np.ndarray | None = None, *, border: int, scale: float,
-           long_scale: float, stretch: float) -> np.ndarray:
+           long_scale: float, stretch: float, span: float = 0.0) -> np.ndarray:
     """float32 [F + 1]: frequencies, and the factor on cosines and sines, of a sequence with this limit. The rest are
     weights and parameters of op `rope_angles`."""
     if limit <= border:
         return np.append(inv_freq, scale).astype(np.float32)
     if long is None:
         count, wider = len(inv_freq), stretch * limit / border - (stretch - 1)
-        long = inv_freq * wider ** (-np.arange(count) / max(count - 1, 1))
+        long = inv_freq * wider ** (-np.arange(count) / (span or max(count - 1, 1)))
     return np.append(long, long_scale).astype(np.float32)
 
 
 def params_of(step: Step) -> dict[str, float]:
-    """The step's parameters, defaults included."""
-    return {name: param(step, name) for name in OPS[step.op].params}
+    """The step's parameters that frequencies depend on, defaults included."""
+    return {name: param(step, name) for name in OPS[step.op].params if name != "offset"}
 
 
 def variant(network: Network, limit: int) -> Hashable:

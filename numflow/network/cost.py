@@ -156,6 +156,9 @@ def _attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     else:
         window = reach(step)
         keys, pairs = load.keys(window), load.pairs(param(step, "causal"), window)
+    if name := param(step, "entries"):
+        every = network.caches[name].every
+        keys, pairs = keys + load.keys(0) // every, pairs + load.pairs(True, 0) // every
     operations = 2 * pairs * param(step, "heads") * (cache.k_dim + cache.value_dim)
     read = keys * cache.kv_heads * (cache.k_dim + cache.v_dim) * kv_bytes
     return StepCost(own.weights, read, own.activations, operations, operations)

@@ -115,13 +115,14 @@ def bits_per_weight(network: Network, checkpoint: Checkpoint) -> float:
 
 def cache_bytes_per_token(network: Network, element_bytes: int = 2) -> int:
     """Bytes of keys and values that one more token of context takes: of all layers that see the whole text."""
-    return sum(_numbers(network, name) * element_bytes for name, window in cache_windows(network).items() if not window)
+    return sum(_token_bytes(network, name, element_bytes) for name, window in cache_windows(network).items()
+               if not window)
 
 
 def cache_bytes(network: Network, tokens: int, element_bytes: int = 2, chunk: int = CHUNK) -> int:
     """Bytes of keys and values that a text of so many tokens takes at most; layers with a window keep that one, and the
     tokens that run at once: `chunk` of a prompt, 1 of an answer."""
-    return sum(_numbers(network, name) * element_bytes * kept_tokens(window, tokens, chunk=chunk)
+    return sum(_token_bytes(network, name, element_bytes) * kept_tokens(window, tokens, chunk=chunk)
                for name, window in cache_windows(network).items())
 
 
@@ -130,10 +131,11 @@ def state_bytes(network: Network) -> int:
     return sum(_STATE_ELEMENT * state.size for state in network.states.values())
 
 
-def _numbers(network: Network, cache: str) -> int:
-    """Cached numbers of a token."""
+def _token_bytes(network: Network, cache: str, element_bytes: int) -> int:
+    """Bytes of a cached token, of entries in float32 its part of one."""
     own = network.caches[cache]
-    return own.kv_heads * (own.k_dim + own.v_dim)
+    numbers = own.kv_heads * (own.k_dim + own.v_dim)
+    return -(-4 * numbers // own.every) if own.every else numbers * element_bytes
 
 
 def op_counts(network: Network) -> Mapping[str, int]:

@@ -8,6 +8,7 @@ Only keys that are known to say nothing about the arithmetic are passed over.
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from numflow import syntax
@@ -231,12 +232,18 @@ def _names(value: Any, parameters: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _words(value: Any) -> set[str]:
+def _words(value: Any) -> frozenset[str]:
+    return _words_of(value) if isinstance(value, str) else frozenset()
+
+
+@lru_cache(maxsize=4096)
+def _words_of(text: str) -> frozenset[str]:
+    """Names in an expression. All families are asked for each key, most of which say the same."""
     try:
-        tree = syntax.parse(value.removeprefix("=").strip(), "eval") if isinstance(value, str) else None
+        tree = syntax.parse(text.removeprefix("=").strip(), "eval")
     except SyntaxError:  # a word of a choice, or other text
-        return set()
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree else set()
+        return frozenset()
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
 def with_tables(spec: Spec, added: Mapping[str, Mapping[str, Any]]) -> Spec:

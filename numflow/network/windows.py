@@ -20,15 +20,18 @@ def cache_windows(network: Network) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry, steps in network.entries.items():
         for step in steps:
-            if step.op != "attention" or network.caches[name := param(step, "cache")].kind != "self":
+            if step.op not in ("attention", "pool") or network.caches[name := param(step, "cache")].kind != "self":
                 continue
-            window = reach(step) if param(step, "causal") and entry == "main" else 0
+            window = reach(step) if entry == "main" and (step.op == "pool" or param(step, "causal")) else 0
             found[name] = max(window, found.get(name, window)) if window and found.get(name, window) else 0
     return {name: found.get(name, 0) for name, cache in network.caches.items() if cache.kind == "self"}
 
 
 def reach(step: Step) -> int:
-    """The latest keys that a query of an attention may see, itself included; 0 for all. A chunk has no more of them."""
+    """The latest keys that a query of an attention may see, itself included; 0 for all. A chunk has no more of them.
+    Of a `pool` the tokens that it adds up."""
+    if step.op == "pool":
+        return param(step, "every") * param(step, "series")
     return min(filter(None, (param(step, "window"), param(step, "chunk"))), default=0)
 
 

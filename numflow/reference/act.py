@@ -1,5 +1,6 @@
 """Element-wise ops: `act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`,
-`softplus`, `copy`; and those that take a row together: `sparsify`, `match_rms`, `mix`."""
+`softplus`, `copy`; and those that take a row together: `sparsify`, `match_rms`, `mix`,
+`balance`."""
 
 import math
 
@@ -68,6 +69,18 @@ def match_rms(x, like, *, least):
     wanted = np.sqrt(np.mean(like * like, axis=1))[:, None, None]
     found = np.sqrt(np.maximum(np.mean(parts * parts, axis=2, keepdims=True), np.float32(least)))
     return (parts * (wanted / found)).reshape(x.shape)
+
+
+def balance(x, *, times, eps):
+    """x [T, S * S] -> y: softmax of each row of S numbers plus eps, whose columns and rows are divided by their sums
+    plus eps in turn, columns first and last, `times` times; then turned around."""
+    size = math.isqrt(x.shape[1])
+    y, eps = x.reshape(len(x), size, size), np.float32(eps)
+    y = np.exp(y - y.max(axis=2, keepdims=True))
+    y = y / y.sum(axis=2, keepdims=True) + eps
+    for turn in range(2 * times - 1):
+        y = y / (y.sum(axis=1 + turn % 2, keepdims=True) + eps)
+    return y.transpose(0, 2, 1).reshape(x.shape)
 
 
 def mix(base, x, gates, *, parts, plus=0.0):

@@ -10,15 +10,20 @@ class KVCache:
     """K f32 [n_blocks, block_size, G, E] and V f32 [n_blocks, block_size, G, E_v].
 
     Token p of a sequence lies in block `table[p // block_size]` at place `p % block_size`. A row is what its type
-    (kv_k, kv_v; quant/kv.py) makes of it. Where values are a prefix of keys, V has no columns.
+    (kv_k, kv_v; quant/kv.py) makes of it. Where values are a prefix of keys, V has no columns. Entries, one
+    for `every` tokens, are float32, and a block has a place for each.
     """
 
     def __init__(self, cache, block_size, kv_k="f32", kv_v="f32", window=0):
         self.shape, self.kv_k, self.kv_v, self.window = cache, kv_k, kv_v, window
         self.prefix, self.value_dim = cache.prefix, cache.value_dim
         self.block_size = block_size
-        self.k = np.zeros((0, block_size, cache.kv_heads, cache.k_dim), np.float32)
-        self.v = np.zeros((0, block_size, cache.kv_heads, cache.v_dim), np.float32)
+        self.every = max(cache.every, 1)
+        places = -(-block_size // self.every)
+        if cache.every:
+            self.kv_k = self.kv_v = "f32"
+        self.k = np.zeros((0, places, cache.kv_heads, cache.k_dim), np.float32)
+        self.v = np.zeros((0, places, cache.kv_heads, cache.v_dim), np.float32)
 
     def resize(self, blocks):
         """Hold `blocks` blocks; the content of those that remain is kept. Returns whether somebody must know."""
@@ -81,15 +86,24 @@ class KVCache:
         return k, k[..., :self.prefix] if self.prefix else v
 
 
+    def entries(self, blocks, length):
+        """Entries [n, E] of the windows that have ended in a text of so many tokens."""
+        last = np.arange(1, length // self.every + 1) * self.every - 1
+        return self.k[blocks[last // self.block_size], last % self.block_size // self.every, 0]
+
+
 def cache_write(k, v=None, *, batch, cache):
-    """Store k [T, G * E] and v [T, G * E_v] of each token at its position; no v where values are a prefix of keys."""
+    """Store k [T, G * E] and v [T, G * E_v] of each token at its position; no v where values are a prefix of keys. Of
+    entries those of tokens that end a window."""
     table = cache.table(batch)
     for b, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
-        position = batch.positions[start:end]
-        block, place = table[b, position // cache.block_size], position % cache.block_size
-        cache.k[block, place] = stored(k[start:end].reshape(-1, *cache.k.shape[2:]), cache.kv_k)
+        rows = np.arange(start, end)
+        rows = rows[(batch.positions[rows] + 1) % cache.every == 0]
+        position = batch.positions[rows]
+        block, place = table[b, position // cache.block_size], position % cache.block_size // cache.every
+        cache.k[block, place] = stored(k[rows].reshape(-1, *cache.k.shape[2:]), cache.kv_k)
         if v is not None:
-            cache.v[block, place] = stored(v[start:end].reshape(-1, *cache.v.shape[2:]), cache.kv_v)
+            cache.v[block, place] = stored(v[rows].reshape(-1, *cache.v.shape[2:]), cache.kv_v)
 
 
 def _resized(old, blocks):

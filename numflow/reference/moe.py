@@ -6,30 +6,32 @@ from numflow.reference.act import sigmoid
 
 
 def moe_route(logits, bias=None, scales=None, *, width, score, normalize, scale, groups, top_groups, group_best,
-              jitter=0.0, least_sum=0.0):
+              jitter=0.0, least_sum=0.0, experts=None):
     """The best S = `width` experts of each token: logits [T, X], bias, scales [X] -> ids i32 [T, S], gates f32 [T, S].
 
     The bias takes part in the choice only. Experts lie in `groups` equal groups; those outside the `top_groups`
     groups with the largest sum of their `group_best` best scores are not chosen. Equal scores: the lower id first.
+    With experts [T, S] these are the chosen; they are kept within 0 .. X - 1.
     """
     if score == "sparsemixer":
         ids, gates = _one_by_one(logits, width, np.float32(2 * jitter))
     else:
-        ids, gates = _together(logits, bias, width, score, groups, top_groups, group_best)
+        ids, gates = _together(logits, experts, bias, width, score, groups, top_groups, group_best)
     if normalize:
         gates = gates / np.maximum(np.sum(gates, axis=1, keepdims=True), np.float32(least_sum))
     gates = gates * np.float32(scale)
     return ids.astype(np.int32), gates if scales is None else gates * scales[ids]
 
 
-def _together(logits, bias, width, score, groups, top_groups, group_best):
+def _together(logits, experts, bias, width, score, groups, top_groups, group_best):
     """Experts by their scores, which are their gates as well, or by their logits, of which the chosen become gates."""
     scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_topk": lambda x: x,
+              "sqrt_softplus": lambda x: np.sqrt(np.logaddexp(np.float32(0), x)),
               "sigmoid_topk": lambda x: x}[score](logits)
     choice = scores if bias is None else scores + bias
     if top_groups < groups:
         choice = _mask_groups(choice, groups, top_groups, group_best)
-    ids = _best(choice, width)
+    ids = _best(choice, width) if experts is None else np.clip(experts, 0, logits.shape[1] - 1).astype(np.int64)
     gates = np.take_along_axis(scores, ids, axis=1)
     return ids, {"softmax_topk": softmax, "sigmoid_topk": sigmoid}.get(score, lambda x: x)(gates)
 

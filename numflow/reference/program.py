@@ -10,7 +10,7 @@ from numflow.executor.base import OneDevice, kv_types
 from numflow.executor.contract import ADAPT, TRACE, WALK, TraceRow
 from numflow.network.states import stored_states
 from numflow.network.windows import cache_windows
-from numflow.ops import ADAPTING, EXCHANGES, local, op_of, states_of
+from numflow.ops import ADAPTING, EXCHANGES, caches_of, local, op_of, states_of
 from numflow.reference import (
     act,
     adapt,
@@ -36,10 +36,11 @@ KERNELS = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "index_select": attention.index_select,
-    "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
+    "attention": attention.attention, "pool": attention.pool, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale, "scale_by_position": act.scale_by_position,
-    "sparsify": act.sparsify, "match_rms": act.match_rms, "mix": act.mix, "softcap": act.softcap, "clamp": act.clamp,
+    "sparsify": act.sparsify, "match_rms": act.match_rms, "mix": act.mix, "balance": act.balance,
+    "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,
     "expert_linear": moe.expert_linear,
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
@@ -162,13 +163,16 @@ class Program(OneDevice):
             self.observer(step, inputs)
         weights = {role: self.weight(name) for role, name in step.weights.items()}
         params = {**op_of(step).params, **step.params}
-        if "cache" in params:
-            params["cache"] = self._caches[params["cache"]]
+        params |= {key: self._caches[name] for key, name in caches_of(step).items()}
         params |= {key: self._states[name] for key, name in states_of(step).items()}
         if local(step) == "batch":
             params["batch"] = batch
+        if "entries" in params:
+            params["entries"] = params["entries"] or None
         if step.op in ("moe_route", "head_concat", "index_select"):
             params["width"] = step.outputs[0].width
+        if step.op == "moe_route" and len(inputs) > 1:
+            params["experts"] = inputs.pop()
         if step.op == "expert_linear":
             params["groups"] = self.network.weights[step.weights["weight"]].groups
         if step.op in EXCHANGES:

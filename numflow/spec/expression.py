@@ -27,6 +27,13 @@ def get(table: Any, key: Any, otherwise: Any = None) -> Any:
     return next((value for word, value in table.items() if word.isdecimal() and int(word) == key), otherwise)
 
 
+def place(values: Any, item: Any) -> int:
+    """The place of an item in a list, from 0."""
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"place() looks into a list, found {type(values).__name__}")
+    return list(values).index(item)
+
+
 CONSTANTS = {"true": True, "false": False, "none": None, "pi": math.pi}
 FUNCTIONS = {
     "sqrt": math.sqrt,
@@ -39,6 +46,7 @@ FUNCTIONS = {
     "len": len,
     "ceil": math.ceil,
     "get": get,
+    "place": place,
 }
 _BINARY = {
     ast.Add: operator.add,

@@ -11,9 +11,10 @@ from typing import Any
 from numflow.errors import ModelNotFoundError, SpecError, did_you_mean, quoted
 from numflow.spec import schema
 from numflow.spec.expression import ExpressionError, parse
+from numflow.spec.kinds import SpecOption
 from numflow.spec.modules import MODULES
 from numflow.spec.paths import specs_dir
-from numflow.spec.schema import SECTIONS, SpecOption
+from numflow.spec.schema import SECTIONS
 
 _DEPTH = 8
 _MOST_BYTES = 1 << 18  # of a file; the longest that is shipped has 6 kB

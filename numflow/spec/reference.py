@@ -36,8 +36,9 @@ holds where it leaves a key out), `draft_layer` (what \
 stands for `layers.{layer}` in names of the block that predicts a further \
 token), `tensors` and any section |
 | `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are \
-numbers, other braces hold an expression: `{layer // 2}` (in `ignore`, `{layers}` is how many layers there are, \
-`{beyond}` that or any above it); `.weight` and `.bias` are added; `enc.` / `dec.` before the module for one stack |
+numbers, `{owner}` and `{use}` those of [side], other braces hold an expression: `{layer // 2}` \
+(in `ignore`, `{layers}` is how many layers there are, `{beyond}` that or any above it); `.weight` and `.bias` are \
+added; `enc.` / `dec.` before the module for one stack |
 | `[gguf.metadata]` | what `numflow quantize` writes to GGUF files beside or in place of what sources tell: key = \
 literal, expression, or `{ each = "..." }` for a value per layer (with `further = false` none for the block behind the \
 last); none leaves the key out |
@@ -49,7 +50,8 @@ these tensors; where `output` stands here, it is written also if it is the embed
 - A literal: `pairing = "half"`.
 - For numbers and switches an **expression** over parameters, `layer`, and options by their long name \
 (`attention_head_dim`): `scale = "1 / sqrt(query_scale)"`, `window = "window_size if (layer + 1) % 6 else 0"`. \
-Functions: FUNCTIONS (`get(object, key, otherwise)` looks into an object of the configuration), and \
+Functions: FUNCTIONS (`get(object, key, otherwise)` looks into an object of the \
+configuration, `place(list, item)` is an item's place in a list, from 0), and \
 `has('attn_q.bias')`: whether the file has that tensor. Words: true, false, none, pi.
 - One of several words: the word, or an expression after `=`: `q_norm = "= 'head' if has('attn_q_norm.weight') \
 else 'none'"`.

@@ -9,8 +9,9 @@ from numflow.errors import SpecError, did_you_mean, quoted
 from numflow.spec import schema
 from numflow.spec.bounds import LIMITS, outside
 from numflow.spec.expression import ExpressionError, Steps, evaluate
+from numflow.spec.kinds import SpecOption
 from numflow.spec.reader import Spec
-from numflow.spec.schema import SECTIONS, SpecOption
+from numflow.spec.schema import SECTIONS
 
 _MISSING = object()
 _DEEPEST = 20  # values that one value depends on, one through the other

@@ -5,33 +5,22 @@ An option's value is a literal of its kind; for numbers and switches also an exp
 `{config = "hidden_act", gguf = "...", default = "silu", map = {swish = "silu"}}`.
 """
 
+from numflow.spec import kinds
 from numflow.spec.bounds import LIMITS
-from numflow.spec.option import SpecOption
-from numflow.spec.option import boolean as _bool
-from numflow.spec.option import choice as _choice
-from numflow.spec.option import number as _float
-from numflow.spec.option import numbers as _list
-from numflow.spec.option import text as _text
-from numflow.spec.option import whole as _int
+from numflow.spec.kinds import ACTIVATION_ALIASES, ACTIVATIONS, SpecOption
 
+_bool, _choice, _float, _int, _list, _text = (kinds.switch, kinds.choice, kinds.number, kinds.whole, kinds.numbers,
+                                              kinds.text)
 REQUIRED = object()
 NAMINGS = ("hf", "gguf", "llama2c")
 STACKS = ("encoder", "decoder", "draft")
-
-
-# The activations of the op table, which this package does not import; a test holds the two lists together.
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-               "silu_clamp", "xielu")
-# Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
-ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
-                      "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
-                      "gelu_python": "gelu"}
 
 SECTIONS: dict[str, dict[str, SpecOption]] = {
     "stack": {
         "layers": _int("layers", "layers of this stack", 0, 2000),
         "width": _int("hidden", "columns of the residual stream"),
         "context": _int("context", "positions the model was made for"),
+        "language": _text("", "the word that stands for {language} in names of tensors"),
     },
     "embedding": {
         "width": _int("hidden", "columns of the embedding table where they differ from `hidden` (project_in follows)"),
@@ -56,12 +45,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),
         "eps": _float("norm_eps", "added to the mean square or the variance", above=0, most=1),
         "offset": _float(0.0, "added to the stored weights (1 where the file stores w - 1)"),
+        "weighted": _bool(True, "norms have weights where a tensor is named for them"),
     },
     "block": {
         "pre_norm": _bool(True, "normalise the input of attention and feed-forward"),
         "attention_norm": _bool(True, "attention has that norm too"),
-        "norm_gate_rank": _int(0, "columns between the two matrices of a gate, where a file has them: the normalised "
-                               "input is multiplied by sigmoid(up(silu(down(it)))); 0 = none", 0),
+        "norm_gate_rank": _int(0, "rank of a gate: its input x becomes x * sigmoid(up(silu(down(x)))); 0: none", 0),
         "post_norm": _choice(("none", "branch", "residual"), "none",
                              "normalise each branch's output before it is added, or the sum after"),
         "attention_post_norm": _bool(True, "attention has that norm too"),
@@ -80,11 +69,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
-                         "gated_recurrence", "wkv", "linear", "none"), "attention",
+                         "gated_recurrence", "wkv", "compressed", "linear", "none"), "attention",
                         "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
                         "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
                         "with a fixed decay; a state space beside attention; a gated recurrence of channels; a mean of "
-                        "values whose weights fade; one matrix (attn_output) in its place, which mixes none; nothing"),
+                        "values whose weights fade; attention beside entries of windows, whose keys are values, one "
+                        "for all heads; one matrix (attn_output) in its place, which mixes none; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),
@@ -123,6 +113,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "conv": {
         "taps": _int(4, "tokens that a causal depthwise convolution sees, the present one included", 2, 1 << 10),
+        "around": _int(0, "tokens that a convolution behind the layer sees of what the layer reads, as many on each "
+                       "side, of a text that is there as a whole; it is added, and a norm follows; 0 = none", 0, 63),
+        "around_groups": _int(1, "groups of its columns"),
+        "around_activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "tanh", "what it passes before it is added"),
     },
     "attention": {
         "heads": _int("heads", "query heads"),
@@ -192,8 +186,17 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "q_raw": _bool(False, "the query matrix reads the compressed query behind its norm and, beside it, before it"),
         "rope_norm": _bool("has('attn_k_rope_norm.weight')", "a norm of the rotated part of keys before that"),
     },
+    "compressed": {
+        "every": _int(0, "mixer.kind compressed: tokens of a window, which become one entry that later tokens see; 0 = "
+                         "no entries in this layer", 0, 1 << 20),
+        "overlap": _bool(False, "an entry takes from the window before as well, by columns of its own"),
+        "out_groups": _int(0, "groups of heads, each with a matrix of its own before the output projection; 0 = none",
+                           0),
+        "out_rank": _int(1, "columns that such a matrix gives"),
+    },
     "indexer": {
-        "heads": _int(0, "heads of an index that chooses the keys which latent attention sees; 0 = it sees all", 0),
+        "heads": _int(0, "heads of an index that chooses the keys which latent attention sees, or the entries of "
+                      "mixer.kind compressed; 0 = it sees all", 0),
         "head_dim": _int(0, "columns of such a head, of which the first latent.rope_dim are rotated", 0),
         "top_k": _int(1, "keys that are chosen for each query"),
         "pairing": _choice(("half", "adjacent"), "half", "as in rope"),
@@ -205,6 +208,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "enabled": _bool(True, "rotary position embedding"),
         "pairing": _choice(("half", "adjacent"), "half", "rotate columns (i, i + dims/2) or (2i, 2i + 1)"),
         "dims": _int("attention_head_dim", "columns of a head that are rotated, from the first; odd: one more"),
+        "last": _bool(False, "those columns are the last of a head, not the first"),
         "base": _float("rope_theta", "inv_freq[i] = base^(-2i / dims)", above=0, most=1e30),
         "reverse": _bool(False, "rotate by minus the angle"),
         "divisors": _bool(True, "what a file has as divisors of the frequencies (rope_freqs) holds here"),
@@ -247,15 +251,22 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                              "by sigmoid(ffn_gate(x))"),
         "gate_scale": _float(1.0, "what the gate's matrix gives is multiplied by it"),
         "out_scale": _float(1.0, "the output is multiplied by it"),
+        "adapter_width": _int(0, "columns between two matrices that read the sum behind the feed-forward part, by a "
+                              "norm where there is one for them, and whose result is added; 0 = none", 0),
+        "adapter_adds": _choice(("normed", "sum"), "normed", "what it is added to: what they read, or that "
+                                "before its norm"),
     },
     "moe": {
         "enabled": _bool(False, "this layer routes its tokens to experts"),
         "experts": _int("experts", "how many there are", 0),
         "top_k": _int("experts_per_token", "how many each token uses", 0),
         "width": _int("expert_width", "columns between an expert's two matrices", 0),
-        "score": _choice(("softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"), "softmax",
-                         "probabilities over all experts, independent ones, softmax over the chosen only, sigmoid of "
-                         "the chosen logits, or one softmax for each choice over those near the best that is left"),
+        "score": _choice(("softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer", "sqrt_softplus"),
+                         "softmax", "probabilities over all experts, independent ones, softmax over the chosen only, "
+                         "sigmoid of the chosen logits, one softmax for each choice over those near the best that is "
+                         "left, or roots of softplus"),
+        "by_token": _bool("has('ffn_experts_of.weight')", "a table says which experts a token has; the router makes "
+                          "their gates"),
         "softcap": _float(0.0, "the router's scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "jitter": _float(0.01, "sparsemixer: half the relative distance from the best up to which experts are near", 0),
         "normalize": _bool(False, "gates of the chosen experts are divided by their sum"),
@@ -288,6 +299,15 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                  "gate and up of the shared expert as two matrices or one"),
         "shared_gate": _bool("has('ffn_gate_inp_shexp.weight')", "the shared expert is multiplied by sigmoid(gate(x))"),
     },
+    "side": {
+        "enabled": _bool(False, "before the mixer, attention and a feed-forward part that several layers share read "
+                         "what the layer does, and the embeddings beside it; side_output of it is added to what the "
+                         "mixer reads"),
+        "owner": _int("layer", "the number that stands for {owner} in names of tensors of a layer that has one: that "
+                      "of the first layer with the same matrices", 0),
+        "use": _int(0, "the number that stands for {use} there", 0),
+        "rank": _int(0, "columns between two matrices that a layer adds to one that it shares; 0 = none", 0),
+    },
     "per_layer": {
         "width": _int(0, "columns of a further embedding that each layer reads for itself; 0 = none", 0),
         "scale": _float("sqrt(per_layer_width)", "those embeddings are multiplied by it"),
@@ -297,6 +317,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "read off them (hyper-connections); 0 = one stream as usual", 0, 64),
         "magnitude": _float(1.0, "what a block adds is multiplied by it"),
         "eps": _float(0.0, "added to the gates", 0, 1),
+        "write_eps": _float("hyper_eps", "the same of those by which a block's result is added", 0, 1),
+        "balance": _int(0, "each stream becomes a sum of all before that: its factors are a matrix whose columns and "
+                        "rows are divided by their sums in turn, columns so many times; 0 = streams stay as they are",
+                        0, 1000),
     },
     "passes": {
         "layers": _int(0, "layers of a pass, behind which there is a norm: a pass reads the sum of two streams and "
@@ -320,6 +344,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "normalize": _bool(False, "rows of the output matrix are divided by their length"),
         "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none",
                              "masked-LM head: dense, this activation, norm, before the output matrix"),
+        "transform_norm": _bool(True, "there is that norm"),
         "width": _int("embedding_width if embedding_project != 'first' else stack_width",
                       "columns of what that dense layer makes", 1),
         "enabled": _bool(True, "there is an output matrix; otherwise only hidden states"),

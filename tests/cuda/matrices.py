@@ -22,6 +22,9 @@ _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0,
            "TQ1_0": (52,), "TQ2_0": (64,), **dict.fromkeys(set(GRIDS) - {"IQ1_M"}, (0,))}
 
 
+# Scales of types whose codes are so large that keys and values of wide models would be beyond float16.
+_MOST = {"Q5_K": 0.02, "Q6_K": 0.01, "IQ4_XS": 0.01}
+
 REPEATED = 32  # random rows of matrices that repeat theirs
 
 
@@ -42,7 +45,7 @@ def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
         return hub_rows(kind, n, k, rng, most=4 if HUB_TYPES[kind].by_16 else 16)
     block, size = TYPES[kind].block, TYPES[kind].size
     raw = rng.integers(0, 256, (n, k // block, size), dtype=np.uint8)
-    most = 0.01 if kind == "Q6_K" else 0.1  # weights are up to 4064 times that; keys of wide models must fit float16
+    most = _MOST.get(kind, 0.1)
     for at in _HALVES.get(kind, ()):
         raw[:, :, at:at + 2] = rng.uniform(most / 10, most, (n, k // block, 1)).astype(np.float16).view(np.uint8)
     if kind == "IQ1_M":  # 4 bits of the scale in each of the last 4 pairs of bytes

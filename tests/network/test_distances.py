@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from numflow.network.adapters.merge import merged
 from numflow.network.adapters.steps import adaptable, parts_of
 from numflow.network.build.checks import check_step
 from numflow.network.quantise.quantise import matrices, plan_of, quantised
+from numflow.ops import Batch
 from numflow.partition.cut.slices import experts_of
 from numflow.quant.recipe import Recipe
 from numflow.spec import load_spec
@@ -122,12 +124,46 @@ def test_adapters_change_them_only_where_they_are_merged():
     ({"position_buckets": 9}, r"'deberta.encoder.rel_embeddings.weight' is \[16, 32\], but .* expects \[18, 32\]"),
     ({"pos_att_type": "p2p"}, "pos_att_type of config.json is 'p2p'; expected one of c2p"),
     ({"norm_rel_ebd": "batch"}, "norm_rel_ebd of config.json is 'batch'; expected one of none, layer_norm"),
-    ({"conv_kernel_size": 3}, "conv_kernel_size of config.json is 3; expected a whole number up to 0"),
+    ({"conv_kernel_size": 3}, "missing tensor around.weight"),
     ({"share_att_key": False}, "missing tensor dist_k.weight"),
 ])
 def test_what_a_file_may_not_say(changed, words):
     with pytest.raises(SpecError, match=words):
         build(checkpoint_of(**changed))
+
+
+@pytest.mark.parametrize(("changed", "words"), [
+    ({"conv_kernel_size": 4}, r"conv.around: expected an odd number.* \(from conv_kernel_size of"),
+    ({"conv_groups": 3}, "conv.around: expected an odd number, of attention both ways, with columns that conv"),
+    ({"conv_kernel_size": 5}, r"conv.conv.weight' is \[32, 32, 3\], expected \[32, 32, 5\]"),
+])
+def test_convolutions_that_do_not_fit(changed, words):
+    with pytest.raises(SpecError, match=words):
+        build(checkpoint_of("deberta_v2_convolved", **changed))
+
+
+@pytest.mark.parametrize("executor", ["reference", "cpu"])
+def test_tokens_around_each_with_nothing_beyond_the_ends(executor):
+    """What the first convolution reads: of each text the token before, itself and the one behind it."""
+    checkpoint = checkpoint_of("deberta_v2_convolved")
+    built = build(checkpoint)
+    steps = built.entries["main"]
+    last = next(i for i, step in enumerate(steps) if step.label.endswith("around_tokens"))
+    entry = next(step for step in steps if step.label.endswith("layer_input")).outputs[0]
+    cut = replace(built, entries={"main": steps[:last + 1]},
+                  outputs={"hidden": steps[last].outputs[0], "logits": entry})
+    program = import_module(f"numflow.{executor}.program").Program(
+        cut, WeightSource(built, checkpoint), activations="f32", kv_k="f32", kv_v="f32")
+    program.reserve(4)
+    each = np.array([0, 1, 2, 3, 0, 1], np.int32)
+    batch = Batch(tokens=np.arange(5, 11, dtype=np.int32), positions=each, starts=np.array([0, 4, 6], np.int32),
+                  blocks=np.array([[0], [1]], np.int32), logit_rows=np.arange(6, dtype=np.int32))
+    found, x = (program.run(batch, output=output) for output in ("hidden", "logits"))
+    none = np.zeros_like(x[0])
+    for row, (before, behind) in enumerate([(none, x[1]), (x[0], x[2]), (x[1], x[3]), (x[2], none), (none, x[5]),
+                                            (x[4], none)]):
+        np.testing.assert_allclose(found[row], np.concatenate([before, x[row], behind]), atol=1e-6)
+    program.close()
 
 
 @pytest.mark.parametrize("options", ["causal = true", "clip = 3", "key_scale = 2", 'q_norm = "head"'])

@@ -15,7 +15,7 @@ from numflow.reference import act, embed, linear, moe, norm, rope, select
 from numflow.reference.program import KERNELS, Program
 
 BY_NAME = {case.name: case for case in CASES}
-ATTENTION = [case for case in CASES if any(s.op == "attention" and s.inputs[1:] == ()
+ATTENTION = [case for case in CASES if any(s.op == "attention" and s.inputs[1:] == () and not param(s, "entries")
                                            for s in case.network.entries["main"])]
 
 

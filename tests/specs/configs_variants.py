@@ -1,8 +1,9 @@
 """Tiny models with values that few files of a family have: name -> (case, what changes, keys left out, options).
 
-The case is one of configs.py and options are its options. Two more: "salt", what is put behind the names that weights
+The case is one of configs.py and options are its options. Three more: "salt", what is put behind the names that weights
 are made from, where with the usual ones rounding alone decides between experts or signs, and "asked", what changes
-further for transformers, where its present version does not compute what the file says.
+further for transformers, where its present version does not compute what the file says; "saved", false where the file
+that it writes means something else than what it has read.
 """
 
 import copy
@@ -13,6 +14,7 @@ SLIDING, FULL, CHUNKED, GELU = "sliding_attention", "full_attention", "chunked_a
 MIXED = [FULL, SLIDING, SLIDING]
 SPARSE = ["sparse", "dense", "sparse"]
 SALTED = {"salt": "~1"}
+SHORT_TEXTS = {"lengths": (9, 20)}
 
 # Which layers see a window, route tokens to experts or keep a state.
 LAYERS: dict[str, tuple] = {
@@ -64,6 +66,7 @@ ACTIVATIONS: dict[str, tuple] = {
                                          "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "hidden_act": GELU}),
     "mamba2_gelu": ("mamba2", {"hidden_size": 40, "num_heads": 10, "head_dim": 8, "n_groups": 2,
                                "time_step_limit": [0.0, 0.5], "hidden_act": "gelu", "time_step_min": 0.6}),
+    "mamba_inner": ("mamba", {"intermediate_size": 60}, (), {"saved": False}),
     "mamba_gelu": ("mamba", {"expand": 3, "hidden_size": 36, "conv_kernel": 2, "time_step_rank": 1,
                              "hidden_act": "gelu"}),
     "minimax_gelu": ("minimax", {"layer_types": [FULL, FULL, "linear_attention"], "num_key_value_heads": 1,
@@ -98,17 +101,42 @@ def longrope(original: int, short: list[float], long: list[float], short_mscale:
         "long_mscale": long_mscale, "original_max_position_embeddings": original}}
 
 
-# Odd widths are rounded up. transformers 5.23 takes Phi-MoE's short factors for all lengths, and of an
-# Apertus file without scaling the base of its class too. 4.57 does neither, and takes null scaling for none.
+# Odd widths are rounded up. transformers 5.23 takes Phi-MoE's short factors for all lengths, 4.57 does not.
 ROTARY: dict[str, tuple] = {
-    "apertus_null_scaling": ("apertus", {"rope_theta": 5e5, "rope_scaling": None}, (), {"asked": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}}),
-    "apertus_scaled_by_class": ("apertus", {"rope_theta": 5e5}, ("rope_scaling",), {"asked": {"rope_parameters": {
-        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192,
-        "low_freq_factor": 1.0, "high_freq_factor": 4.0}}}),
+    "albert_same_width": ("albert", {"embedding_size": 64}, (), SHORT_TEXTS),
+    "apertus_empty_scaling": ("apertus", {"rope_theta": 5e5, "rope_scaling": {}}),
+    "apertus_null_scaling": ("apertus", {"rope_theta": 5e5, "rope_scaling": None}),
+    "apertus_scaled_by_class": ("apertus", {"rope_theta": 5e5}, ("rope_scaling",)),
+    "deepseek_v32_dynamic": ("deepseek_v32", {
+        "index_n_heads": 24, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}),
+    "gemma_embedding_window_one": ("gemma_embedding", {"sliding_window": 1}, (), SHORT_TEXTS),
+    "gemma3_type_passed_over": ("gemma3", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 1.3}}),
+    "gemma3n_type_passed_over": ("gemma3n", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "gemma3n_ramp": ("gemma3n", {"rope_scaling": RAMP | {"truncate": False}}),
+    "gemma3n_long": ("gemma3n", {"rope_scaling": {
+        "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG,
+        "original_max_position_embeddings": 16}}),
+    "gemma3n_long_factor_one": ("gemma3n", {"rope_scaling": {
+        "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "factor": 1.0,
+        "original_max_position_embeddings": 16}}),
+    "glm_whole_rotary": ("glm", {"partial_rotary_factor": None}, (), {"saved": False}),
+    "gpt_neox_odd_dynamic": ("gpt_neox_serial", {"max_position_embeddings": 32, "rope_parameters": {
+        "rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0, "partial_rotary_factor": 0.44}}),
+    "llama_long_factor_one": ("llama_linear", {"rope_scaling": {
+        "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "factor": 1.0,
+        "original_max_position_embeddings": 16}}),
+    "llama_linear_attention_factor": ("llama_linear", {"rope_scaling": LINEAR | {"attention_factor": 1.3}}),
+    "llama_ramp_factor_null": ("llama_linear", {"rope_scaling": RAMP | {"factor": None}}),
+    "nomic_bert_ramp": ("nomic_bert_masked", {"hidden_act": "relu", "rope_parameters": RAMP | {"rope_theta": 1e3}}, (),
+                        SHORT_TEXTS),
+    "opt_plain_norms": ("opt", {"layer_norm_elementwise_affine": False}),
+    "qwen3_next_whole_rotary": ("qwen3_next", {"partial_rotary_factor": None}, (), SALTED | {"saved": False}),
+    "rembert_same_width": ("rembert", {"input_embedding_size": 32}, (), SHORT_TEXTS),
+    "t5gemma_untied": ("t5gemma", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
     "bamba_rotary": ("bamba", {"rope_parameters": {
         "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.45}}, ("attn_rotary_emb", "rope_theta")),
     "cwm_scaled_by_class": ("cwm", {}, ("rope_scaling", "rope_theta")),
+    "deepseek_v3_without_shared": ("deepseek_v3", {"n_shared_experts": 0}),
     "gemma3_rope_kinds": ("gemma3", KINDS, ("rope_scaling", "rope_theta", "rope_local_base_freq")),
     "gemma3_ramp": ("gemma3", {"rope_scaling": RAMP}),
     "gemma3n_by_wavelength": ("gemma3n", {"rope_scaling": BY_WAVELENGTH}),
@@ -123,6 +151,8 @@ ROTARY: dict[str, tuple] = {
     "hunyuan_v1_moe_linear": ("hunyuan_v1_moe", {
         "num_experts": 8, "moe_topk": 8, "num_shared_expert": 1, "moe_intermediate_size": 24, "rope_scaling": LINEAR,
         "attention_bias": True}),
+    "modernbert_type_passed_over": ("modernbert", {"rope_scaling": {
+        "type": "yarn", "factor": 4.0, "attention_factor": 1.3}}),
     "modernbert_rope_kinds": ("modernbert", KINDS),
     "modernbert_scaled": ("modernbert", {"rope_parameters": {
         FULL: {**LINEAR, "rope_theta": 5e3}, SLIDING: {"rope_type": "default", "rope_theta": 200.0}}}),
@@ -139,6 +169,7 @@ OTHERS: dict[str, tuple] = {
     "afmoe_groups": ("afmoe", {"n_group": 3, "topk_group": 2}),
     "afmoe_unnormalized": ("afmoe", {"route_norm": False}),
     "apertus_without_rope": ("apertus", {"hidden_act": "relu2"}, ("rope_scaling", "rope_parameters", "rope_theta")),
+    "deepseek_v2_greedy": ("deepseek_v2_lite", {"n_group": 2}),
     "deepseek_v3_half": ("deepseek_v3", {"rope_interleave": False}),
     "ernie4_5_moe_least_sum": ("ernie4_5_moe", {"moe_norm_min": 0.8}),
     "bloom_normed_residual": ("bloom", {"apply_residual_connection_post_layernorm": True}),
@@ -153,6 +184,7 @@ OTHERS: dict[str, tuple] = {
         FULL: {"rope_type": "default", "rope_theta": 1e5},
         SLIDING: {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}}, (), SALTED),
     "glm4_moe_groups": ("glm4_moe", {"n_group": 2, "topk_group": 1}),
+    "kimi_linear_sharpened": ("kimi_linear", {"rope_parameters": {"rope_theta": 1e4, "mscale_all_dim": 0.9} | RAMP}),
     "kimi_linear_tied": ("kimi_linear", {"tie_word_embeddings": True}),
     "nanochat_uncapped": ("nanochat", {"num_key_value_heads": 2, "attention_bias": True, "hidden_act": "silu",
                                        "final_logit_softcapping": None, "tie_word_embeddings": True}),

@@ -27,7 +27,7 @@ from tests.specs.configs_variants import VARIANTS
 from tests.specs.weights import values
 
 CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transformers.AutoModelForImageTextToText,
-           "audible": transformers.AutoModelForMultimodalLM,
+           "audible": transformers.AutoModelForMultimodalLM, "musical": transformers.AutoModelForPreTraining,
            "masked": transformers.AutoModelForMaskedLM, "classifier": transformers.AutoModelForSequenceClassification,
            "hidden": transformers.AutoModel, "text": transformers.AutoModelForTextEncoding,
            "translate": transformers.AutoModelForSeq2SeqLM}
@@ -43,7 +43,7 @@ def token_ids(count: int, vocabulary: int, seed: int) -> list[int]:
 def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list[dict]]:
     """What goes in, and which rows of what comes out are kept, for each prompt."""
     inputs, rows = [], []
-    vocabulary -= 3 * (kind in ("multimodal", "audible"))  # ids of images and sounds
+    vocabulary -= 3 * (kind in ("multimodal", "audible", "musical"))  # ids of images and sounds
     for seed, count in enumerate(options.get("lengths", (9, 17))):
         given = {"ids": token_ids(count, vocabulary, seed)}
         kept = {"rows": sorted({0, count // 2, count - 2, count - 1})}
@@ -101,7 +101,7 @@ def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: l
         if kind == "classifier":
             arrays[f"scores_{i}"] = result.logits[0].numpy()
         if kind in ("hidden", "masked", "text", "classifier"):
-            found["hidden"] = result.hidden_states[-1]
+            found["hidden"] = getattr(result, "last_hidden_state", result.hidden_states[-1])
         if kind == "translate":
             found["encoder_hidden"] = result.encoder_last_hidden_state
         for name, value in found.items():
@@ -123,6 +123,7 @@ def make(name: str) -> None:
         (folder / "config.json").write_text(json.dumps(asked))
         arrays = compute(kind, folder, options.get("attention", "eager"), inputs, rows)
     saved = {key: value for key, value in saved.items() if key not in SPARE_KEYS}
+    saved = saved if options.get("saved", True) else config
     about = {"configs": [config, saved], "tensors": shapes, "inputs": inputs, "rows": rows}
     about |= {key: options[key] for key in ("salt",) if key in options}
     about = np.frombuffer(json.dumps(about, separators=(",", ":")).encode(), np.uint8)

@@ -34,6 +34,8 @@ def test_published_numbers(executor, name, form):
     program = import_module(f"numflow.{executor}.program").Program(
         built, WeightSource(built, checkpoint), activations="f32")
     for i, (given, kept) in enumerate(zip(case.inputs, case.rows, strict=True)):
-        found = run(program, given["ids"])[kept["rows"]]
-        assert relative_error(found, case.expected[f"logits_{i}"]) < TOLERANCE
+        ids, read = given.get("decoder_ids", given["ids"]), given["ids"] if "decoder_ids" in given else None
+        for key in {"logits", "hidden"} & {name.rpartition("_")[0] for name in case.expected}:
+            found = run(program, ids, key, given.get("types"), read)[kept["rows"]]
+            assert relative_error(found, case.expected[f"{key}_{i}"]) < TOLERANCE
     program.close()

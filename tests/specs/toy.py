@@ -17,7 +17,9 @@ SIZES = {
     "experts": 4, "experts_per_token": 2, "expert_width": 32, "shared_width": 40, "shared_experts": 1, "window_size": 5,
     "norm_eps": 1e-5, "rope_dim": 8, "nope_dim": 12, "key_dim": 20, "value_dim": 12, "latent.rank": 24,
     "latent.q_rank": 16, "rotary_dims": 8, "first_dense": 1, "blocks": 2, "layer_kinds": ["global", "local"],
-    "kinds": ["M", "E"], "state_heads": 4, "state_groups": 2, "state_size": 8, "state_head_dim": 16,
+    "kinds": ["M", "E"], "side_layers": [0, 1], "side.rank": 8,
+    "state_heads": 4, "state_groups": 2, "state_size": 8, "state_head_dim": 16,
+    "compressed.out_groups": 2, "compressed.out_rank": 12,
     "recurrent.heads": 4, "recurrent.key_heads": 2, "recurrent.key_dim": 12, "recurrent.value_dim": 12,
     "each": 1, "pairs": 1, "low_rank": 24, "low_rank_q": 16, "idle": 3, "inner": 96, "local_heads": 4, "reach": 3,
     "local_kv_heads": 2, "local_head_dim": 16, "moe.router_width": 12,
@@ -55,7 +57,8 @@ class _Names(TensorNames):
     full = False
 
     def has(self, name, layer=None, stack=""):
-        made = (self.full or name in OWN) and not name.startswith("score_")  # scores would take the head's place
+        # Scores would take the head's place, and numbers of experts are whole ones.
+        made = (self.full or name in OWN) and not name.startswith(("score_", "ffn_experts_of"))
         return super().has(name, layer, stack) or (made and self.stored_name(name, layer, stack) is not None)
 
     def stored_name(self, name, layer=None, stack="", expert=None):

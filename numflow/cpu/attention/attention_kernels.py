@@ -7,6 +7,7 @@ from numflow.cpu.attention.slots import (
     DONE,
     FACTOR,
     HEAD,
+    JOIN,
     MOST_ROWS,
     NEXT,
     OWN,
@@ -30,10 +31,10 @@ from numflow.cpu.attention.tile import (
     total_slot,
     value_bytes,
 )
-from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64
+from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.atomic import exchange, fetch_add
 from numflow.cpu.runtime.kernel import N_SEQUENCES, STARTS, kernel
-from numflow.cpu.simd.float32 import larger, store_part
+from numflow.cpu.simd.float32 import fma, larger, load_part, splat, store_part
 from numflow.cpu.simd.functions import exp
 from numflow.cpu.simd.vector import inline, load_f32, merged, store_f32
 from numflow.cpu.state.kv_rows import BF16
@@ -120,7 +121,7 @@ def _count(args):
     for sequence in range(i64(header, N_SEQUENCES)):
         tiles += _tiles(args, sequence)
         longest = max(longest, np.int64(lengths[sequence]))
-    return tiles, (longest + SPAN - 1) // SPAN
+    return tiles, max((longest // max(i64(args, SLOTS.every), 1) + SPAN - 1) // SPAN, 1)
 
 
 @merged
@@ -152,6 +153,34 @@ def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, par
     _finish(args, scratch, count, total)
 
 
+@kernel
+def attention_join(args, thread, n_threads):
+    """y = both, each by its part of all probabilities. Items: rows times heads."""
+    heads, width = i64(args, JOIN.heads), i64(args, JOIN.width)
+    begin, end = share(i64(i64(args, JOIN.header), i64(args, JOIN.rows)) * heads, thread, n_threads)
+    for item in range(begin, end):
+        t, head = item // heads, item % heads
+        ours, theirs = f32_ptr(i64(args, JOIN.sums) + 8 * item), f32_ptr(i64(args, JOIN.more) + 8 * item)
+        peak = max(ours[0], theirs[0])
+        a, b = exp(splat(ours[0] - peak)) * ours[1], exp(splat(theirs[0] - peak)) * theirs[1]
+        total = a + b
+        y = i64(args, JOIN.y) + 4 * (t * i64(args, JOIN.y_stride) + head * width)
+        other = i64(args, JOIN.other) + 4 * (t * i64(args, JOIN.other_stride) + head * width)
+        for i in range(0, width, 16):
+            own = load_part(y + 4 * i, width - i) * (a / total)
+            store_part(y + 4 * i, fma(load_part(other + 4 * i, width - i), b / total, own), width - i)
+
+
+@inline
+def _leave_sums(args, scratch, count, total):
+    """The largest score and the sum of the probabilities of each row of a tile."""
+    heads = i64(args, SLOTS.kv_heads) * i64(args, SLOTS.queries_per_key)
+    for r in range(count):
+        t = (i64(scratch + WHERE, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
+        sums = f32_ptr(i64(args, SLOTS.sums) + 8 * (t * heads + i64(scratch + HEAD, r)))
+        sums[0], sums[1] = f32_ptr(total + PEAKS)[r], f32_ptr(total + TOTALS)[r]
+
+
 @inline
 def _finish(args, scratch, count, total):
     """y = values / l. A sink is one more term of l; a row that sees nothing is zero."""
@@ -164,6 +193,9 @@ def _finish(args, scratch, count, total):
         ours = exp(peak - higher)
         store_f32(scratch + FACTOR, ours)
         store_f32(total + TOTALS, load_f32(total + TOTALS) * ours + exp(sink - higher))
+        store_f32(total + PEAKS, higher)
+    if i64(args, SLOTS.sums):
+        _leave_sums(args, scratch, count, total)
     for r in range(count):
         weight = f32_ptr(scratch + FACTOR)[r] if sinks else np.float32(1)
         under = f32_ptr(total + TOTALS)[r]

@@ -5,11 +5,12 @@ in the few bits it has. `kind` is one of kv_rows.KINDS; addresses are of the fir
 the bytes of a row, `width` its columns. A part is a block of 32 columns of 16 tokens.
 """
 
+from llvmlite import ir
 from numba import types
 
 from numflow.cpu.simd.value import Value, fma, load, load_bf16, save, staged, turned
 from numflow.cpu.simd.value import load_f16 as value_f16
-from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32
+from numflow.cpu.simd.vector import inline, load_at, load_f16, load_f32, store_f32
 from numflow.cpu.state import kv_code as code
 from numflow.cpu.state import kv_rows as rows
 from numflow.cpu.state.cache import GROUP
@@ -101,6 +102,19 @@ def turn(half, source, y, row):
         _turn_f32(source, y, row)
     else:
         _turn_f16(source, y, row)
+
+
+def _address(at):
+    """The address that stands at another."""
+    return Value(at.builder, load_at(at.builder, at.llvm, ir.IntType(64)))
+
+
+@staged(types.void, _i64, _i64, _i64)
+def turn_rows(rows, offset, y):
+    """16 columns of 16 rows of f32, whose addresses are at `rows`, from `offset` bytes on, side by side at y."""
+    vectors = [load(_address(rows + 8 * row) + offset, "f32", 16) for row in range(GROUP)]
+    for column, vector in enumerate(turned(vectors)):
+        save(y + 64 * column, vector)
 
 
 def _turner(size, read):

@@ -6,7 +6,7 @@ from numflow.cpu.attention.coded import decode_keys
 from numflow.cpu.attention.slots import INDEX
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, SEQUENCE_OF, kernel
-from numflow.cpu.simd.float32 import fma, larger
+from numflow.cpu.simd.float32 import fma, larger, load_part, sum_lanes
 from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32, zero_f32
 from numflow.cpu.state.cache import GROUP
 from numflow.cpu.state.kv_code import rotate
@@ -21,12 +21,15 @@ def index_select(args, thread, n_threads):
     positions, sequence_of = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, SEQUENCE_OF))
     begin, end = share(i64(header, i64(args, INDEX.rows)), thread, n_threads)
     for t in range(begin, end):
-        keys = min(np.int64(positions[t]) + 1, 32 * i64(args, INDEX.words))
+        every, keys = i64(args, INDEX.every), np.int64(positions[t]) + 1
+        keys = min(keys // every if every else keys, 32 * i64(args, INDEX.words))
         table = i32_ptr(i64(header, i64(args, INDEX.table))
                         + 4 * np.int64(sequence_of[t]) * i64(header, i64(args, INDEX.table_stride)))
         if i64(args, INDEX.kind) > BF16:
             _turn_queries(args, t, scratch + i64(args, INDEX.turned))
-        for first in range(0, keys, GROUP):
+        for entry in range(keys if every else 0):
+            f32_ptr(scratch)[entry] = _score_of_entry(args, t, table, entry)
+        for first in range(0, 0 if every else keys, GROUP):
             store_f32(scratch + 4 * first, _scores(args, scratch, t, table, first))
         bits = i32_ptr(i64(args, INDEX.y) + 4 * t * i64(args, INDEX.y_stride))
         for word in range(i64(args, INDEX.words)):
@@ -68,6 +71,24 @@ def _scores(args, scratch, t, table, first):
             column = load_f16(k + 2 * GROUP * e) if kind == F16 else load_f32(k + 4 * GROUP * e)
             product = fma(q[head * columns + e], column, product)
         total = fma(weights[head], larger(zero_f32(), product), total)
+    return total
+
+
+@inline
+def _score_of_entry(args, t, table, entry):
+    """The same sum for one entry."""
+    tokens, every, columns = i64(args, INDEX.block_size), i64(args, INDEX.every), i64(args, INDEX.size)
+    last = (entry + 1) * every - 1  # token of its window
+    place = np.int64(table[last // tokens]) * ((tokens + every - 1) // every) + last % tokens // every
+    k = i64(i64(args, INDEX.cache), 0) + place * i64(args, INDEX.row)
+    q, weights = i64(args, INDEX.q) + 4 * t * i64(args, INDEX.q_stride), f32_ptr(
+        i64(args, INDEX.weights) + 4 * t * i64(args, INDEX.weights_stride))
+    total = np.float32(0)
+    for head in range(i64(args, INDEX.heads)):
+        product = zero_f32()
+        for e in range(0, columns, 16):
+            product = fma(load_part(q + 4 * (head * columns + e), columns - e), load_f32(k + 4 * e), product)
+        total += weights[head] * max(sum_lanes(product), np.float32(0))
     return total
 
 

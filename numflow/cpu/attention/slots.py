@@ -14,12 +14,15 @@ HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 
 # Arguments of the attention kernels. table, table_stride, lengths: fields of the batch header. In a thread's scratch,
 # decoded: where a chunk of floats lies; turned: where keys become the values that are a prefix of them. of_queries, ...
-# far: products with vectors of distances, the number of each distance, and how many a head has.
+# far: products with vectors of distances, the number of each distance, and how many a head has. every: of a cache of
+# entries, else 0. sums: where the largest score and the sum of each row and head go, f32 [T, H, 2], or 0.
 SLOTS = slots("""
     header q q_stride y y_stride cache kv_heads queries_per_key k_dim v_dim block_size table table_stride lengths
     scale causal window softcap slopes sinks bias reach scratch scratch_bytes partials most_slots counters decoded
     k_kind v_kind k_width v_width k_size v_size turned chunk chosen chosen_stride of_queries of_queries_stride of_keys
-    of_keys_stride places places_reach far""")
+    of_keys_stride places places_reach far every sums""")
+# Of the join of two attentions of a row; sums, more: f32 [T, H, 2], the largest score and the sum of the probabilities.
+JOIN = slots("header rows y y_stride other other_stride sums more heads width")
 
 FAR = ("of_queries", "of_queries_stride", "of_keys", "of_keys_stride", "places", "places_reach", "far")
 
@@ -27,7 +30,7 @@ FAR = ("of_queries", "of_queries_stride", "of_keys", "of_keys_stride", "places",
 # a row; from `turned` on its queries as keys of few bits are rotated, their codes, and 16 such keys as floats.
 INDEX = slots("""
     header rows q q_stride weights weights_stride y y_stride words cache table table_stride block_size heads size
-    kind width row top_k scratch scratch_bytes turned""")
+    kind width row top_k scratch scratch_bytes turned every""")
 
 # A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
 SCORES = 0                 # f32 [8][64], then the probabilities

@@ -17,7 +17,7 @@ rotated one (quant/kv.py): queries are rotated too, and sums of values back in t
 
 import numpy as np
 
-from numflow.cpu.attention.coded import decode_keys, decode_values, turn
+from numflow.cpu.attention.coded import decode_keys, decode_values, turn, turn_rows
 from numflow.cpu.attention.int8 import add_coded_values, coded_scores, quantize_query
 from numflow.cpu.attention.products import (
     columns_together,
@@ -92,6 +92,8 @@ def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
         position = np.int64(positions[t])
         ahead = position if i64(args, SLOTS.causal) else position + window - 1 if window else newest
         first_key, last_key = max(position - window + 1, 0) if window else np.int64(0), min(ahead, newest)
+        if i64(args, SLOTS.every):  # entries of the windows that have ended
+            last_key = (last_key + 1) // i64(args, SLOTS.every) - 1
         if chunk:
             first_key = max(first_key, position // chunk * chunk)
         least, most = min(least, first_key), max(most, last_key)
@@ -166,6 +168,11 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
         keys, decoded = min(most + 1 - base, CHUNK), scratch + i64(args, SLOTS.decoded)
         if coded is None:
             _scores(args, scratch, rows, half, keys, k, v)
+        elif prefix is None:
+            _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
+        elif i64(args, SLOTS.every):
+            _gather(args, scratch, sequence, base, keys, decoded)
+            _scores(args, scratch, rows, None, keys, decoded, decoded)
         else:
             _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
         if i64(args, SLOTS.of_keys):
@@ -182,6 +189,22 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
     store_f32(slot + PEAKS, load_f32(scratch + PEAK))
     for r in range(rows):
         f32_ptr(slot + TOTALS)[r] = sum_lanes(load_f32(scratch + SUMS + 64 * r))
+
+
+@inline
+def _gather(args, scratch, sequence, base, keys, y):
+    """Entries from number `base` on, 16 side by side, at y; behind the last one it is repeated, without effect."""
+    header, tokens, every = i64(args, SLOTS.header), i64(args, SLOTS.block_size), i64(args, SLOTS.every)
+    table = i32_ptr(i64(header, i64(args, SLOTS.table)) + 4 * sequence * i64(header, i64(args, SLOTS.table_stride)))
+    places, width = (tokens + every - 1) // every, i64(args, SLOTS.k_width)
+    rows = scratch + i64(args, SLOTS.turned)  # where keys become values, afterwards
+    for group in range((keys + GROUP - 1) // GROUP):
+        for lane in range(GROUP):
+            last = (base + min(group * GROUP + lane, keys - 1) + 1) * every - 1  # token of its window
+            entry = np.int64(table[last // tokens]) * places + last % tokens // every
+            i64_ptr(rows)[lane] = i64(i64(args, SLOTS.cache), 0) + entry * i64(args, SLOTS.k_size)
+        for column in range(0, width, 16):
+            turn_rows(rows, 4 * column, y + 64 * (group * width + column))
 
 
 @inline

@@ -1,6 +1,6 @@
 """Element-wise ops: activations, sums, products, scales (`act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`,
 `scale_by_position`, `softcap`, `clamp`, `softplus`, `copy`), and those that take a row together (`sparsify`,
-`match_rms`, `mix`).
+`match_rms`, `mix`, `balance`).
 
 Threads share rows times vectors of 16 columns, so that a single token's row is shared too.
 """
@@ -103,6 +103,11 @@ def mix(step: Step, ctx) -> list[Call]:
                        **ctx.strided("y", y), **ctx.strided("base", base), **ctx.strided("x", x),
                        **ctx.strided("gates", gates), parts=parts, sources=gates.width // parts,
                        plus=float(param(step, "plus")))]
+
+
+def balance(step: Step, ctx) -> list[Call]:
+    """x, y f32 [rows, S * S]."""
+    return [_bind(_CODE.kernel("balance"), step, ctx, param(step, "times"), param(step, "eps"))]
 
 
 def softcap(step: Step, ctx) -> list[Call]:

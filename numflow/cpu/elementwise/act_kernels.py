@@ -171,6 +171,38 @@ def mix(args, thread, n_threads):
 
 
 @kernel
+def balance(args, thread, n_threads):
+    """`kind` times the columns of each row's matrix divided by their sums and `factor`, and between two times its rows.
+    Items: rows; y has the matrix turned around, and its sums are taken there."""
+    times, eps, size = i64(args, KIND), np.float32(f64(args, FACTOR)), np.int64(np.sqrt(np.float64(i64(args, WIDTH))))
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
+    for t in range(begin, end):
+        x, y = f32_ptr(i64(args, A) + 4 * t * i64(args, A_STRIDE)), f32_ptr(i64(args, Y) + 4 * t * i64(args, Y_STRIDE))
+        for i in range(size):
+            _softmax_row(x, y, i, size, eps)
+        for turn in range(2 * times - 1):
+            one, across = (np.int64(1), size) if turn % 2 == 0 else (size, np.int64(1))
+            for i in range(size):  # columns of the matrix are rows of y
+                total = np.float32(0)
+                for j in range(size):
+                    total += y[i * across + j * one]
+                for j in range(size):
+                    y[i * across + j * one] /= total + eps
+
+
+@inline
+def _softmax_row(x, y, i, size, eps):
+    """Row i of the matrix x, as column i of y."""
+    peak, total = x[i * size], 0.0
+    for j in range(1, size):
+        peak = max(peak, x[i * size + j])
+    for j in range(size):
+        total += math.exp(np.float64(x[i * size + j] - peak))
+    for j in range(size):
+        y[j * size + i] = np.float32(math.exp(np.float64(x[i * size + j] - peak)) / total) + eps
+
+
+@kernel
 def scale_columns(args, thread, n_threads):
     """y = a * factor * b, where b is one row for all"""
     factor = f64(args, FACTOR)

@@ -12,9 +12,9 @@ def rope_angles(step: Step, ctx) -> list[Call]:
     inv_freq, *_ = map(ctx.vector, step.weights.values())
     if param(step, "border"):
         return [Call.of(step, _CODE.kernel("rope_angles_by_length"), ctx.header, ctx.rows(y), ctx.by_length.start(step),
-                        inv_freq.size, *ctx.view(y))]
+                        inv_freq.size, *ctx.view(y), 0, 0, param(step, "offset"))]
     return [Call.of(step, _CODE.kernel("rope_angles"), ctx.header, ctx.rows(y), inv_freq, inv_freq.size, *ctx.view(y),
-                    float(param(step, "scale")))]
+                    float(param(step, "scale")), 0, param(step, "offset"))]
 
 
 def rope(step: Step, ctx) -> list[Call]:

@@ -10,7 +10,7 @@ from numflow.cpu.simd.float32 import evens, fma, load_part, odds, store_part, zi
 from numflow.cpu.simd.vector import inline
 
 HEADER, ROWS, X, X_STRIDE, Y, Y_STRIDE, ANGLES, ANGLES_STRIDE, HEADS, HEAD_DIM, START, HALF = range(12)
-TABLE, COUNT, SCALE = X, X_STRIDE, ANGLES
+TABLE, COUNT, SCALE, OFFSET = X, X_STRIDE, ANGLES, HEADS
 FIRST = X
 
 
@@ -19,11 +19,12 @@ def rope_angles(args, thread, n_threads):
     """The angle is a float32 product, as in published implementations; its cosine is taken in double precision."""
     positions = i32_ptr(i64(i64(args, HEADER), POSITIONS))
     frequencies, count, scale = f32_ptr(i64(args, TABLE)), i64(args, COUNT), np.float32(f64(args, SCALE))
+    offset = i64(args, OFFSET)
     begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
     for t in range(begin, end):
         y = f32_ptr(i64(args, Y) + 4 * t * i64(args, Y_STRIDE))
         for i in range(count):
-            angle = np.float64(np.float32(positions[t]) * frequencies[i])
+            angle = np.float64(np.float32(positions[t] + offset) * frequencies[i])
             y[i] = np.float32(math.cos(angle)) * scale
             y[count + i] = np.float32(math.sin(angle)) * scale
 
@@ -34,12 +35,13 @@ def rope_angles_by_length(args, thread, n_threads):
     positions = i32_ptr(i64(i64(args, HEADER), POSITIONS))
     sequence_of, stride = i32_ptr(i64(i64(args, HEADER), SEQUENCE_OF)), i64(i64(args, HEADER), FREQUENCIES_STRIDE)
     table, count = i64(i64(args, HEADER), FREQUENCIES) + 4 * i64(args, FIRST), i64(args, COUNT)
+    offset = i64(args, OFFSET)
     begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
     for t in range(begin, end):
         y = f32_ptr(i64(args, Y) + 4 * t * i64(args, Y_STRIDE))
         frequencies = f32_ptr(table + 4 * sequence_of[t] * stride)
         for i in range(count):
-            angle = np.float64(np.float32(positions[t]) * frequencies[i])
+            angle = np.float64(np.float32(positions[t] + offset) * frequencies[i])
             y[i] = np.float32(math.cos(angle)) * frequencies[count]
             y[count + i] = np.float32(math.sin(angle)) * frequencies[count]
 

@@ -4,7 +4,16 @@ import math
 
 import numpy as np
 
-from numflow.cpu.moe.moe import COMBINE, ROUTE, SIGMOID, SIGMOID_TOPK, SOFTMAX, SOFTMAX_TOPK, SPARSEMIXER
+from numflow.cpu.moe.moe import (
+    COMBINE,
+    ROUTE,
+    SIGMOID,
+    SIGMOID_TOPK,
+    SOFTMAX,
+    SOFTMAX_TOPK,
+    SPARSEMIXER,
+    SQRT_SOFTPLUS,
+)
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.float32 import fma, load_part, store_part
@@ -33,7 +42,7 @@ def moe_route(args, thread, n_threads):
             if i64(args, ROUTE.top_groups) < i64(args, ROUTE.groups):
                 _drop_groups(args, choice, f32_ptr(scratch + 8 * experts))
             for s in range(chosen):
-                best = _best(choice, experts)
+                best = _given(args, t, s, experts) if i64(args, ROUTE.given) else _best(choice, experts)
                 choice[best] = _TAKEN
                 ids[s], gates[s] = best, scores[best]
             if i64(args, ROUTE.score) == SOFTMAX_TOPK:
@@ -45,6 +54,13 @@ def moe_route(args, thread, n_threads):
         if i64(args, ROUTE.scales):
             for s in range(chosen):
                 gates[s] *= f32_ptr(i64(args, ROUTE.scales))[ids[s]]
+
+
+@inline
+def _given(args, t, s, experts):
+    """Number of a token's expert, by a table."""
+    number = f32_ptr(i64(args, ROUTE.given) + 4 * t * i64(args, ROUTE.given_stride))[s]
+    return np.int64(min(max(number, np.float32(0)), np.float32(experts - 1)))
 
 
 @inline
@@ -70,7 +86,13 @@ def _score(kind, logits, scores, experts):
         _softmax(logits, scores, experts)
         return
     for x in range(experts):
-        scores[x] = np.float32(1.0 / (1.0 + math.exp(-logits[x]))) if kind == SIGMOID else logits[x]
+        value = np.float64(logits[x])
+        if kind == SIGMOID:
+            scores[x] = np.float32(1.0 / (1.0 + math.exp(-value)))
+        elif kind == SQRT_SOFTPLUS:
+            scores[x] = np.float32(math.sqrt(max(value, 0.0) + math.log1p(math.exp(-abs(value)))))
+        else:
+            scores[x] = logits[x]
 
 
 @inline

@@ -8,8 +8,11 @@ values of two tokens, an even one and the next:
     K  [G][block_size / 16][E / 2][16][2]        V  [G][block_size / 2][Ep][2]
 Where values are a prefix of keys, there is no V: attention turns what it needs
 of K around, 64 keys at a time. Types of fewer bits have 16 tokens side by side in both, as blocks of 32
-columns (kv_code.py). K and V may differ in type.
+columns (kv_code.py). K and V may differ in type. Entries, one for `every` tokens, are rows of float32, one
+after the other, as many in a block as windows may end there: each at the place of its last token divided by `every`.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +33,12 @@ from numflow.errors import RequestError
 from numflow.ops import Cache, Step, param
 from numflow.quant.kv import CODED
 
-_CODE = Code("numflow.cpu.state.cache_kernels")
+_CODE, _POOL = Code("numflow.cpu.state.cache_kernels"), Code("numflow.cpu.state.pool_kernels")
 SLOTS = slots("header rows cache k k_stride v v_stride kv_heads k_dim v_dim block_size table table_stride "
               "k_kind v_kind k_width v_width k_size v_size")
+
+ENTRIES = slots("header rows k k_stride cache width table table_stride tokens every size")  # tokens: of a block
+POOL = slots("header rows y y_stride cache width table table_stride tokens every size bias series")
 
 CHUNK = 64  # keys that attention works on at a time: they must lie in one block
 GROUP = 16  # keys side by side
@@ -54,7 +60,7 @@ class KVCache:
             raise RequestError(f"block_size should be a multiple of {CHUNK}, is {block_size}")
         self.shape, self.block_size, self.blocks = cache, block_size, 0
         self.window, self._table = window, table
-        self.kinds = (kv_k, kv_k if cache.prefix else kv_v)
+        self.kinds = ("f32", "f32") if cache.every else (kv_k, kv_k if cache.prefix else kv_v)
         self.widths = kv_rows.widths(cache, *self.kinds)
         self.addresses = np.zeros(2, np.int64)
         self._sizes = kv_rows.sizes(cache, *self.kinds)
@@ -62,7 +68,7 @@ class KVCache:
 
     def _block(self, size: int) -> int:
         """Bytes of a block whose rows have `size` bytes for each head."""
-        return self.shape.kv_heads * self.block_size * size
+        return self.shape.kv_heads * -(-self.block_size // max(self.shape.every, 1)) * size
 
     @property
     def nbytes(self) -> int:
@@ -70,14 +76,14 @@ class KVCache:
         return sum(a.nbytes for a in self._arrays)
 
     @property
-    def table_fields(self) -> dict[str, int]:
+    def table_fields(self) -> dict[str, Any]:
         """Header fields of the block table, its stride and the number of keys of each sequence, by slot."""
         is_cross = self.shape.kind == "cross"
         table, stride = (CROSS_BLOCKS, CROSS_STRIDE) if is_cross else self._table
         return {"table": table, "table_stride": stride, "lengths": CROSS_LENGTHS if is_cross else LENGTHS}
 
     @property
-    def row_fields(self) -> dict[str, int]:
+    def row_fields(self) -> dict[str, Any]:
         """Kinds, widths and bytes of a row of one head, of K and of V each, by slot."""
         both = {"kind": [kv_rows.KINDS[kind] for kind in self.kinds], "width": self.widths, "size": self._sizes}
         return {f"{which}_{field}": values[i] for field, values in both.items() for i, which in enumerate("kv")}
@@ -116,12 +122,31 @@ class KVCache:
             at += rows.shape[1]
 
 
+def entry_fields(cache: KVCache) -> dict[str, Any]:
+    """Slots of kernels that look up entries, or the rows that they are made of."""
+    fields = cache.table_fields
+    return {"table": fields["table"], "table_stride": fields["table_stride"], "tokens": cache.block_size,
+            "every": cache.shape.every, "size": cache.row_fields["k_size"]}
+
+
+def pool(step: Step, ctx) -> list[Call]:
+    """y f32 [T, E] of the rows [gates S * E, values S * E] of the last tokens; bias f32 [every, S * E]."""
+    y, cache = step.outputs[0], ctx.caches[param(step, "cache")]
+    fields = entry_fields(cache) | {"every": param(step, "every")}
+    return [Call.named(step, _POOL.kernel("pool"), POOL, header=ctx.header, rows=ctx.rows(y), **ctx.strided("y", y),
+                       cache=cache.addresses, width=y.width, bias=ctx.vector(step.weights["bias"]),
+                       series=param(step, "series"), **fields)]
+
+
 def cache_write(step: Step, ctx) -> list[Call]:
     """k f32 [T, G*E], v f32 [T, G*E_v]: each token's row goes to its position."""
     cache = ctx.caches[param(step, "cache")]
     k, v = step.inputs[0], step.inputs[-1]  # of a value that is not stored no column is read
     fields = cache.table_fields | cache.row_fields
     del fields["lengths"]
+    if cache.shape.every:
+        return [Call.named(step, _CODE.kernel("cache_write_entries"), ENTRIES, header=ctx.header, rows=ctx.rows(k),
+                           **ctx.strided("k", k), cache=cache.addresses, width=k.width, **entry_fields(cache))]
     if cache.shape.prefix:
         fields["v_width"] = 0
     kernel = _CODE.kernel("cache_write_coded" if set(cache.kinds) & set(CODED) else "cache_write")

@@ -5,11 +5,11 @@ import numpy as np
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, SEQUENCE_OF, kernel
 from numflow.cpu.simd.bfloat16 import put_odds, put_pair, put_pairs, put_pairs_apart
-from numflow.cpu.simd.float32 import load_part, store_as_f16
+from numflow.cpu.simd.float32 import load_part, store_as_f16, store_part
 from numflow.cpu.simd.vector import inline, load_f32, merged, zero_f32
 from numflow.cpu.state import kv_code as code
 from numflow.cpu.state import kv_rows as rows
-from numflow.cpu.state.cache import GROUP, SLOTS
+from numflow.cpu.state.cache import ENTRIES, GROUP, SLOTS
 from numflow.quant.kv import BLOCK as CODED_BLOCK
 
 # What slots have of keys, the next one of the same name has of values: `which` is 0 or 1.
@@ -23,6 +23,26 @@ def cache_write(args, thread, n_threads):
 @kernel
 def cache_write_coded(args, thread, n_threads):
     _write(args, thread, n_threads, True)
+
+
+@kernel
+def cache_write_entries(args, thread, n_threads):
+    """Rows of tokens that end a window. Items: rows."""
+    header, every, width = i64(args, ENTRIES.header), i64(args, ENTRIES.every), i64(args, ENTRIES.width)
+    positions, sequence_of = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, SEQUENCE_OF))
+    table, stride = i32_ptr(i64(header, i64(args, ENTRIES.table))), i64(header, i64(args, ENTRIES.table_stride))
+    tokens = i64(args, ENTRIES.tokens)
+    places = (tokens + every - 1) // every
+    begin, end = share(i64(header, i64(args, ENTRIES.rows)), thread, n_threads)
+    for t in range(begin, end):
+        position = np.int64(positions[t])
+        if (position + 1) % every == 0:
+            block = np.int64(table[sequence_of[t] * stride + position // tokens])
+            place = block * places + position % tokens // every
+            y = i64(i64(args, ENTRIES.cache), 0) + place * i64(args, ENTRIES.size)
+            x = i64(args, ENTRIES.k) + 4 * t * i64(args, ENTRIES.k_stride)
+            for i in range(0, width, 16):
+                store_part(y + 4 * i, load_part(x + 4 * i, width - i), width - i)
 
 
 @merged

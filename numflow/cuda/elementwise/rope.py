@@ -23,10 +23,11 @@ def rope_angles(step: Step, ctx) -> list[Call]:
         by_length = ctx.by_length
         return [per_row(step, _rope_angles_by_length, N_TOKENS, ceil(half, THREADS), *ctx.view(y),
                         ctx.batch.ref("frequencies") + 4 * by_length.start(step), by_length.width,
-                        ctx.batch.ref("positions"), ctx.batch.ref("sequence_of"), ctx.batch.counts, half)]
+                        ctx.batch.ref("positions"), ctx.batch.ref("sequence_of"), ctx.batch.counts, half,
+                        param(step, "offset"))]
     return [per_row(step, _rope_angles, N_TOKENS, ceil(half, THREADS), *ctx.view(y),
                     ctx.vector(step.weights["inv_freq"]), ctx.batch.ref("positions"), ctx.batch.counts, half,
-                    param(step, "scale"))]
+                    param(step, "scale"), param(step, "offset"))]
 
 
 def rope(step: Step, ctx) -> list[Call]:
@@ -40,23 +41,23 @@ def rope(step: Step, ctx) -> list[Call]:
 
 @kernel("rope_angles", THREADS, exact=True)
 def _rope_angles(y: f32.ptr, y_stride: u32, inv_freq: f32.ptr, positions: i32.ptr, counts: i32.ptr, half: u32,
-                 scale: f32):
+                 scale: f32, offset: i32):
     # The product is taken in float32 and its cosine exactly: at position 4000 an approximation would show.
     t, i = block_x(), block_y() * 128 + thread_index()
     if t < counts[N_TOKENS] and i < half:
-        angle = f32(positions[t]) * inv_freq[i]
+        angle = f32(positions[t] + offset) * inv_freq[i]
         y[t * y_stride + i] = cos(angle) * scale
         y[t * y_stride + half + i] = sin(angle) * scale
 
 
 @kernel("rope_angles_by_length", THREADS, exact=True)
 def _rope_angles_by_length(y: f32.ptr, y_stride: u32, table: f32.ptr, table_stride: u32, positions: i32.ptr,
-                           sequence_of: i32.ptr, counts: i32.ptr, half: u32):
+                           sequence_of: i32.ptr, counts: i32.ptr, half: u32, offset: i32):
     # A row of the table is a sequence's frequencies, and the factor behind them.
     t, i = block_x(), block_y() * 128 + thread_index()
     if t < counts[N_TOKENS] and i < half:
         inv_freq = table + sequence_of[t] * table_stride
-        angle = f32(positions[t]) * inv_freq[i]
+        angle = f32(positions[t] + offset) * inv_freq[i]
         y[t * y_stride + i] = cos(angle) * inv_freq[half]
         y[t * y_stride + half + i] = sin(angle) * inv_freq[half]
 

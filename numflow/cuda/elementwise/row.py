@@ -1,7 +1,9 @@
-"""Ops that take a row together: `sparsify`, `match_rms`, `mix`."""
+"""Ops that take a row together: `sparsify`, `match_rms`, `mix`, `balance`."""
+
+import math
 
 from numflow.cuda.device.call import Call, ceil, per_row
-from numflow.cuda.lang.arithmetic import fmax, sqrt
+from numflow.cuda.lang.arithmetic import exp, fmax, sqrt
 from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.parameters import Rows
@@ -32,6 +34,55 @@ def mix(step: Step, ctx) -> list[Call]:
     return [per_row(step, _mix, ctx.rows(y), ceil(y.width, THREADS), ctx.view(y), ctx.view(base), ctx.view(x),
                     ctx.view(gates), ctx.batch.counts, ctx.rows(y), y.width, y.width // parts, gates.width // parts,
                     param(step, "plus"))]
+
+
+def balance(step: Step, ctx) -> list[Call]:
+    """x f32 [rows, S * S] -> y as x: a thread has a matrix."""
+    (x,), (y,) = step.inputs, step.outputs
+    return [per_row(step, _balance, ctx.rows(y), 1, ctx.view(y), ctx.view(x), ctx.batch.counts, ctx.rows(y),
+                    math.isqrt(y.width), param(step, "times"), param(step, "eps"))]
+
+
+@kernel("balance", THREADS)
+def _balance(y: Rows, x: Rows, counts: i32.ptr, rows: u32, size: u32, times: u32, eps: f32):
+    # The first thread of a block has a row: its columns become rows of y, so that y is the matrix turned around.
+    row = block_x()
+    if row >= counts[rows] or thread_index() > 0:
+        return
+    source, to = x.data + row * x.stride, y.data + row * y.stride
+    i = u32(0)
+    while i < size:
+        peak, total, j = source[i * size], f32(0), u32(0)
+        while j < size:
+            peak = fmax(peak, source[i * size + j])
+            j = u32(j + 1)
+        j = u32(0)
+        while j < size:
+            part = exp(source[i * size + j] - peak)
+            to[j * size + i] = part
+            total += part
+            j = u32(j + 1)
+        j = u32(0)
+        while j < size:
+            to[j * size + i] = to[j * size + i] / total + eps
+            j = u32(j + 1)
+        i = u32(i + 1)
+    turn = u32(0)
+    while turn < u32(2 * times - 1):
+        along = u32(1) if turn % 2 == 0 else size
+        across = size if turn % 2 == 0 else u32(1)
+        i = u32(0)
+        while i < size:
+            total, j = eps, u32(0)
+            while j < size:
+                total += to[i * across + j * along]
+                j = u32(j + 1)
+            j = u32(0)
+            while j < size:
+                to[i * across + j * along] = to[i * across + j * along] / total
+                j = u32(j + 1)
+            i = u32(i + 1)
+        turn = u32(turn + 1)
 
 
 @kernel("sparsify", THREADS)

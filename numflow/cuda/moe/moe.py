@@ -26,18 +26,19 @@ THREADS = 128
 
 
 def moe_route(step: Step, ctx) -> list[Call]:
-    """logits f32 [T, X], bias, scales f32 [X] -> ids i32 [T, S], gates f32 [T, S]."""
-    (logits,), (ids, gates) = step.inputs, step.outputs
+    """logits f32 [T, X], experts f32 [T, S], bias, scales f32 [X] -> ids i32 [T, S], gates f32 [T, S]."""
+    (logits, *given), (ids, gates) = step.inputs, step.outputs
     if logits.width > MOST_EXPERTS or param(step, "groups") > MOST_GROUPS:
         raise NetworkError(f"{step}: device 'cuda' routes to at most {MOST_EXPERTS} experts in {MOST_GROUPS} groups")
     bias, scales = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("bias", "scales"))
     chosen = route_kernel(param(step, "score"), bias is not None, param(step, "top_groups") < param(step, "groups"),
-                          scales is not None)
+                          scales is not None, bool(given))
     rule = Routing(param(step, "groups"), param(step, "top_groups"), param(step, "group_best"),
                    int(param(step, "normalize")), param(step, "least_sum"), param(step, "scale"),
                    2 * param(step, "jitter"))
-    return [per_row(step, chosen, N_TOKENS, 1, IntRows(*ctx.view(ids)), ctx.view(gates), ctx.view(logits), bias,
-                    ctx.batch.counts, logits.width, ids.width, scales, rule)]
+    return [per_row(step, chosen, N_TOKENS, 1, IntRows(*ctx.view(ids)), ctx.view(gates), ctx.view(logits),
+                    ctx.view(given[0] if given else logits), bias, ctx.batch.counts, logits.width, ids.width, scales,
+                    rule)]
 
 
 def expert_linear(step: Step, ctx) -> list[Call]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from numflow.cuda.device.call import N_TOKENS
 from numflow.cuda.elementwise.act import sigmoid
-from numflow.cuda.lang.arithmetic import exp, fabs, fmax
+from numflow.cuda.lang.arithmetic import exp, fabs, fmax, fmin, sqrt
 from numflow.cuda.lang.intrinsic import SharedArray
 from numflow.cuda.lang.intrinsics import block_x, lane_index, sync_warp
 from numflow.cuda.lang.kernel import Kernel, device, kernel
@@ -17,6 +17,17 @@ MOST_EXPERTS = 1024
 MOST_GROUPS = 128
 LOWEST = -3.0e38
 KEPT = -3.3e38  # below what is ever chosen
+
+
+@device
+def softplus_of(x):
+    """log(1 + e^x): log(1 + z) is the series of 2 atanh(w) for w = z / (2 + z), which is 1/3 at most."""
+    z = exp(-fabs(x))
+    w = z / (f32(2) + z)
+    s = w * w
+    series = f32(1 / 7) + s * (f32(1 / 9) + s * (f32(1 / 11) + s * f32(1 / 13)))
+    series = f32(1) + s * (f32(1 / 3) + s * (f32(1 / 5) + s * series))
+    return fmax(x, f32(0)) + (w + w) * series
 
 
 class Routing(NamedTuple):
@@ -32,11 +43,12 @@ class Routing(NamedTuple):
 
 
 @functools.cache
-def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) -> Kernel:
+def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool, is_given: bool) -> Kernel:
     """One warp for each token; equal scores: the lower expert first."""
     score_memory, choice_memory = SharedArray(f32, MOST_EXPERTS), SharedArray(f32, MOST_EXPERTS)
     group_memory = SharedArray(f32, MOST_GROUPS)
     of_sigmoid, of_softmax, late = score == "sigmoid", score == "softmax", score == "softmax_topk"
+    of_softplus = score == "sqrt_softplus"
     one_by_one, sigmoid_of_chosen = score == "sparsemixer", score == "sigmoid_topk"
 
     @device
@@ -75,9 +87,10 @@ def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) ->
         _, index = take(left, count, lane)
         return f32(1) / total, index
 
-    @kernel(f"moe_route_{score}{'_bias' * has_bias}{'_groups' * grouped}{'_scales' * has_scales}", 32)
-    def _route(ids: IntRows, gates: Rows, logits: Rows, bias: f32.ptr, counts: i32.ptr, experts: u32, chosen: u32,
-               scales: f32.ptr, rule: Routing):
+    @kernel(f"moe_route_{score}{'_bias' * has_bias}{'_groups' * grouped}{'_scales' * has_scales}{'_given' * is_given}",
+            32)
+    def _route(ids: IntRows, gates: Rows, logits: Rows, given: Rows, bias: f32.ptr, counts: i32.ptr, experts: u32,
+               chosen: u32, scales: f32.ptr, rule: Routing):
         # Place in the grid: a row; shared memory.
         t, lane = block_x(), u32(lane_index())
         if t >= counts[N_TOKENS]:
@@ -100,6 +113,8 @@ def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) ->
                 total += value
             elif of_sigmoid:
                 value = sigmoid(value)
+            elif of_softplus:
+                value = sqrt(softplus_of(value))
             scores[i] = value
             i = u32(i + 32)
         if of_softmax:
@@ -118,7 +133,11 @@ def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) ->
         # Take the best, one after the other.
         total, s = f32(0), u32(0)
         while s < chosen:
-            if one_by_one:
+            if is_given:
+                number = fmin(fmax(given.data[t * given.stride + s], f32(0)), f32(experts) - f32(1))
+                index = i32(number)
+                gate = scores[index]
+            elif one_by_one:
                 gate, index = near(choice, scores, experts, rule.reach, lane)
             else:
                 _, index = take(choice, experts, lane)

@@ -131,7 +131,8 @@ def _pack_here(raw: RawMatrix, refs: dict[str, Ref], device: Device) -> None:
     with ThreadPoolExecutor(default_threads()) as pool:
         for first, parts in zip(range(0, n, step), pool.map(packed, range(0, n, step)), strict=True):
             for name, part in parts.items():
-                device.upload(refs[name] + first * part.shape[1], part)
+                whole = np.pad(part.reshape(-1), (0, 3)) if part.size % 4 else part  # kernels read words of 4 bytes
+                device.upload(refs[name] + first * part.shape[1], whole)
 
 
 @functools.cache

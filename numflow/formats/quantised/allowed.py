@@ -4,7 +4,7 @@ A format that is not known is refused by the key and the word that name it, also
 types of another one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,27 @@ _LAYOUTS = {"gptq": ("checkpoint_format", "format"), "awq": ("version", "checkpo
 # Keys that say, where they are set, what a model does to its activations, or a layout of words; neither is read.
 _NOT_READ = ("rotation", "rotation_config", "spinquant_config", "hadamard_config", "transform_config", "use_rms_norm",
              "is_marlin_format")
+_STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group", "attn_head")
+# Kinds of values that keys have, of a method or of a part of one (of weights: those of compressed-tensors).
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bits": ("a whole number from 1 to 16", lambda said: type(said) is int and 1 <= said <= 16),
+    "group": ("a whole number, -1 or from 1 on", lambda said: type(said) is int and (said == -1 or said > 0)),
+    "switch": ("true or false", lambda said: isinstance(said, bool)),
+    "word": ("a text", lambda said: isinstance(said, str)),
+    "strategy": (", ".join(_STRATEGIES), lambda said: said in _STRATEGIES),
+    "number": ("int or float", lambda said: said in ("int", "float")),
+    "names": ("a list of names", lambda said: isinstance(said, list) and all(isinstance(name, str) for name in said)),
+    "object": ("an object", lambda said: isinstance(said, Mapping)),
+    "block": ("two whole numbers from 1 on", lambda said: block_of(said) is not None)}
+_KEYS = {"bits": "bits", "w_bit": "bits", "group_size": "group", "q_group_size": "group", "desc_act": "switch",
+         "sym": "switch", "zero_point": "switch", "load_in_4bit": "switch", "load_in_8bit": "switch",
+         "bnb_4bit_use_double_quant": "switch", "bnb_4bit_quant_type": "word", "fmt": "word", "quant_algo": "word",
+         "format": "word", "checkpoint_format": "word", "weight_block_size": "block", "config_groups": "object",
+         "quantized_layers": "object", "modules_to_not_convert": "names", "ignore": "names", "ignored_layers": "names",
+         "exclude_modules": "names", "llm_int8_skip_modules": "names", "skip_modules": "names",
+         "quant_config": "object"}
+_KEYS_OF_WEIGHTS = {"num_bits": "bits", "group_size": "group", "symmetric": "switch", "strategy": "strategy",
+                    "type": "number", "block_structure": "block"}
 _NUMBERS_OF_ROUND = ("mx_int", "fp6", "e5m3", "_v2")  # AutoRound's data types that are not read
 
 
@@ -57,12 +78,43 @@ def check_formats(method: "Method", folder: Path) -> None:
     Raises:
         FormatError: naming key and format.
     """
+    for key, said, kind in _valued(method):
+        wanted, fits = _KINDS[kind]
+        if said is not None and not fits(said):
+            raise FormatError(f"{folder}: {method}: {key}: expected {wanted}, found {quoted(said)}")
     known = _FORMATS.get(method.name, ())
     for key, said in _formats(method):
         if said is not None and known and str(said).lower() not in {name.lower() for name in known}:
             raise FormatError(f"{folder}: {method}: {key} {quoted(said)} is not read; known: {', '.join(known)}")
     for key, said in _refused(method.settings, method.name):
         raise FormatError(f"{folder}: {method}: {key} {quoted(said)} is not read")
+
+
+def block_of(said: Any) -> tuple[int, int] | None:
+    """Rows and columns of a block, [128, 128] or "128x128"; None for anything else."""
+    if isinstance(said, str) and len(said) < 24:
+        said = [int(size) for size in said.split("x") if size.isascii() and size.isdigit()]
+    if not isinstance(said, list) or len(said) != 2 or not all(type(size) is int and 0 < size < 1 << 31
+                                                               for size in said):
+        return None
+    return said[0], said[1]
+
+
+def _valued(method: "Method") -> Iterator[tuple[str, Any, str]]:
+    """Keys whose values have one kind in any file, these values, and the kind."""
+    settings = method.settings
+    for key, kind in _KEYS.items():
+        yield key, settings.get(key), kind
+    if method.name == "compressed-tensors" and isinstance(groups := settings.get("config_groups"), Mapping):
+        for name, group in groups.items():
+            at = f"config_groups.{name}"
+            yield at, group, "object"
+            if isinstance(group, Mapping):
+                yield f"{at}.targets", group.get("targets"), "names"
+                yield f"{at}.weights", group.get("weights"), "object"
+                if isinstance(weights := group.get("weights"), Mapping):
+                    yield from ((f"{at}.weights.{key}", weights.get(key), kind)
+                                for key, kind in _KEYS_OF_WEIGHTS.items())
 
 
 def _refused(settings: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:

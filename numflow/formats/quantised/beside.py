@@ -29,7 +29,7 @@ from numflow.formats.quantised.parts import (
     scale_values,
     stored_bytes,
 )
-from numflow.formats.quantised.words import Packing, packing_of, unpacked_stream
+from numflow.formats.quantised.words import Packing, of_bits, packing_of, unpacked_stream
 from numflow.formats.types import TYPES, to_f32
 
 # Numbers of codes of 6 bits: sign, 2 bits of exponent, 3 of mantissa.
@@ -120,11 +120,11 @@ def packed(parts: StoredParts, name: str) -> CodedMatrix:
     packing = packing_of(k, words.columns, parts.method.bits, parts.method.dense) if fits else None
     if packing is None:
         raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))}, which holds no "
-                               f"{' x '.join(map(str, shape))} codes, as weight_shape says")
+                               f"{' x '.join(map(str, shape))} codes{of_bits(parts.method.bits)}, as weight_shape says")
     scale = parts.need(f"{plain}_scale", SCALES, beside=name)
     grid = scale_grid(parts, scale, shape)
     zeros, order = _packed_zeros(parts, plain, scale, packing, shape), None
-    if f"{plain}_g_idx" in parts.tensors:
+    if f"{plain}_g_idx" in parts.tensors or (parts.method.by_index and scale.columns > 1):
         index = parts.need(f"{plain}_g_idx", ("I32", "I64"), (k,), beside=name)
         found = integers(index)
         if int(found.min()) < 0 or int(found.max()) >= scale.columns:

@@ -20,7 +20,7 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
 from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, some_scales
-from numflow.formats.quantised.words import unpacked, unpacked_planes, unpacked_stream
+from numflow.formats.quantised.words import of_bits, unpacked, unpacked_planes, unpacked_stream
 
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of a word holds
 # Column of 32 that code i of a row holds: pairs of four columns by eights, and of those eight the even ones first.
@@ -101,6 +101,8 @@ class _Gptq:
         groups, n = scales.shape
         zeros = parts.need(f"{stem}.qzeros", WORDS, beside=words.name)
         index = parts.get(f"{stem}.g_idx")
+        if index is None and parts.method.by_index and groups > 1:
+            parts.need(f"{stem}.g_idx", ("I32", "I64"), beside=words.name)
         bits, k = _size(parts, words, zeros, index, groups, n)
         size = _group_size(parts, scales, groups, k)
         layout, borrows = parts.method.layout, parts.method.borrows
@@ -198,11 +200,12 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
             -(-index.columns // (32 // bits)), index.columns * bits / 32)]
     # 8 bits take as many words as 7 of which none is cut
     fits = [b for b in fits if zeros.shape == (groups, n * b // 32)] or fits
-    bits = next((b for b in fits if b in said), fits[-1] if fits else None)
+    bits = next((b for b in fits if b in said), fits[-1] if fits and not said else None)
     if bits is None:
         inputs = "" if index is None else f" and g_idx {show(list(index.shape))}"
-        raise parts.fail(zeros.name, f"is {show(list(zeros.shape))}, which fits no codes of 2 to 8 bits beside "
-                                     f"qweight {list(words.shape)}, scales {[groups, n]}{inputs}")
+        raise parts.fail(zeros.name, f"is {show(list(zeros.shape))}, which fits no codes"
+                                     f"{of_bits(said) or ' of 2 to 8 bits'} beside qweight {list(words.shape)}, scales "
+                                     f"{[groups, n]}{inputs}")
     if index is not None:
         return bits, index.columns
     return bits, words.rows * 32 // bits if words.rows * 32 % bits == 0 else words.rows * (32 // bits)

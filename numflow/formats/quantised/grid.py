@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,10 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
     block, said = parts.method.block, parts.method.strategies
     if block and scale.name.endswith("_scale_inv"):
         return _in_blocks(parts, scale, values, shape, block)
+    if said and not _is_said(said, found, shape, block):
+        kinds = " or ".join(f"{kind}{''.join(f' of {size}' for size in sizes if size)}" for kind, sizes in said.items())
+        raise parts.fail(scale.name, f"is {scale.type.name} {show(list(found))}, which are no scales by {kinds} of "
+                                     f"{list(shape)} weights, as the configuration says")
     if math.prod(found) == 1 and (not said or "tensor" in said):
         return _blocks(scale, values, (1, 1), (count * n, k), (count * n, k))
     if block and found == (*lead, -(-n // block[0]), -(-k // block[1])):
@@ -55,6 +59,21 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
     wanted = f", {[*lead, -(-n // block[0]), -(-k // block[1])]} (blocks of {block[0]} x {block[1]})" if block else ""
     raise parts.fail(scale.name, f"is {scale.type.name} {show(list(found))}; scales of {list(shape)} weights should be "
                                  f"[1], {[*lead, n, 1]}{wanted} or {[*lead, n]} by groups whose number divides {k}")
+
+
+def _is_said(said: Mapping[str, Collection[int | None]], found: tuple[int, ...], shape: tuple[int, ...],
+             block: tuple[int, int] | None) -> bool:
+    """Whether scales of a shape are of one of the kinds that the configuration says."""
+    *lead, n, k = shape
+    if "tensor" in said and (math.prod(found) == 1 or (lead and found in (tuple(lead), (*lead, 1), (*lead, 1, 1)))):
+        return True
+    if "block" in said and (block is None or found == (*lead, -(-n // block[0]), -(-k // block[1]))):
+        return True
+    groups = 1 if found == (*lead, n) else found[-1] if found[:-1] == (*lead, n) else 0
+    if groups == 1 and not {"channel", "token", "attn_head"}.isdisjoint(said):
+        return True
+    sizes = {*said.get("group", ()), *said.get("tensor_group", ())}
+    return groups > 0 and any(size is None or (groups == 1 if size < 1 else -(-k // size) == groups) for size in sizes)
 
 
 def _in_blocks(parts: StoredParts, scale: Tensor, values, shape: tuple[int, ...], block: tuple[int, int]) -> ScaleGrid:

@@ -73,8 +73,10 @@ def _shape(parts: StoredParts, stem: str, name: str) -> tuple[int, int]:
 
 def _number(parts: StoredParts, name: str, usual: int) -> int:
     tensor = parts.tensors.get(name)
-    if tensor is None or tensor.type.name not in ("I32", "I64", "U8") or tensor.rows * tensor.columns != 1:
+    if tensor is None or tensor.type.name not in ("I32", "I64", "U8"):
         return usual
+    if tensor.rows * tensor.columns != 1:
+        raise parts.fail(name, f"is {tensor.type.name} {show(list(tensor.shape))}, expected one number")
     return int(integers(tensor).reshape(-1)[0])
 
 

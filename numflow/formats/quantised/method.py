@@ -13,7 +13,7 @@ from typing import Any
 
 from numflow.errors import FormatError, quoted
 from numflow.formats.mapped import read_json
-from numflow.formats.quantised.allowed import check_formats, layout
+from numflow.formats.quantised.allowed import block_of, check_formats, layout
 
 KEYS = ("quantization_config", "compression_config")
 MLX_KEY = "quantization"
@@ -54,9 +54,8 @@ class Method:
         """Rows and columns of the blocks that scales are for, where it is said; the usual ones where nothing is."""
         for weights in (self.settings, *self._groups()):
             for key in ("weight_block_size", "block_structure"):
-                size = weights.get(key)
-                if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
-                    return size[0], size[1]
+                if (size := block_of(weights.get(key))) is not None:
+                    return size
         return None if self.stated else (128, 128)
 
     def number(self, *keys: str) -> int | None:
@@ -66,7 +65,8 @@ class Method:
     @property
     def bits(self) -> set[int]:
         """Bits of codes that some part of the configuration says."""
-        said = [self.settings.get("bits"), self.settings.get("w_bit"), *(w.get("num_bits") for w in self._groups())]
+        said = [self.settings.get("bits"), self.settings.get("w_bit"), *(w.get("num_bits") for w in self._groups()),
+                *(layer.get("bits") for layer in self.of_layers)]
         return {bits for bits in said if type(bits) is int}
 
     @property
@@ -83,9 +83,23 @@ class Method:
         return version is not None and (int(version[1]), int(version[2])) >= (0, 18)
 
     @property
-    def strategies(self) -> set[str]:
-        """Kinds of scales ("channel", "group", ...), where the configuration says them of groups of layers."""
-        return {said for weights in self._groups() if isinstance(said := weights.get("strategy"), str)}
+    def strategies(self) -> dict[str, set[int | None]]:
+        """Kinds of scales ("channel", "group", ...) that the configuration says of layers, with the sizes of groups of
+        columns; none where it says none of some of them."""
+        if self.name == "fbgemm_fp8":
+            return {"channel": {None}}
+        found: dict[str, set[int | None]] = {}
+        for weights in self._groups():
+            size = weights.get("group_size")
+            found.setdefault(str(weights.get("strategy") or ""), set()).add(size if type(size) is int else None)
+        return {} if "" in found else found
+
+    @property
+    def by_index(self) -> bool:
+        """Whether the configuration says of all layers that inputs of a group lie apart, as an index has them."""
+        ordered = [weights.get("actorder") for weights in self._groups()]
+        by_group = bool(ordered) and all(said is True or said in ("group", "dynamic") for said in ordered)
+        return by_group or self.settings.get("desc_act") is True
 
     @property
     def layout(self) -> str:

@@ -67,8 +67,13 @@ class Packing:
 def packing_of(columns: int, words: int, stated: set[int], dense: bool) -> Packing | None:
     """The layout by which `columns` codes take so many words; None: there is none.
 
-    stated: bits that the configuration says, which come before others. dense: the layout that comes first of two.
+    stated: bits that the configuration says, no others then. dense: the layout that comes first of two.
     """
     fitting = [packing for bits in range(8, 0, -1) for packing in (Packing(bits, dense), Packing(bits, not dense))
                if packing.width(columns) == words]
-    return next((packing for packing in fitting if packing.bits in stated), fitting[0] if fitting else None)
+    return next((packing for packing in fitting if not stated or packing.bits in stated), None)
+
+
+def of_bits(stated: set[int]) -> str:
+    """Bits that the configuration says, for messages."""
+    return f" of {' or '.join(map(str, sorted(stated)))} bits" if stated else ""

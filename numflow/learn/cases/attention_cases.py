@@ -58,6 +58,10 @@ def attention_cases():
     yield _cross("attention-cross-window", causal=True, window=2)
     for heads, size, top_k, schedule in ((3, 16, 5, SCHEDULE), (2, 24, 60, LONG), (1, 8, 300, SHORT)):
         yield _indexed(heads, size, top_k, schedule)
+    for every, series, heads, size, top_k, schedule in (
+            (4, 2, 4, 16, 0, SCHEDULE), (3, 1, 9, 24, 0, LONG), (70, 2, 2, 16, 0, LONG), (1, 1, 3, 20, 0, SHORT),
+            (4, 2, 5, 48, 3, SCHEDULE), (2, 2, 8, 16, 40, LONG)):
+        yield _entries(every, series, heads, size, top_k, schedule)
 
 
 def _attend(b, q, k, v, heads, head_dim, cache, params, weights=(), v_dim=None):
@@ -122,6 +126,26 @@ def _indexed(heads, size, top_k, schedule):
     b.step("index_select", (q, weights), (chosen,), cache=index, heads=heads, top_k=top_k)
     b.step("cache_write", (k, v), (), cache=cache)
     b.step("attention", (query, chosen), (y,), cache=cache, heads=4, scale=0.25)
+    return b.case(y, schedule, bound=2e-5)
+
+
+def _entries(every, series, heads, size, top_k, schedule):
+    """Entries are pooled from windows of tokens; queries see the last keys and the entries, or the best top_k."""
+    b = Builder(f"attention-entries-{series}-of-{every}{f'-best-{top_k}' * bool(top_k)}")
+    q, k, rows, query, weights = b.inputs(heads * size, size, 2 * series * size, 6 * size, 6)
+    last = b.cache(kv_heads=1, k_dim=rows.width, prefix=rows.width, every=1)
+    own, entries = (b.cache(kv_heads=1, k_dim=size, prefix=size, every=of) for of in (0, every))
+    entry, y = b.buffer(size), b.buffer(heads * size)
+    b.step("cache_write", (rows,), (), cache=last)
+    b.step("pool", (), (entry,), {"bias": b.weight("bias", b.normal(every, series * size))}, cache=last, every=every,
+           series=series)
+    b.step("cache_write", (entry,), (), cache=entries)
+    b.step("cache_write", (k,), (), cache=own)
+    chosen = (b.buffer(5, dtype="i32"),) if top_k else ()
+    if top_k:
+        b.step("index_select", (query, weights), chosen, cache=entries, heads=6, top_k=top_k)
+    b.step("attention", (q, *chosen), (y,), {"sinks": b.weight("sinks", b.normal(heads))}, cache=own, heads=heads,
+           scale=size**-0.5, window=5, entries=entries)
     return b.case(y, schedule, bound=2e-5)
 
 

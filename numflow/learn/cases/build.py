@@ -160,9 +160,9 @@ class CaseBuilder:
         self.buffers[name] = Buffer(name, rows, width, dtype)
         return View(name, 0, width)
 
-    def cache(self, *, kv_heads, k_dim, v_dim=None, kind="self", prefix=0):
+    def cache(self, *, kv_heads, k_dim, v_dim=None, kind="self", prefix=0, every=0):
         name = f"cache.{len(self.caches)}"
-        self.caches[name] = Cache(name, kv_heads, k_dim, 0 if prefix else v_dim or k_dim, kind, prefix)
+        self.caches[name] = Cache(name, kv_heads, k_dim, 0 if prefix else v_dim or k_dim, kind, prefix, every)
         return name
 
     def state(self, *shape, axis=0):

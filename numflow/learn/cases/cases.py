@@ -100,6 +100,11 @@ def _rope():
     freq = b.weight("inv_freq", (0.5 ** np.arange(12)).astype(np.float32))
     b.step("rope_angles", (), (angles,), {"inv_freq": freq}, scale=0.7)
     yield b.case(angles, (((0, 50),),))
+    b = Builder("rope_angles-of-others-before")
+    angles = b.buffer(24)
+    freq = b.weight("inv_freq", (0.5 ** np.arange(12)).astype(np.float32))
+    b.step("rope_angles", (), (angles,), {"inv_freq": freq}, offset=-7)
+    yield b.case(angles, (((0, 20),), ((0, 1),)))
     for name, params, limits in (("long", {}, (10, 11, 12)), ("long-as-far-as-known", {}, ()),
                                  ("stretched", {"stretch": 4.0}, (10, 11, 35))):
         b = Builder(f"rope_angles-{name}")
@@ -216,6 +221,16 @@ def _rows():
         yield b.case(y, RAGGED)
 
 
+def _balance():
+    """Matrices whose columns and rows come to add up to 1."""
+    for size, times, eps in ((4, 20, 1e-6), (3, 1, 0.01), (1, 2, 0.0)):
+        b = Builder(f"balance-{size}-{times}-times")
+        (x,) = b.inputs(size ** 2, spread=3.0)
+        y = b.buffer(size ** 2)
+        b.step("balance", (x,), (y,), times=times, eps=eps)
+        yield b.case(y, RAGGED, bound=2e-5)
+
+
 def _route():
     """The gates by expert: each expert's matrix has one row, e_x, of ones at columns of its own."""
     for suffix, experts, chosen, params, bias in (
@@ -233,6 +248,9 @@ def _route():
             ("sparsemixer", 8, 2, {"score": "sparsemixer", "jitter": 0.3}, False),
             ("sparsemixer-scales", 6, 3, {"score": "sparsemixer", "jitter": 0.1, "normalize": True}, False),
             ("scales", 8, 2, {"normalize": True}, True),
+            ("sqrt-softplus", 8, 3, {"score": "sqrt_softplus", "normalize": True, "scale": 1.5}, True),
+            ("given", 9, 3, {"score": "sqrt_softplus", "normalize": True}, False),
+            ("given-softmax", 5, 4, {"scale": 2.0}, False),
             ("one-expert", 4, 1, {"score": "sigmoid"}, False), ("all-experts", 3, 3, {"normalize": True}, False)):
         b = Builder(f"moe_route-{suffix}")
         (logits,) = b.inputs(experts, spread=2.0)
@@ -246,7 +264,12 @@ def _route():
         weights = {"bias": b.weight("bias", b.normal(experts) - 3 * ("below-zero" in suffix))} if bias else {}
         if "scales" in suffix:
             weights["scales"] = b.weight("scales", b.normal(experts))
-        b.step("moe_route", (logits,), (ids, gates), weights, **params)
+        given = ()
+        if "given" in suffix:
+            given = (b.buffer(chosen),)
+            table = b.rng.permuted(np.tile(np.arange(experts), (97, 1)), axis=1)[:, :chosen]
+            b.step("embed", (), given, {"table": b.weight("experts", table.astype(np.float32))})
+        b.step("moe_route", (logits, *given), (ids, gates), weights, **params)
         routed, y = b.buffer(experts, "routes"), b.buffer(experts)
         pick = np.zeros((experts, experts, experts), np.float32)
         pick[np.arange(experts), np.arange(experts), :] = 1 / experts
@@ -308,5 +331,5 @@ def _causal_conv():
         yield b.case(y, schedule)
 
 
-CASES = [*_embed(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_rows(), *_route(), *_experts(),
-         *_causal_conv(), *attention_cases(), *recurrent_cases()]
+CASES = [*_embed(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_rows(), *_balance(), *_route(),
+         *_experts(), *_causal_conv(), *attention_cases(), *recurrent_cases()]

@@ -16,6 +16,7 @@ from numflow import network
 from numflow.errors import FormatError
 from numflow.formats.adapter import Adapter, LowRank, computed, turned
 from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.network.adapters.apart import rearranged, rows_of_change, rows_together
 from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.ops import Network
 from numflow.spec.reader import Spec
@@ -67,7 +68,7 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     parts = [part for weight in built.weights.values() for part in weight.parts]
     left_out = names.left_out({part.tensor for part in parts})
     table = tied_table(built)
-    own, head = _with_tokens(names.stored(left_out), checkpoint, names.heads, table), None
+    own, head = _with_tokens(names.stored(left_out, built), checkpoint, names.heads, table), None
     if table is not None and names.parts(own, table):
         head = names.head(own)
         checkpoint = _untied(own, checkpoint, spec, built, head)
@@ -119,7 +120,7 @@ class _Names:
         for name in (*checkpoint.tensors, *self.heads):
             self._short.setdefault(self._shortened(name), name)
 
-    def stored(self, left_out: Collection[str]) -> Adapter:
+    def stored(self, left_out: Collection[str], built: Network) -> Adapter:
         """The adapter under stored names, without some of its tensors."""
         own = self._adapter
 
@@ -128,8 +129,10 @@ class _Names:
 
         added = {name: change for full, one in kept(own.added).items()
                  for name, change in self._by_expert(full, one).items()}
-        return replace(own, added=self._all(added), offsets=self._all(kept(own.offsets)),
-                       replaced=self._all(kept(own.replaced)), tokens=self._all(kept(own.tokens)),
+        own = replace(own, added=added, offsets=kept(own.offsets), replaced=kept(own.replaced))
+        own = rearranged(own, self._stored, self._shortened, self._names, built, self._checkpoint)
+        return replace(own, added=self._all(own.added), offsets=self._all(own.offsets),
+                       replaced=self._all(own.replaced), tokens=self._all(kept(own.tokens)),
                        repeated=self._all(kept(own.repeated)))
 
     def left_out(self, used: Collection[str]) -> tuple[str, ...]:
@@ -184,8 +187,14 @@ class _Names:
         stacked = self._stored(full) is not None
         if len(change.a.shape) < 3 or stacked or not modules or layer is None:
             return {full: change}
-        experts, rows, found = change.a.shape[0], change.b.shape[1] // len(modules), {}
-        for place, module in enumerate(modules):
+        experts, size, found = change.a.shape[0], change.b.shape[1] // len(modules), {}
+        own = rows_together(self._names.spec, "ffn_gate_up_exps", [size] * len(modules))
+        for rows, module in zip(own, modules, strict=True):
+            whole = next((name for name in self._names.candidates(module, "weight", int(layer[1]), "")
+                          if name in self._checkpoint.tensors), None)
+            if whole is not None:
+                found[whole] = rows_of_change(change, rows)
+                continue
             for expert in range(experts + 1):
                 names = self._names.candidates(module, "weight", int(layer[1]), "", expert)
                 name = next((name for name in names if name in self._checkpoint.tensors), None)
@@ -193,7 +202,7 @@ class _Names:
                     raise FormatError(f"{self._adapter.path}: made for another model: {full!r} is for {experts} "
                                       f"experts, {self._checkpoint.path} has {'fewer' if name is None else 'more'}")
                 if name is not None:
-                    found[name] = _of_expert(change, expert, slice(place * rows, (place + 1) * rows))
+                    found[name] = _of_expert(change, expert, rows)
         return found
 
     def _all(self, given: Mapping[str, T]) -> dict[str, T]:
@@ -241,12 +250,12 @@ def _as_computed(change: LowRank, tensor: Tensor | None) -> LowRank:
                    b=computed(change.a.name, b, lambda: change.a.f32().swapaxes(-1, -2)))
 
 
-def _of_expert(change: LowRank, expert: int, rows: slice) -> LowRank:
+def _of_expert(change: LowRank, expert: int, rows: range) -> LowRank:
     """Some rows of one expert of a change of all."""
     rank, columns = change.a.shape[1:]
-    return LowRank(computed(change.a.name, (rank, columns), lambda: change.a.f32()[expert]),
-                   computed(change.b.name, (rows.stop - rows.start, rank), lambda: change.b.f32()[expert, rows]),
-                   change.factor)
+    return rows_of_change(LowRank(computed(change.a.name, (rank, columns), lambda: change.a.f32()[expert]),
+                                  computed(change.b.name, change.b.shape[1:], lambda: change.b.f32()[expert]),
+                                  change.factor), rows)
 
 
 def _with_tokens(own: Adapter, checkpoint: Checkpoint, heads: Collection[str], tied: str | None) -> Adapter:

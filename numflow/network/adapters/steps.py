@@ -149,6 +149,8 @@ class _Parts:
                 raise _merge_it(own, name, "DoRA of an embedding table")
             return AdaptedPart(_chosen(b, part), a.T * (factor * np.float32(place.scale)))
         a, b = self._ordered(a, part), _chosen(_flat(b, change), part) * factor
+        if a.ndim == 2 and (used := b.any(axis=0)).any():  # some of a rank may be for other rows of a fused matrix
+            a, b = a[used], b[:, used]
         if change.magnitude is None:
             return AdaptedPart(a, b, bias)
         if len(place.parts) < place.experts:

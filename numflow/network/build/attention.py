@@ -7,11 +7,10 @@ from numflow.network.build.builder import Builder
 from numflow.network.build.channels import add_convolution
 from numflow.network.build.distances import Beside, distances, relative
 from numflow.network.build.projections import Heads, clip, convolved, projections, query_and_gate_rows
-from numflow.network.build.rope import Rotary, alibi_slopes, as_stored, check_rotary, pairs, rotary
+from numflow.network.build.rope import alibi_slopes, rotate
 from numflow.ops import Cache, View
-from numflow.spec.schema import SECTIONS
 
-_MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
+MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
 
 
 def self_attention(b: Builder, x: View, width: int = 0) -> View:
@@ -63,7 +62,7 @@ def _times(b: Builder, key: str, x: View, y: View) -> View:
 
 def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Beside) -> None:
     """Attention of `heads` query heads over a cache, as the spec has it; beside: its further inputs."""
-    weights, chunk = _position_biases(b, heads) | beside[1], b.option("attention", "chunk")
+    weights, chunk = position_biases(b, heads) | beside[1], b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
         smooth = {"smooth": 1} if b.option("attention", "temperature_smooth") else {}
         for view in (q, *(beside[0] if b.option("attention", "relative") else ())):
@@ -86,7 +85,7 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
                 add_convolution(b, module, view)
         if b.option("attention", "v_norm") == "head":
             b.norm("attn_v_norm", v, v, groups=shape.kv_heads)
-        _placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
+        placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
         _times(b, "key_scale", k, k)
         name = f"{b.prefix}self"
         cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
@@ -96,7 +95,7 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         far = relative(b, x, shape.heads)
         q = b.linear("attn_q", x, b.view("qkv", shape.heads * shape.head_dim))
         clip(b, (q,))
-        _placed(b, [("q", q, shape.heads)], shape)
+        placed(b, [("q", q, shape.heads)], shape)
         for module in ("attn_k", "attn_v", "attn_k_norm"):  # some files have them, and nobody reads them
             b.names.find(module, "weight", b.layer, b.stack)
         cache = b.caches[f"{b.prefix_of(owner)}self"]
@@ -122,7 +121,7 @@ def _owner(b: Builder) -> int | None:
                     f"before {first} with its window {window}, and there is none", ("attention.shared_from",))
 
 
-def _placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None:
+def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None:
     """Norms and rotation of queries and keys, each with its number of heads, in the order of the spec."""
     kind, late = b.option("attention", "q_norm"), b.option("attention", "norm_after_rope")
     for step in ("rope", "norm") if late else ("norm", "rope"):
@@ -156,57 +155,7 @@ def cross_attention(b: Builder, x: View) -> View:
     return b.linear("cross_output", y, b.view("branch", x.width))
 
 
-def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, pairing: str = "") -> None:
-    """Rotate the first columns of every head in place; angles are computed once per kind and entry."""
-    options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
-    check_rotary(options, head_dim, b.where)
-    how = rotary(options, *_divisors(b, pairs(options["dims"])))
-    angles = _angles(b, as_stored(how, b.names.find("rope_inv_freq"), b.where))
-    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=pairing or options["pairing"])
-
-
-def _angles(b: Builder, how: Rotary) -> View:
-    """Cosines and sines of each row's position; the step that makes them is emitted where an entry has none yet."""
-    weights = {"inv_freq": _constant(b, how.inv_freq)}
-    params: dict[str, float] = {"scale": how.scale}
-    if how.border:
-        params |= {"border": how.border, "long_scale": how.long_scale}
-        if how.long is None:
-            params["stretch"] = how.stretch
-        else:
-            weights["long"] = _constant(b, how.long)
-    words = [*weights.values(), *(f"{value:g}" for value in params.values())]
-    angles = b.view(".".join(("angles", *words)), 2 * len(how.inv_freq))
-    if not any(step.op == "rope_angles" and step.outputs == (angles,) for step in b.entries.get(b.entry, [])):
-        b.emit("rope_angles", (), (angles,), "angles", weights, **params)
-    return angles
-
-
-def _constant(b: Builder, inv_freq: np.ndarray) -> str:
-    known = [name for name in b.weights if name.startswith("rope.")]
-    name = next((name for name in known if np.array_equal(b.weights[name].constant, inv_freq)), None)
-    return name or b.constant(f"rope.{len(known)}", inv_freq)
-
-
-def _divisors(b: Builder, count: int) -> list[np.ndarray | None]:
-    """Factors that some files carry as a tensor: one, or one for each side of the original context.
-
-    Raises:
-        SpecError: a tensor of fewer than `count` factors, or with one that nothing can be divided by.
-    """
-    if not b.option("rope", "divisors"):
-        return [None, None]
-    tensors = [b.names.find(name) or b.names.find("rope_freqs") for name in ("rope_factors_short", "rope_factors_long")]
-    divisors: list[np.ndarray | None] = []
-    for tensor in tensors:
-        found = None if tensor is None else tensor.f32().reshape(-1)[:count]
-        if found is not None and not (len(found) == count and (found > 0).all() and np.isfinite(found).all()):
-            raise SpecError(f"{b.where}: tensor {tensor.name!r}: expected {count} positive divisors of frequencies")
-        divisors.append(found)
-    return divisors
-
-
-def _position_biases(b: Builder, heads: int) -> dict[str, str]:
+def position_biases(b: Builder, heads: int) -> dict[str, str]:
     weights = {}
     if b.option("attention", "alibi"):
         slopes = alibi_slopes(heads, b.option("attention", "alibi_max")) * b.option("attention", "alibi_scale")
@@ -291,16 +240,16 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     """
     heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
     rope_dim = b.option("latent", "rope_dim")
-    if (context := b.option("stack", "context")) > _MOST_INDEXED:
-        raise SpecError(f"{b.where}: stack.context: an index of keys has up to {_MOST_INDEXED} positions, "
+    if (context := b.option("stack", "context")) > MOST_INDEXED:
+        raise SpecError(f"{b.where}: stack.context: an index of keys has up to {MOST_INDEXED} positions, "
                         f"found {context}", ("stack.context",))
+    if b.option("rope", "scaling") == "dynamic":  # texts that reach as far as positions stretch
+        context = max(context, int(b.option("rope", "original_context") * b.option("rope", "factor")))
     chosen = b.view("chosen", -(-context // 32), dtype="i32")
     if not b.option("indexer", "own"):
         if not any(step.op == "index_select" for step in b.entries[b.entry]):
             raise SpecError(f"{b.where}: indexer.own: the first layer needs an index of its own", ("indexer.own",))
         return (chosen,)
-    if b.option("rope", "scaling") == "dynamic":
-        raise SpecError(f"{b.where}: rope.scaling: 'dynamic' does not go with an index of keys", ("rope.scaling",))
     if rope_dim > size:
         raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",
                         ("indexer.head_dim", "latent.rope_dim"))

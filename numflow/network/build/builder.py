@@ -29,6 +29,7 @@ class Builder:
         self.taps: Sequence[int] | None = None  # see residuals.py
         self.entry = "main"
         self._whole: dict[tuple, str] = {}
+        names.meant = self._meant
         naming = resolved.spec.section(checkpoint.naming)
         transposed = naming.get("transposed", resolved.spec.table.get("transposed", []))
         self.transposed = {transposed} if isinstance(transposed, str) else set(transposed)
@@ -46,6 +47,15 @@ class Builder:
         """The same of another layer of this stack."""
         stack = STACK_PREFIX[self.stack]
         return stack if layer is None else f"{stack}blk.{layer}."
+
+    def _meant(self, layer: int | None, stack: str) -> Mapping[str, int | str]:
+        """Words in braces in names of tensors, and what stands for them, beside the numbers of layer and expert."""
+        words: dict[str, int | str] = {}
+        if language := self.resolved.option("stack", "language", None, stack):
+            words["{language}"] = language
+        if layer is not None and self.resolved.option("side", "enabled", layer, stack):
+            words |= {f"{{{key}}}": self.resolved.option("side", key, layer, stack) for key in ("owner", "use")}
+        return words
 
     @property
     def where(self) -> str:
@@ -228,10 +238,9 @@ class Builder:
         """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings), and so
         is one made of the same rows for the same module (layers that run again)."""
         if all(part.rows is None or isinstance(part.rows, range) for part in weight.parts):
-            cut = any(part.rows is not None for part in weight.parts)
-            module = weight.name.removeprefix(self.prefix) if cut else ""
-            same = (module, *((part.tensor, part.rows) for part in weight.parts), weight.shape, weight.add,
-                    weight.normalize_rows)
+            some = any(part.rows is not None for part in weight.parts)  # of which others may be made by a later change
+            same = (*((part.tensor, part.rows) for part in weight.parts), weight.shape, weight.add,
+                    weight.normalize_rows, weight.name.removeprefix(self.prefix) if some else "")
             first = self._whole.setdefault(same, weight.name)
             if first != weight.name:
                 return first
@@ -267,13 +276,23 @@ class Builder:
 
     # Steps that many blocks use
 
-    def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "") -> View:
-        """y = x W^T + b, with a bias where the file has one."""
+    def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "", biased: str = "") -> View:
+        """y = x W^T + b, with a bias where the file has one. biased: a module whose bias it may be, not the matrix'."""
         weights = {"weight": self.matrix(module, y.width, x.width, select, suffix)}
-        if self.has(f"{module}.bias"):
+        if biased and self.has(f"{biased}.bias"):
+            weights["bias"] = self.vector(biased, "bias", y.width)
+        elif self.has(f"{module}.bias"):
             weights["bias"] = self.vector(module, "bias", y.width, select, suffix=suffix)
         self.emit("linear", (x,), (y,), module + suffix, weights)
+        if self.option("side", "rank") and self.has(f"{module}_low.weight"):
+            self._add_low_rank(module, x, y, select, suffix)
         return y
+
+    def _add_low_rank(self, module: str, x: View, y: View, select: Any, suffix: str) -> None:
+        """y += up (down x), of matrices that the model has for this use of another that layers share."""
+        low = self.linear(f"{module}_low", x, self.view("low", self.option("side", "rank")))
+        up = self.linear(f"{module}_low_up", low, self.view("low_up", y.width), select, suffix)
+        self.emit("add", (y, up), (y,), f"{module}{suffix}_low_add")
 
     def norm(self, module: str, x: View, y: View, groups: int = 1, eps: float | None = None) -> View:
         """RMS or layer norm as the spec says; weights are optional only if the file has none anywhere."""
@@ -294,9 +313,10 @@ class Builder:
         return self.stack_of_vectors(module, role, groups, x.width // groups, add=add)
 
     def _weighted(self, module: str) -> bool:
-        """Norms without weights exist (a spec says so by naming no tensor for them)."""
+        """Norms without weights exist (a spec says so by naming no tensor for them, or of all of a file's)."""
         place = (module, "weight", self.layer, self.stack)
-        return any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0))
+        named = any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0))
+        return named and self.option("norm", "weighted")
 
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,

@@ -1,8 +1,10 @@
 """Checks that the steps of a network fit together: arity, names, shapes and dtypes, held against the op table."""
 
 from functools import cache
+from math import isqrt
 
 from numflow.errors import NetworkError, did_you_mean
+from numflow.network.build.cache_checks import attention, cache_write, expect, index_select, pool, rows
 from numflow.ops import (
     ACTIVATIONS,
     ADAPTING,
@@ -10,11 +12,9 @@ from numflow.ops import (
     EXCHANGES,
     OPS,
     REQUIRED,
-    Cache,
     Network,
     Op,
     Step,
-    View,
     op_of,
     param,
     states_of,
@@ -104,31 +104,22 @@ def _names_of(name: str) -> tuple[int, set[str], list[str]]:
 
 # Shape rules: one short function per op. They know arity only through OPS.
 
-def _expect(step: Step, what: str, expected, found) -> None:
-    if expected != found:
-        raise NetworkError(f"{step}: {what} should be {expected}, is {found}")
-
-
-def _rows(step: Step, network: Network, view: View) -> str:
-    return network.buffers[view.buffer].rows
-
-
 def _same(step: Step, network: Network) -> None:
     """Every view has the shape of the first output, in f32."""
     y = step.outputs[0]
     for x in (*step.inputs, *step.outputs):
         buffer = network.buffers[x.buffer]
-        if (x.width, buffer.rows, buffer.dtype) == (y.width, _rows(step, network, y), "f32"):
+        if (x.width, buffer.rows, buffer.dtype) == (y.width, rows(step, network, y), "f32"):
             continue  # most steps are right: no words are made for them
-        _expect(step, f"width of {x}", y.width, x.width)
-        _expect(step, f"rows of {x}", _rows(step, network, y), _rows(step, network, x))
-        _expect(step, f"dtype of {x}", "f32", network.buffers[x.buffer].dtype)
+        expect(step, f"width of {x}", y.width, x.width)
+        expect(step, f"rows of {x}", rows(step, network, y), rows(step, network, x))
+        expect(step, f"dtype of {x}", "f32", network.buffers[x.buffer].dtype)
 
 
 def _table(step: Step, network: Network) -> None:
     _same(step, network)
-    _expect(step, "rows", "tokens", _rows(step, network, step.outputs[0]))
-    _expect(step, "columns of table", step.outputs[0].width, network.weights[step.weights["table"]].shape[-1])
+    expect(step, "rows", "tokens", rows(step, network, step.outputs[0]))
+    expect(step, "columns of table", step.outputs[0].width, network.weights[step.weights["table"]].shape[-1])
 
 
 def _embed(step: Step, network: Network) -> None:
@@ -137,7 +128,7 @@ def _embed(step: Step, network: Network) -> None:
     rows, first, vocabulary = (network.weights[step.weights["table"]].shape[0], param(step, "first"),
                                param(step, "vocabulary"))
     if not vocabulary:
-        _expect(step, "first row of a whole table", 0, first)
+        expect(step, "first row of a whole table", 0, first)
     elif first < 0 or first + rows > vocabulary:
         raise NetworkError(f"{step}: rows {first} .. {first + rows - 1} are not all of a table of {vocabulary} rows")
 
@@ -156,10 +147,10 @@ def _norm(step: Step, network: Network) -> None:
 def _linear(step: Step, network: Network) -> None:
     x, y = step.inputs[0], step.outputs[0]
     weight = network.weights[step.weights["weight"]]
-    _expect(step, f"shape of {weight.name!r}", (y.width, x.width), weight.shape)
-    _expect(step, "rows of the output", _rows(step, network, x), _rows(step, network, y))
+    expect(step, f"shape of {weight.name!r}", (y.width, x.width), weight.shape)
+    expect(step, "rows of the output", rows(step, network, x), rows(step, network, y))
     if "bias" in step.weights:
-        _expect(step, "shape of bias", (y.width,), network.weights[step.weights["bias"]].shape)
+        expect(step, "shape of bias", (y.width,), network.weights[step.weights["bias"]].shape)
 
 
 def _head_linear(step: Step, network: Network) -> None:
@@ -167,22 +158,22 @@ def _head_linear(step: Step, network: Network) -> None:
     weight = network.weights[step.weights["weight"]]
     if x.width % heads or y.width % heads:
         raise NetworkError(f"{step}: {heads} heads do not divide {x.width} and {y.width} columns")
-    _expect(step, f"matrices of {weight.name!r}", heads, weight.groups)
-    _expect(step, f"shape of {weight.name!r}", (y.width, x.width // heads), weight.shape)
-    _expect(step, "rows of the output", _rows(step, network, x), _rows(step, network, y))
+    expect(step, f"matrices of {weight.name!r}", heads, weight.groups)
+    expect(step, f"shape of {weight.name!r}", (y.width, x.width // heads), weight.shape)
+    expect(step, "rows of the output", rows(step, network, x), rows(step, network, y))
 
 
 def _rope_angles(step: Step, network: Network) -> None:
     for role, name in step.weights.items():
-        _expect(step, f"shape of {role}", (step.outputs[0].width // 2,), network.weights[name].shape)
+        expect(step, f"shape of {role}", (step.outputs[0].width // 2,), network.weights[name].shape)
     if "long" in step.weights and param(step, "border") < 1:
         raise NetworkError(f"{step}: frequencies beyond a border need the border, it is {param(step, 'border')}")
 
 
 def _rope(step: Step, network: Network) -> None:
     x, angles = step.inputs
-    _expect(step, "width of the output", x.width, step.outputs[0].width)
-    _expect(step, "width", param(step, "heads") * param(step, "head_dim"), x.width)
+    expect(step, "width of the output", x.width, step.outputs[0].width)
+    expect(step, "width", param(step, "heads") * param(step, "head_dim"), x.width)
     if param(step, "start") + angles.width > param(step, "head_dim"):
         raise NetworkError(f"{step}: {angles.width} rotated columns do not fit heads of {param(step, 'head_dim')}")
     if param(step, "pairing") not in ("half", "adjacent"):
@@ -196,52 +187,6 @@ def _head_concat(step: Step, network: Network) -> None:
         raise NetworkError(f"{step}: {heads} heads of a [{a.width}] and b [{b.width}] do not make {width} columns")
 
 
-def _cache(step: Step, network: Network) -> Cache:
-    name = param(step, "cache")
-    if name not in network.caches:
-        raise NetworkError(f"{step}: no cache named {name!r}{did_you_mean(name, network.caches)}")
-    return network.caches[name]
-
-
-def _cache_write(step: Step, network: Network) -> None:
-    cache = _cache(step, network)
-    if cache.prefix and (cache.v_dim or cache.prefix > cache.k_dim):
-        raise NetworkError(f"{step}: values of {cache.prefix} columns are no prefix of keys of {cache.k_dim}, with "
-                           f"{cache.v_dim} stored beside them")
-    _expect(step, "number of inputs", 1 if cache.prefix else 2, len(step.inputs))
-    for what, view, size in zip(("k", "v"), step.inputs, (cache.k_dim, cache.v_dim)):
-        _expect(step, f"width of {what}", cache.kv_heads * size, view.width)
-
-
-def _index_select(step: Step, network: Network) -> None:
-    cache, heads, (q, weights), y = _cache(step, network), param(step, "heads"), step.inputs, step.outputs[0]
-    _expect(step, "key heads of the index", 1, cache.kv_heads)
-    _expect(step, "width of q", heads * cache.k_dim, q.width)
-    _expect(step, "width of weights", heads, weights.width)
-    _expect(step, "dtype of the output", "i32", network.buffers[y.buffer].dtype)
-
-
-def _attention(step: Step, network: Network) -> None:
-    cache, heads = _cache(step, network), param(step, "heads")
-    if heads % cache.kv_heads:
-        raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
-    _expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)
-    _expect(step, "width of the output", heads * cache.value_dim, step.outputs[0].width)
-    far = "places" in step.weights
-    for view in step.inputs[1:]:
-        what = "products with distances" if far else "chosen"
-        _expect(step, f"dtype of {what}", "f32" if far else "i32", network.buffers[view.buffer].dtype)
-        _expect(step, f"width of {what}", step.inputs[1].width if far else view.width, view.width)
-    _expect(step, "number of inputs", max(len(step.inputs), 2) if far else min(len(step.inputs), 2), len(step.inputs))
-    if far and (cache.kind, step.inputs[1].width % heads) != ("self", 0):
-        raise NetworkError(f"{step}: distances go with attention over the text itself, and columns for each head")
-    if far and len(step.inputs) == 3 and (param(step, "causal"), cache.kv_heads) != (False, heads):
-        raise NetworkError(f"{step}: keys meet distances in attention both ways of as many key heads")
-    for role in ("slopes", "sinks"):
-        if role in step.weights:
-            _expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)
-
-
 def _causal_conv(step: Step, network: Network) -> None:
     (x,), (y,), state = step.inputs, step.outputs, network.states[param(step, "state")]
     _same(step, network)
@@ -249,8 +194,8 @@ def _causal_conv(step: Step, network: Network) -> None:
     if len(weight) != 2 or weight[0] != x.width or weight[1] < 2:
         raise NetworkError(f"{step}: weight should be [{x.width}, 2 taps or more], is {list(weight)}")
     if "bias" in step.weights:
-        _expect(step, "shape of bias", (x.width,), network.weights[step.weights["bias"]].shape)
-    _expect(step, f"shape of {state.name!r}", (weight[1] - 1, x.width), state.shape)
+        expect(step, "shape of bias", (x.width,), network.weights[step.weights["bias"]].shape)
+    expect(step, f"shape of {state.name!r}", (weight[1] - 1, x.width), state.shape)
     if x.overlaps(y):
         raise NetworkError(f"{step}: rows of {x} are read after {y} is written: they should not overlap")
     if param(step, "kind") not in CONV_KINDS:
@@ -263,9 +208,9 @@ def _linear_attention(step: Step, network: Network) -> None:
     if heads % key_heads or q.width % key_heads or v.width % heads:
         raise NetworkError(f"{step}: {heads} heads do not share {key_heads} of {q.width} columns and {v.width} columns")
     k_dim = q.width // key_heads
-    _expect(step, "width of k", q.width, k.width)
-    _expect(step, "width of the output", v.width, y.width)
-    _expect(step, "shape of the state", (heads, k_dim, v.width // heads), network.states[param(step, "state")].shape)
+    expect(step, "width of k", q.width, k.width)
+    expect(step, "width of the output", v.width, y.width)
+    expect(step, "shape of the state", (heads, k_dim, v.width // heads), network.states[param(step, "state")].shape)
     for what, view, widths in zip(("steps", "beta"), others, ((heads, heads * k_dim), (heads,))):
         if view.width not in widths:
             raise NetworkError(f"{step}: width of {what} should be one of {widths}, is {view.width}")
@@ -281,9 +226,9 @@ def _by_channel(step: Step, network: Network) -> None:
     _same(step, network)
     width = step.outputs[0].width
     for name in step.weights.values():
-        _expect(step, f"shape of {name!r}", (width,), network.weights[name].shape)
+        expect(step, f"shape of {name!r}", (width,), network.weights[name].shape)
     for name in states_of(step).values():
-        _expect(step, f"shape of {name!r}", (3, width) if step.op == "wkv" else (width,), network.states[name].shape)
+        expect(step, f"shape of {name!r}", (3, width) if step.op == "wkv" else (width,), network.states[name].shape)
 
 
 def _act(step: Step, network: Network) -> None:
@@ -296,7 +241,7 @@ def _act(step: Step, network: Network) -> None:
 
 def _scale_by_position(step: Step, network: Network) -> None:
     _same(step, network)
-    _expect(step, "rows", "tokens", _rows(step, network, step.outputs[0]))
+    expect(step, "rows", "tokens", rows(step, network, step.outputs[0]))
     if param(step, "length") < 1:
         raise NetworkError(f"{step}: length should be 1 or more, is {param(step, 'length')}")
 
@@ -304,41 +249,53 @@ def _scale_by_position(step: Step, network: Network) -> None:
 def _scale(step: Step, network: Network) -> None:
     _same(step, network)
     for role, name in step.weights.items():
-        _expect(step, f"shape of {role}", (step.outputs[0].width,), network.weights[name].shape)
+        expect(step, f"shape of {role}", (step.outputs[0].width,), network.weights[name].shape)
 
 
 def _by_group(step: Step, network: Network) -> None:
-    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
-    _expect(step, "columns left over", 0, step.outputs[0].width % step.inputs[1].width)
+    expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
+    expect(step, "columns left over", 0, step.outputs[0].width % step.inputs[1].width)
 
 
 def _mix(step: Step, network: Network) -> None:
     (base, x, gates), (y,), parts = step.inputs, step.outputs, param(step, "parts")
-    _expect(step, "width of the output and of the gates", (base.width, gates.width * (base.width // parts)),
+    expect(step, "width of the output and of the gates", (base.width, gates.width * (base.width // parts)),
             (y.width, parts * x.width))
     if x.overlaps(y):
         raise NetworkError(f"{step}: the output is made while x is read: it should be another buffer")
 
 
+def _balance(step: Step, network: Network) -> None:
+    _same(step, network)
+    if step.inputs[0].overlaps(step.outputs[0]):
+        raise NetworkError(f"{step}: the output is made while x is read: it should be another buffer")
+    if isqrt(step.outputs[0].width) ** 2 != step.outputs[0].width or param(step, "times") < 1:
+        raise NetworkError(f"{step}: expected a square matrix in each row, and times of 1 or more")
+
+
 def _permute(step: Step, network: Network) -> None:
     (x,), (y,) = step.inputs, step.outputs
-    _expect(step, "width of the output", x.width, y.width)
-    _expect(step, "shape of the order", (x.width,), network.weights[step.weights["order"]].shape)
+    expect(step, "width of the output", x.width, y.width)
+    expect(step, "shape of the order", (x.width,), network.weights[step.weights["order"]].shape)
     if x.overlaps(y):
         raise NetworkError(f"{step}: the output is made while x is read: it should be another buffer")
 
 
 def _select(step: Step, network: Network) -> None:
-    _expect(step, "rows of the output", "logits", _rows(step, network, step.outputs[0]))
-    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
+    expect(step, "rows of the output", "logits", rows(step, network, step.outputs[0]))
+    expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 
 def _route(step: Step, network: Network) -> None:
     ids, gates = step.outputs
-    _expect(step, "width of gates", ids.width, gates.width)
-    _expect(step, "dtype of ids", "i32", network.buffers[ids.buffer].dtype)
+    expect(step, "width of gates", ids.width, gates.width)
+    expect(step, "dtype of ids", "i32", network.buffers[ids.buffer].dtype)
     for role, name in step.weights.items():
-        _expect(step, f"shape of {role}", (step.inputs[0].width,), network.weights[name].shape)
+        expect(step, f"shape of {role}", (step.inputs[0].width,), network.weights[name].shape)
+    for view in step.inputs[1:]:
+        expect(step, "width of experts", ids.width, view.width)
+        if param(step, "groups") > 1 or param(step, "score") == "sparsemixer" or "bias" in step.weights:
+            raise NetworkError(f"{step}: experts that are given are not chosen by groups, by a bias or one by one")
     if param(step, "score") == "sparsemixer" and ("bias" in step.weights or param(step, "groups") > 1):
         raise NetworkError(f"{step}: 'sparsemixer' has neither a bias nor groups")
     if ids.width > step.inputs[0].width:
@@ -348,14 +305,14 @@ def _route(step: Step, network: Network) -> None:
 def _expert_linear(step: Step, network: Network) -> None:
     x, y = step.inputs[0], step.outputs[0]
     weight = network.weights[step.weights["weight"]]
-    _expect(step, f"shape of {weight.name!r}", (weight.groups * y.width, x.width), weight.shape)
-    _expect(step, "rows of the output", "routes", _rows(step, network, y))
+    expect(step, f"shape of {weight.name!r}", (weight.groups * y.width, x.width), weight.shape)
+    expect(step, "rows of the output", "routes", rows(step, network, y))
 
 
 def _combine(step: Step, network: Network) -> None:
     routes = step.inputs[0] if step.op == "expert_combine" else step.outputs[0]
-    _expect(step, f"rows of {routes}", "routes", _rows(step, network, routes))
-    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
+    expect(step, f"rows of {routes}", "routes", rows(step, network, routes))
+    expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 
 def _all_reduce(step: Step, network: Network) -> None:
@@ -367,31 +324,32 @@ def _all_reduce(step: Step, network: Network) -> None:
 
 def _all_gather(step: Step, network: Network) -> None:
     group, spans, y = param(step, "group"), param(step, "spans"), step.outputs[0]
-    _expect(step, "number of spans", len(group), len(spans))
+    expect(step, "number of spans", len(group), len(spans))
     if not _covered(0, y.width, list(spans)) or max(end for _, end in spans) > y.width:
         raise NetworkError(f"{step}: spans {spans} do not make {y.width} columns")
     for x in step.inputs:
-        _expect(step, "rows of the output", _rows(step, network, x), _rows(step, network, y))
+        expect(step, "rows of the output", rows(step, network, x), rows(step, network, y))
         if x.width not in {end - begin for begin, end in spans}:
             raise NetworkError(f"{step}: {x.width} columns are none of the spans {spans}")
 
 
 def _adapt(step: Step, network: Network) -> None:
-    _expect(step, "output", step.inputs[0 if step.op == "adapt_rows" else 1], step.outputs[0])
+    expect(step, "output", step.inputs[0 if step.op == "adapt_rows" else 1], step.outputs[0])
     if len(step.inputs) == 3:
-        _expect(step, "rows of the output", "routes", _rows(step, network, step.outputs[0]))
-        _expect(step, "dtype of ids", "i32", network.buffers[step.inputs[2].buffer].dtype)
+        expect(step, "rows of the output", "routes", rows(step, network, step.outputs[0]))
+        expect(step, "dtype of ids", "i32", network.buffers[step.inputs[2].buffer].dtype)
     else:
-        _expect(step, "rows of the input", _rows(step, network, step.outputs[0]), _rows(step, network, step.inputs[0]))
+        expect(step, "rows of the input", rows(step, network, step.outputs[0]), rows(step, network, step.inputs[0]))
 
 
 _SHAPES = {
     "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
-    "head_linear": _head_linear, "cache_write": _cache_write, "index_select": _index_select,
-    "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _by_group, "permute": _permute,
+    "head_linear": _head_linear, "cache_write": cache_write, "pool": pool, "index_select": index_select,
+    "attention": attention, "act": _act, "act_mul": _act, "gate_rows": _by_group, "permute": _permute,
     "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale, "scale_by_position": _scale_by_position,
-    "sparsify": _same, "match_rms": _by_group, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
+    "sparsify": _same, "match_rms": _by_group, "mix": _mix, "balance": _balance,
+    "softcap": _same, "clamp": _same, "copy": _same,
     "select_rows": _select, "adapt": _adapt, "adapt_rows": _adapt,
     "moe_route": _route, "expert_scale": _combine, "expert_linear": _expert_linear, "expert_combine": _combine,
     "linear_attention": _linear_attention, **dict.fromkeys(("softplus", "gated_recurrence", "wkv"), _by_channel),

@@ -1,4 +1,4 @@
-"""Vectors of distances between tokens: what queries meet beside keys, and keys beside queries.
+"""Vectors of distances between tokens: what queries meet beside keys, and keys beside queries; tokens at a distance.
 
 A table has a vector for each distance, or for several; the layer makes a key and a query of each, as it does of tokens.
 The score of query i and key j is q_i . k_j + q_i . K[n] + Q[n] . k_j, n the number of their distance.
@@ -12,9 +12,11 @@ import numpy as np
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
 from numflow.network.build.projections import by_head
-from numflow.ops import View
+from numflow.ops import Cache, View
 
 Beside = tuple[tuple[View, ...], dict[str, str]]  # further inputs of an attention, and weights for them
+_KEY = 8  # columns of keys that are all zero
+_SURE = 1e4  # a logit next to which all others count for nothing
 _FARTHEST = 1 << 20  # distance up to which numbers are told apart
 
 
@@ -103,3 +105,62 @@ def _projected(b: Builder, module: str, name: str, count: int, heads: int, size:
     if b.option("attention", "distance_norm"):
         roles |= {"norm": ("dist_norm", "weight", (width,)), "norm_bias": ("dist_norm", "bias", (width,))}
     return b.projected(f"{name}.weight", roles, (heads * count, size), heads, b.option("norm", "eps"))
+
+
+def convolution_around(b: Builder, entry: View, x: View) -> None:
+    """x = norm(x + act(conv(entry))): of a text that is there as a whole, a convolution over the tokens around each.
+
+    Raises:
+        SpecError: the text is not there as a whole, or the tensor has another shape.
+    """
+    taps, groups = b.option("conv", "around"), b.option("conv", "around_groups")
+    tensor = b.names.need("around", "weight", b.layer, b.stack)
+    if b.option("attention", "causal") or taps % 2 == 0 or x.width % groups:
+        raise SpecError(f"{b.where}: conv.around: expected an odd number, of attention both ways, with columns that "
+                        "conv.around_groups divides", ("conv.around",))
+    if tuple(tensor.shape) != (x.width, x.width // groups, taps):
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r} is {list(tensor.shape)}, expected "
+                        f"{[x.width, x.width // groups, taps]}")
+    matrix = np.zeros((groups, x.width // groups, groups, x.width // groups, taps), np.float32)
+    each = np.arange(groups)
+    matrix[each, :, each] = tensor.f32().reshape(groups, x.width // groups, x.width // groups, taps)
+    matrix = matrix.reshape(x.width, x.width, taps).transpose(0, 2, 1).reshape(x.width, -1)
+    found, y = tokens_around(b, entry, taps), b.view("branch", x.width)
+    weights = {"weight": b.constant(f"{b.prefix}around.weight", np.ascontiguousarray(matrix))}
+    if b.has("around.bias"):
+        weights["bias"] = b.vector("around", "bias", x.width)
+    b.emit("linear", (found,), (y,), "around", weights)
+    b.emit("act", (y,), (y,), "around_act", kind=b.option("conv", "around_activation"))
+    b.emit("add", (x, y), (x,), "around_add")
+    b.norm("around_norm", x, x)
+
+
+def tokens_around(b: Builder, x: View, taps: int) -> View:
+    """The rows of the `taps` tokens around each, the earliest first, zeros beyond the text's ends: [T, taps * D].
+
+    Attention does it. For each distance there are heads that are sure of the token there, and a sink takes all where
+    there is none.
+    """
+    half, parts, width = taps // 2, b.option("attention", "heads"), x.width
+    heads = taps * parts
+    numbers = np.arange(-1, taps + 1)  # of distances -half - 1 .. half + 1
+    places = b.constant(f"around_places.{taps}", np.where(numbers < 0, taps, numbers).astype(np.float32))
+    sure = np.repeat(np.eye(taps, taps + 1, dtype=np.float32) * _SURE, parts, axis=0).reshape(-1)
+    of_queries, of_keys = b.view("around_queries", len(sure)), b.view("around_keys", len(sure))
+    one = View(x.buffer, x.start, 1)
+    none = {"weight": b.constant(f"around_none.{len(sure)}", np.zeros((len(sure), 1), np.float32))}
+    b.emit("linear", (one,), (of_queries,), "around_distances",
+           {**none, "bias": b.constant(f"around_sure.{taps}.{parts}", sure)})
+    b.emit("scale", (of_queries,), (of_keys,), "around_no_queries", scale=0.0)
+    k, v = b.view("around_k", heads * _KEY), b.view("around_v", taps * width)
+    b.emit("linear", (one,), (k,), "around_zero",
+           {"weight": b.constant(f"around_none.{k.width}", np.zeros((k.width, 1), np.float32))})
+    for i in range(taps):
+        b.emit("copy", (x,), (View(v.buffer, i * width, width),), "around_copy")
+    cache = b.caches[f"{b.prefix}around"] = Cache(f"{b.prefix}around", heads, _KEY, width // parts)
+    b.emit("cache_write", (k, v), (), "around_write", cache=cache.name)
+    y = b.view("around", v.width)
+    sinks = b.constant(f"around_sinks.{heads}", np.full(heads, _SURE / 2, np.float32))
+    b.emit("attention", (k, of_queries, of_keys), (y,), "around_tokens", {"places": places, "sinks": sinks},
+           cache=cache.name, heads=heads, scale=1.0, causal=False, window=half + 1)
+    return y

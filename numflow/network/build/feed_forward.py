@@ -55,6 +55,17 @@ def dense_and_experts(b: Builder, x: View, stream: View) -> View:
     return y
 
 
+def adapter(b: Builder, x: View) -> None:
+    """x, the sum behind the feed-forward part, and up(act(down(norm(x)))) of it, in its place."""
+    h = x
+    if any(b.names.candidates("adapter_norm", "weight", b.layer, b.stack)):
+        h = b.norm("adapter_norm", x, b.view("normed", x.width))
+    low = b.linear("adapter_down", h, b.view("adapter", b.option("ffn", "adapter_width")))
+    b.emit("act", (low,), (low,), "adapter_act", kind=b.option("ffn", "activation"))
+    found = b.linear("adapter_up", low, b.view("branch", x.width))
+    b.emit("add", (h if b.option("ffn", "adapter_adds") == "normed" else x, found), (x,), "adapter_add")
+
+
 def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = "") -> View:
     """y = down(act(gate(x)) * up(x)), or down(act(up(x))); suffix: "_shexp" for the modules of a shared expert."""
     hidden = b.view("ffn", width)
@@ -227,16 +238,17 @@ def _route(b: Builder, x: View, experts: int, always: int) -> tuple[View, View, 
     if cap := b.option("moe", "softcap"):
         b.emit("softcap", (scores,), (scores,), "router_softcap", cap=cap)
     weights = {}
+    given = _experts_of(b, top_k, **rules) if b.option("moe", "by_token") else ()
     if always:
         weights["bias"] = _bias_of_all(b, experts, always)
-    elif rules["score"] != "sparsemixer" and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
+    elif rules["score"] != "sparsemixer" and not given and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
         role = "weight" if b.has("exp_probs_b.weight") else "bias"
         spare = b.option("moe", "spare_experts")
         weights["bias"] = b.vector("exp_probs_b", role, experts, range(experts) if spare else None, flat=spare > 0)
     if b.has("ffn_scale_exps.weight"):
         weights["scales"] = b.vector("ffn_scale_exps", "weight", experts)
     ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
-    b.emit("moe_route", (scores,), (ids, gates), "route", weights, **rules)
+    b.emit("moe_route", (scores, *given), (ids, gates), "route", weights, **rules)
     return scores, ids, gates
 
 
@@ -247,8 +259,10 @@ def _bias_of_all(b: Builder, experts: int, always: int) -> str:
     Raises:
         SpecError: scores may be larger, or other options choose as well.
     """
-    if b.option("moe", "score") not in ("softmax", "sigmoid") or b.option("moe", "groups") > 1:
-        raise SpecError(f"{b.where}: moe.always: expected scores of softmax or sigmoid and no groups", ("moe.always",))
+    chosen_so = b.option("moe", "groups") > 1 or b.option("moe", "by_token")
+    if chosen_so or b.option("moe", "score") not in ("softmax", "sigmoid"):
+        raise SpecError(f"{b.where}: moe.always: expected scores of softmax or sigmoid, and neither groups nor a table "
+                        "of experts", ("moe.always",))
     bias = np.full(experts, _AT_ANY_RATE, np.float32)
     roles = [role for role in ("bias", "weight") if b.has(f"exp_probs_b.{role}")]
     bias[:-always] = 0
@@ -273,6 +287,27 @@ def _deep_router(b: Builder, x: View, width: int) -> View:
         y = b.linear(module, y, view)
         b.emit("act", (y,), (y,), f"{module}_act", kind="gelu")
     return y
+
+
+def _experts_of(b: Builder, top_k: int, score: str, groups: int, **_) -> tuple[View]:
+    """Numbers of the experts of each token, which a table has.
+
+    Raises:
+        SpecError: experts are chosen as no table can, or the table has numbers that no expert has.
+    """
+    if score == "sparsemixer" or groups > 1:
+        raise SpecError(f"{b.where}: moe.by_token: expected neither groups of experts nor the score 'sparsemixer'",
+                        ("moe.by_token", "moe.score", "moe.groups"))
+    tensor, experts = b.names.need("ffn_experts_of", "weight", b.layer, b.stack), b.option("moe", "experts")
+    if tensor.columns != top_k:
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: expected {top_k} experts of each token, found "
+                        f"{tensor.columns}")
+    table = np.array(tensor.f32().reshape(-1, top_k), np.float32)
+    if not ((table >= 0) & (table < experts) & (table == np.floor(table))).all():
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: expected numbers of experts, 0 .. {experts - 1}")
+    y = b.view("experts_of", top_k)
+    b.emit("embed", (), (y,), "experts_of", {"table": b.constant(f"{b.prefix}experts_of", table)}, scale=1.0)
+    return (y,)
 
 
 def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: int, group_best: int, **_) -> None:

@@ -1,7 +1,7 @@
 """Assignment of stored tensors to modules: a spec's name tables tried on a checkpoint's tensors."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from numflow.errors import SpecError, did_you_mean
@@ -13,7 +13,7 @@ from numflow.spec.resolve import Resolved
 SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bias")}
 STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
-_EXPRESSION = re.compile(r"\{(?!layer\}|expert\})([^{}]+)\}")  # in a pattern, of its layer
+_EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # in a pattern, of its layer
 _BEYOND = 16  # blocks behind the last layer that a pattern stands for
 
 
@@ -41,6 +41,8 @@ class TensorNames:
         self.draft_layer = naming.get("draft_layer", "layers.{layer}")
         self.used: set[str] = set()
         self._values: Resolved | None = None  # of expressions in patterns
+        # What stands for further words in braces; nothing does before a configuration is read.
+        self.meant: Callable[[int | None, str], Mapping[str, int | str]] = lambda layer, stack: {}
 
     def candidates(self, module: str, role: str, layer: int | None, stack: str,
                    expert: int | None = None) -> Iterator[str]:
@@ -56,6 +58,11 @@ class TensorNames:
             for text in expressions:
                 pattern = pattern.replace(f"{{{text}}}", self._value(text, layer))
             base = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+            if "{" in base:
+                for word, meant in self.meant(layer, stack).items():
+                    base = base.replace(word, str(meant))
+                if "{" in base:
+                    continue
             for prefix in self.prefixes:
                 for suffix in SUFFIXES[role]:
                     yield prefix + base + suffix
@@ -79,6 +86,15 @@ class TensorNames:
                                                                                          expert):
                                 return stored
         return None
+
+    def modules_of(self, name: str) -> Iterator[tuple[str, str, int | None, int | None]]:
+        """Every module that a name without a prefix may be of, with role, layer and expert."""
+        for module, patterns in self.patterns.items():
+            for pattern in [patterns] if isinstance(patterns, str) else patterns:
+                for role, suffixes in SUFFIXES.items():
+                    if pattern and (found := _matched(pattern, suffixes, name)):
+                        layer, expert = (None if number is None else int(number) for number in found)
+                        yield module, role, layer, expert
 
     def _of_others(self, stored: str, name: str, role: str, layer: int | None, expert: int | None) -> bool:
         """Whether a module has the first of two names and not the second, which comes without a prefix."""
@@ -132,9 +148,9 @@ class TensorNames:
                         f"{' and ' + str(len(tried) - 1) + ' other names' if len(tried) > 1 else ''}{near}")
 
     def left_over(self, layers: int) -> list[str]:
-        """Tensors that no part of the network uses and no `ignore` pattern names; {layers} in one is their number, and
-        {beyond} that or a number above it."""
+        """Tensors with values that no part of the network uses and no `ignore` pattern names; {layers} in one is their
+        number, and {beyond} that or a number above it."""
         ignored = [pattern.replace("{layers}", str(layers)).replace("{beyond}", str(number)) for pattern in self.ignored
                    for number in range(layers, layers + (_BEYOND if "{beyond}" in pattern else 1))]
-        return [name for name in self.checkpoint.tensors
-                if name not in self.used and not any(fnmatchcase(name, pattern) for pattern in ignored)]
+        return [name for name, tensor in self.checkpoint.tensors.items() if name not in self.used
+                and 0 not in tensor.shape and not any(fnmatchcase(name, pattern) for pattern in ignored)]

@@ -46,7 +46,7 @@ def projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
         b.expect_rows("attn_qkv", sum(widths))
         chosen = _grouped_rows(s) if layout == "groups" else _quartered_rows(b, widths)
     for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
-        b.linear("attn_qkv", x, view, select=rows, suffix=part)
+        b.linear("attn_qkv", x, view, select=rows, suffix=part, biased=f"attn_{part[1]}")
     return q, k, v
 
 

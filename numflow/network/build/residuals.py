@@ -5,10 +5,15 @@ them behind, by coefficients that a router reads off a stream. Beside attention 
 rank (LAuReL, arXiv 2411.07501).
 
 Hyper-connections (arXiv 2409.19606): a block reads a sum of all streams, and what it finds is added to each, by gates
-that are read off all of them.
+that are read off all of them. The streams may be mixed with one another as well, by a matrix with rows and columns that
+add up to 1 (arXiv 2512.24880).
 
 Passes (arXiv 2506.21734): some layers run again and again, and what they find becomes one of two streams, the sum of
 which the next pass reads.
+
+Per-layer embeddings are a second, wide table of which each layer reads columns of its own: p [T, layers * P] is made
+once, (norm of each layer's columns of (per_layer_model x / sqrt(D)) + embeddings of the tokens) / sqrt(2). Layer i adds
+norm(per_layer_proj (act(per_layer_gate x) * p[:, columns of i])) to its stream.
 
 Something may draft by a network's streams: output "streams", of every row of the batch. `Builder.taps` says which:
 None: none; (): the hidden state behind the last norm; else the stream before each of these layers, side by side.
@@ -23,8 +28,7 @@ import numpy as np
 from numflow.errors import SpecError
 from numflow.network.build.attention import self_attention
 from numflow.network.build.builder import Builder
-from numflow.network.build.per_layer import per_layer_branch
-from numflow.ops import View
+from numflow.ops import Part, View
 
 _LEAST = 1e-5  # of the mean square of a stream that is brought to the size of another
 
@@ -157,20 +161,25 @@ def begin_hyper(b: Builder, x: View) -> View:
 def hyper_layer(b: Builder, streams: View, x: View, blocks: Iterable[tuple[str, Callable]]) -> None:
     """One layer on all streams; x [T, D] is room for what a block reads. blocks: "attn" and "ffn" with their blocks."""
     _check_layer(b, "hyper", _ONLY_HYPER)
-    count = b.option("hyper", "streams")
+    count, times = b.option("hyper", "streams"), b.option("hyper", "balance")
     for name, block in blocks:
-        gates = _gates(b, f"hyper_{name}", streams, 2)
+        gates = _gates(b, f"hyper_{name}", streams, (count, count, count ** 2) if times else (count, count))
+        reading, back = View(gates.buffer, 0, 2 * count), View(gates.buffer, count, count)
+        b.emit("act", (reading,), (reading,), f"hyper_{name}_act", kind="sigmoid")
         _read(b, f"hyper_{name}", streams, View(gates.buffer, 0, count), x)
+        base = _mixed(b, f"hyper_{name}", streams, View(gates.buffer, 2 * count, count ** 2)) if times else streams
         y = block(b, b.norm(f"{name}_norm", x, b.view("normed", x.width)))
-        back = View(gates.buffer, count, count)
         if (magnitude := b.option("hyper", "magnitude")) != 1.0:
             b.emit("scale", (back,), (back,), f"hyper_{name}_magnitude", scale=magnitude)
-        b.emit("mix", (streams, y, back), (streams,), f"hyper_{name}_write", parts=count, plus=b.option("hyper", "eps"))
+        b.emit("mix", (base, y, back), (streams,), f"hyper_{name}_write", parts=count,
+               plus=b.option("hyper", "write_eps"))
 
 
 def end_hyper(b: Builder, streams: View, x: View) -> None:
     """x = a sum of the streams by gates of its own."""
-    _read(b, "hyper_head", streams, _gates(b, "hyper_head", streams, 1), x)
+    gates = _gates(b, "hyper_head", streams, (b.option("hyper", "streams"),))
+    b.emit("act", (gates,), (gates,), "hyper_head_act", kind="sigmoid")
+    _read(b, "hyper_head", streams, gates, x)
 
 
 def _read(b: Builder, label: str, streams: View, gates: View, x: View) -> None:
@@ -179,18 +188,28 @@ def _read(b: Builder, label: str, streams: View, gates: View, x: View) -> None:
     b.emit("mix", (x, streams, gates), (x,), f"{label}_read", parts=1, plus=b.option("hyper", "eps"))
 
 
-def _gates(b: Builder, module: str, streams: View, parts: int) -> View:
-    """sigmoid(scale * (W norm(streams)) + base) [T, parts * S], for each part and stream; each part has a scale."""
-    width = parts * b.option("hyper", "streams")
+def _mixed(b: Builder, label: str, streams: View, scores: View) -> View:
+    """Sums of the streams, by a matrix that is made of scores [T, S * S]."""
+    count, y = b.option("hyper", "streams"), b.view("hyper_streams", streams.width)
+    matrix = b.view("hyper_matrix", scores.width)
+    b.emit("balance", (scores,), (matrix,), f"{label}_balance", times=b.option("hyper", "balance"),
+           eps=b.option("hyper", "eps"))
+    b.emit("scale", (streams,), (y,), f"{label}_nothing", scale=0.0)
+    b.emit("mix", (y, streams, matrix), (y,), f"{label}_mix", parts=count)
+    return y
+
+
+def _gates(b: Builder, module: str, streams: View, parts: tuple[int, ...]) -> View:
+    """scale * (W norm(streams)) + base [T, the sum of parts]; each part has a scale."""
+    width = sum(parts)
     normed = b.view("streams_normed", streams.width)
     b.emit("rms_norm", (streams,), (normed,), f"{module}_norm", eps=b.option("norm", "eps"))
     mixed = b.linear(module, normed, b.view("hyper_mixed", width))
-    scales = np.repeat(b.numbers(f"{module}_scale", parts), width // parts)
+    scales = np.repeat(b.numbers(f"{module}_scale", len(parts)), parts)
     factors = b.constant(f"{b.prefix}{module}_factors", np.diag(scales))
     gates = b.view("hyper_gates", width)
     b.emit("linear", (mixed,), (gates,), f"{module}_scaled",
            {"weight": factors, "bias": b.vector(f"{module}_base", "weight", width)})
-    b.emit("act", (gates,), (gates,), f"{module}_act", kind="sigmoid")
     return gates
 
 
@@ -262,3 +281,40 @@ def _keep(b: Builder, x: View, place: int) -> None:
     assert b.taps is not None
     b.outputs["streams"] = b.view("streams", len(b.taps) * x.width)
     b.emit("copy", (x,), (View("streams", place * x.width, x.width),), f"stream_{place}")
+
+
+def per_layer_inputs(b: Builder, x: View) -> None:
+    """Buffer "per_layer" [T, layers * P] from the tokens and from their embeddings x."""
+    layers, width = b.option("stack", "layers"), b.option("per_layer", "width")
+    p = b.linear("per_layer_model", x, b.view("per_layer", layers * width))
+    b.emit("scale", (p,), (p,), "per_layer_model_scale", scale=x.width ** -0.5)
+    b.norm("per_layer_norm", p, p, groups=layers)
+    tokens = b.view("per_layer_tokens", layers * width)
+    b.emit("embed", (), (tokens,), "per_layer_embd", {"table": _per_layer_table(b, layers * width)},
+           scale=b.option("per_layer", "scale"))
+    b.emit("add", (p, tokens), (p,), "per_layer_add")
+    b.emit("scale", (p,), (p,), "per_layer_scale", scale=math.sqrt(0.5))
+
+
+def per_layer_branch(b: Builder, x: View, *streams: View) -> None:
+    """Add what this layer makes of its columns and of x to each stream."""
+    width = b.option("per_layer", "width")
+    gate = b.linear("per_layer_gate", x, b.view("per_layer_gate", width))
+    own = View("per_layer", b.layer * width, width)
+    b.emit("act_mul", (gate, own), (gate,), "per_layer_act", kind=b.option("ffn", "activation"))
+    y = b.linear("per_layer_proj", gate, b.view("branch", x.width))
+    b.norm("per_layer_post_norm", y, y)
+    for stream in streams:
+        b.emit("add", (stream, y), (stream,), "per_layer_sum")
+
+
+def _per_layer_table(b: Builder, columns: int) -> str:
+    """The table of these embeddings, with as many rows as the model has tokens: where it has fewer, tokens beyond them
+    have its first row."""
+    name = b.matrix("per_layer_embd", None, columns)
+    table, vocabulary = b.weights[name], b.names.need("token_embd").rows
+    if missing := max(vocabulary - table.shape[0], 0):
+        first = Part(table.parts[0].tensor, np.zeros(missing, np.int64))
+        b.weights[name] = replace(table, shape=(vocabulary, columns), parts=(*table.parts, first),
+                                  types=table.types * 2)
+    return name

@@ -13,6 +13,9 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.formats.checkpoint import Tensor
+from numflow.network.build.builder import Builder
+from numflow.ops import View
+from numflow.spec.schema import SECTIONS
 
 _LARGEST_TABLE = 1 << 25  # of positions; those of models that have one end at 4096 of 2048
 _FASTEST = 1e30  # frequency, so that angles of all positions are float32 numbers
@@ -30,7 +33,7 @@ def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
     if 2 * pairs(dims) > columns:
         raise SpecError(f"{where}: rope.dims: expected up to {columns // 2 * 2}, the columns of a head in pairs, found "
                         f"{dims}", ("rope.dims",))
-    if dims % 2 and scaling in ("dynamic", "yarn", "proportional"):
+    if dims % 2 and (scaling == "proportional" or (scaling == "yarn" and dims != 3)):
         raise SpecError(f"{where}: rope.dims: expected an even number with scaling {scaling!r}, found {dims}",
                         ("rope.dims",))
     if scaling == "dynamic" and dims == 2:
@@ -58,7 +61,7 @@ class Rotary:
     """Frequencies float32 [pairs(dims)] and the factor on cosines and sines, of op `rope_angles`.
 
     border: 0, or the tokens of a sequence beyond which `long` and `long_scale` hold; long None: what `stretch` makes of
-    inv_freq there.
+    inv_freq there, and `span` where dims are odd.
     """
 
     inv_freq: np.ndarray
@@ -67,6 +70,7 @@ class Rotary:
     long: np.ndarray | None = None
     long_scale: float = 1.0
     stretch: float = 1.0
+    span: float = 0.0
 
 
 def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np.ndarray | None = None) -> Rotary:
@@ -82,7 +86,8 @@ def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np
     further, further_scale = _frequencies(options, "long", long)
     border = int(options["original_context"])
     if options["scaling"] == "dynamic":
-        return Rotary(inv_freq, scale, border, None, scale, float(options["factor"]))
+        odd = options["dims"] / 2 - 1 if options["dims"] % 2 else 0.0
+        return Rotary(inv_freq, scale, border, None, scale, float(options["factor"]), odd)
     if scale == further_scale and np.array_equal(inv_freq, further):
         return Rotary(inv_freq, scale)
     return Rotary(inv_freq, scale, border, further, further_scale)
@@ -176,6 +181,69 @@ def _longrope_divisors(options: Mapping[str, Any], count: int, key: str) -> np.n
 def _longrope_attention_factor(options: Mapping[str, Any]) -> float:
     factor, original = options["factor"], options["original_context"]
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, pairing: str = "", back: bool = False,
+           ago: int = 0) -> None:
+    """Rotate the first columns of every head in place, or its last ones; angles are computed once per kind and entry.
+
+    back: by minus the angle. ago: by the angle of the token so many before.
+    """
+    options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
+    options["reverse"] = options["reverse"] != back
+    check_rotary(options, head_dim, b.where)
+    how = rotary(options, *_divisors(b, pairs(options["dims"])))
+    angles = _angles(b, as_stored(how, b.names.find("rope_inv_freq"), b.where), ago)
+    place: dict[str, Any] = {"start": head_dim - angles.width} if options["last"] else {}
+    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=pairing or options["pairing"],
+           **place)
+
+
+def _angles(b: Builder, how: Rotary, ago: int) -> View:
+    """Cosines and sines of each row's position, or of one `ago` before; the step that makes them is emitted where an
+    entry has none yet."""
+    weights = {"inv_freq": _constant(b, how.inv_freq)}
+    params: dict[str, float] = {"scale": how.scale}
+    if how.border:
+        params |= {"border": how.border, "long_scale": how.long_scale}
+        if how.long is None:
+            params |= {"stretch": how.stretch} | ({"span": how.span} if how.span else {})
+        else:
+            weights["long"] = _constant(b, how.long)
+    if ago:
+        params["offset"] = -ago
+    words = [*weights.values(), *(f"{value:g}" for value in params.values())]
+    angles = b.view(".".join(("angles", *words)), 2 * len(how.inv_freq))
+    if not any(step.op == "rope_angles" and step.outputs == (angles,) for step in b.entries.get(b.entry, [])):
+        b.emit("rope_angles", (), (angles,), "angles", weights, **params)
+    return angles
+
+
+def _constant(b: Builder, inv_freq: np.ndarray) -> str:
+    known = {name: weight.constant for name, weight in b.weights.items() if name.startswith("rope.")}
+    name = next((name for name, value in known.items() if value is not None and np.array_equal(value, inv_freq)), None)
+    return name or b.constant(f"rope.{len(known)}", inv_freq)
+
+
+def _divisors(b: Builder, count: int) -> list[np.ndarray | None]:
+    """Factors that some files carry as a tensor: one, or one for each side of the original context.
+
+    Raises:
+        SpecError: a tensor of fewer than `count` factors, or with one that nothing can be divided by.
+    """
+    if not b.option("rope", "divisors"):
+        return [None, None]
+    tensors = [b.names.find(name) or b.names.find("rope_freqs") for name in ("rope_factors_short", "rope_factors_long")]
+    divisors: list[np.ndarray | None] = []
+    for tensor in tensors:
+        if tensor is None:
+            divisors.append(None)
+            continue
+        found = tensor.f32().reshape(-1)[:count]
+        if not (len(found) == count and (found > 0).all() and np.isfinite(found).all()):
+            raise SpecError(f"{b.where}: tensor {tensor.name!r}: expected {count} positive divisors of frequencies")
+        divisors.append(found)
+    return divisors
 
 
 def alibi_slopes(heads: int, largest_exponent: float) -> np.ndarray:

@@ -10,9 +10,18 @@ from numflow.network.build.channels import (
     short_convolution,
     weighted_keys,
 )
-from numflow.network.build.feed_forward import add_late, dense_and_experts, feed_forward
-from numflow.network.build.linear_attention import decaying_attention, delta_rule
-from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
+from numflow.network.build.compressed import compressed_attention
+from numflow.network.build.distances import convolution_around
+from numflow.network.build.feed_forward import adapter, add_late, dense_and_experts, feed_forward
+from numflow.network.build.linear_attention import (
+    begin_side,
+    beside,
+    decaying_attention,
+    delta_rule,
+    selective_scan,
+    state_space,
+    state_space_beside_attention,
+)
 from numflow.network.build.residuals import (
     altup_layer,
     begin_hyper,
@@ -23,17 +32,18 @@ from numflow.network.build.residuals import (
     end_pass,
     end_streams,
     hyper_layer,
+    per_layer_branch,
+    per_layer_inputs,
     tap,
     tap_last,
 )
 from numflow.network.build.rope import sinusoids
-from numflow.network.build.state_space import selective_scan, state_space, state_space_beside_attention
 from numflow.ops import View
 
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
-          "gated_recurrence": gated_recurrence, "wkv": weighted_keys,
+          "gated_recurrence": gated_recurrence, "wkv": weighted_keys, "compressed": compressed_attention,
           "linear": lambda b, x: b.linear("attn_output", x, b.view("branch", x.width))}
 
 
@@ -42,6 +52,7 @@ def decoder_or_encoder(b: Builder) -> None:
     x = embeddings(b)
     if b.option("per_layer", "width"):
         per_layer_inputs(b, x)
+    begin_side(b, x)
     streams = begin_streams(b, x) if b.option("altup", "streams") else None
     hyper = begin_hyper(b, x) if b.option("hyper", "streams") else None
     passes = begin_passes(b, x) if b.option("passes", "layers") else None
@@ -97,7 +108,7 @@ def embeddings(b: Builder) -> View:
     """Token, position and type embeddings, norm and projection, as the spec has them. Returns x [T, D]."""
     width, table_width = b.option("stack", "width"), b.option("embedding", "width")
     x = b.view("x", width)
-    table = x if table_width == width else b.view("embedded", table_width)
+    table = x if table_width == width and not b.has("project_in.weight") else b.view("embedded", table_width)
     b.emit("embed", (), (table,), "token_embd", {"table": b.matrix("token_embd", None, table_width)},
            scale=b.option("embedding", "scale"))
     if b.option("embedding", "dropped_token") >= 0:
@@ -158,14 +169,18 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     """x + mixer(norm(x)), x + feed_forward(norm(x)), in the order and with the norms the spec asks for."""
     if b.option("block", "parallel"):
         return _parallel_layer(b, x)
-    entry = _kept(b, x, "layer_input") if b.option("moe", "enabled") and b.option("moe", "early") else None
+    around = b.option("conv", "around")
+    early = b.option("moe", "enabled") and b.option("moe", "early")
+    entry = _kept(b, x, "layer_input") if early or around else None
     if (kind := b.option("mixer", "kind")) != "none":
         _residual_branch(b, x, "attn", MIXERS[kind])
     if cross:
         _residual_branch(b, x, "cross", cross_attention)
     if b.option("ffn", "enabled"):
-        _residual_branch(b, x, "ffn", _feed_forward(b, x, entry))
+        _residual_branch(b, x, "ffn", _feed_forward(b, x, entry if early else None))
     add_late(b, x)
+    if around and entry is not None:
+        convolution_around(b, entry, x)
     if b.option("per_layer", "width"):
         per_layer_branch(b, x, x)
     if b.option("block", "output_scale"):
@@ -196,7 +211,8 @@ def _feed_forward(b: Builder, stream: View, entry: View | None):
 
 def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     pre = b.option("block", "pre_norm") and (name != "attn" or b.option("block", "attention_norm"))
-    h = b.norm(f"{name}_norm", x, b.view("normed", x.width)) if pre else x
+    source = beside(b, x) if name == "attn" and b.option("side", "enabled") else x
+    h = b.norm(f"{name}_norm", source, b.view("normed", x.width)) if pre else source
     if (rank := b.option("block", "norm_gate_rank")) and pre and b.has(f"{name}_norm_down.weight"):
         low = b.linear(f"{name}_norm_down", h, b.view("norm_low", rank))
         b.emit("act", (low,), (low,), f"{name}_norm_act", kind="silu")
@@ -215,6 +231,8 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     if b.option("block", "residual") == "normed":
         b.emit("scale", (h,), (x,), f"{name}_skip", scale=b.option("block", f"{part}skip_scale"))
     b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", f"{part}residual_scale"))
+    if name == "ffn" and b.option("ffn", "adapter_width"):
+        adapter(b, x)
     if post == "residual":
         b.norm(f"{name}_post_norm", x, x)
     if twice is not None:
@@ -269,7 +287,11 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     if b.option("head", "transform") != "none":
         h = b.linear("head_dense", h, b.view("transformed", b.option("head", "width"), "logits"))
         b.emit("act", (h,), (h,), "head_act", kind=b.option("head", "transform"))
-        b.norm("head_norm", h, h)
+        if b.option("head", "transform_norm"):
+            b.norm("head_norm", h, h)
+        if b.has("head_dense_2.weight"):
+            h = b.linear("head_dense_2", h, b.view("transformed_2", x.width, "logits"))
+            b.emit("act", (h,), (h,), "head_act_2", kind=b.option("head", "transform"))
     if table_width != h.width and (h is hidden or b.option("embedding", "project") == "first"):
         h = b.linear("project_out", h, b.view("projected", table_width, "logits"))
     if b.option("head", "scale") != 1.0:

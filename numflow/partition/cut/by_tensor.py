@@ -324,6 +324,8 @@ class _Emitter:
             whole = self.network.caches[name]
             begin, end = self.caches[name].kv_heads[i] if cache is not None else (0, whole.kv_heads)
             device.caches[name] = replace(whole, kv_heads=end - begin)
+            if entries := step.params.get("entries"):  # of one head, which every device has
+                device.caches[entries] = self.network.caches[entries]
         for name in states_of(step).values():
             device.states[name] = _share_of(self.network.states[name], *state)
         if inputs or outputs or weights or params:

@@ -280,7 +280,8 @@ class _Chooser:
         **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
         "scale_by_position": _elementwise,  # of the row's position beside the element
         **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "permute", "select_rows",
-                         "moe_route", "index_select", "sparsify", "match_rms", "mix", "expert_scale",
+                         "moe_route", "index_select", "sparsify", "match_rms", "mix", "balance", "pool",
+                         "expert_scale",
                          "expert_combine"), _whole),
         **dict.fromkeys(("send", "receive"), _whole),  # exchanges between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,

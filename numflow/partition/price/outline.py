@@ -30,7 +30,7 @@ def outline(network: Network, entry: str, weigh: Callable[[Weight], float],
     weigh: bytes of a weight. name_of: steps of different names are of different kinds; None: names do not matter.
     """
     weights = {name: (weigh(weight), weight.shape, weight.groups) for name, weight in network.weights.items()}
-    caches = {name: (cache.kv_heads, cache.k_dim, cache.v_dim, cache.kind, cache.prefix)
+    caches = {name: (cache.kv_heads, cache.k_dim, cache.v_dim, cache.kind, cache.prefix, cache.every)
               for name, cache in network.caches.items()}
     kinds: dict[Hashable, int] = {}
     steps: list[Step] = []
@@ -41,7 +41,8 @@ def outline(network: Network, entry: str, weigh: Callable[[Weight], float],
         key = (step.op, tuple([(view.buffer, view.width) for view in step.inputs]),
                tuple([(view.buffer, view.width) for view in step.outputs]),
                tuple([(role, weights[name]) for role, name in step.weights.items()]),
-               tuple([(name, caches[value] if name == "cache" else value) for name, value in step.params.items()]),
+               tuple([(name, caches.get(value) if name in ("cache", "entries") else value)
+                      for name, value in step.params.items()]),
                name_of(step) if name_of else None)
         kind = kinds.setdefault(key, len(steps))
         if kind == len(steps):

@@ -1,8 +1,16 @@
-"""One key of a specification file's section: its kind, default, range and meaning."""
+"""Kinds of options of a specification file, and what their values may be."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
+
+# The activations of the op table, which this package does not import; a test holds the two lists together.
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
+               "silu_clamp", "xielu")
+# Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
+ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+                      "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
+                      "gelu_python": "gelu"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,6 @@ class SpecOption:
 
 
 def whole(default, what, least=1, most=2**31 - 1):
-    """A whole number."""
     return SpecOption("int", default, what, (), least, most)
 
 
@@ -47,18 +54,15 @@ def number(default, what, least=-1e6, most=1e6, above=-math.inf):
     return SpecOption("float", default, what, (), least, most, above)
 
 
-def boolean(default, what):
-    """True or false."""
+def switch(default, what):
     return SpecOption("bool", default, what)
 
 
 def choice(choices, default, what):
-    """One of several words."""
     return SpecOption("choice", default, what, tuple(choices))
 
 
 def text(default, what):
-    """Any text."""
     return SpecOption("text", default, what)
 
 

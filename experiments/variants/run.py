@@ -1,0 +1,200 @@
+"""Random configurations of known families: whether numflow computes with them what transformers does.
+
+Each variant begins with the configuration of a tiny checkpoint, changes some of its keys at random, has transformers
+save a random checkpoint of it, and runs that there and here, in float32. What transformers itself refuses, or turns
+into NaN, and what hangs on rounding, is passed over and counted. Where numbers differ, or numflow refuses, changes are
+taken back one by one as long as that stays so: the keys that are left are the fault's. A variant is made again by its
+family, its seed and its number.
+"""
+
+import collections
+import importlib.util
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from .bases import bases
+from .changes import PARTS, applied, draw
+
+OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7}
+TOLERANCE, STEADY, MARGIN = 1e-4, 3e-3, 1e-3
+LENGTHS = (9, 45, 71)
+CONTEXT = re.compile("max_position_embeddings|n_positions|n_ctx|max_length|context_length|max_seq|seq_length")
+RIGHT, REFUSED, WRONG, PASSED = "right", "refused", "wrong", "passed over"
+
+
+class Theirs:
+    """The process of transformers; started again where it ends."""
+
+    def __init__(self, python: str):
+        self.python, self.process = python, None
+
+    def ask(self, **request) -> dict:
+        if self.process is None or self.process.poll() is not None:
+            self.process = subprocess.Popen([self.python, Path(__file__).with_name("theirs.py")], text=True,
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        return json.loads(line) if line else {"refused": "its process ended"}
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.stdin.close()
+            self.process.wait()
+
+
+def run(lab):
+    options, python = lab.options, lab.options["python"] or sys.executable
+    if lab.quick:
+        options |= {"n": min(options["n"], 2), "family": options["family"] or ("" if options["bases"] else "llama")}
+    lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
+    if not (available() if python == sys.executable else Path(python).exists()):
+        lab.text("transformers and torch are not installed, so nothing was compared: name a Python that has them, "
+                 "`--set python=/path/to/python`.")
+        return
+    theirs, found = Theirs(python), {}
+    try:
+        for name, base in bases(options["bases"], options["family"]).items():
+            found[name] = family(lab, theirs, name, base)
+            kinds = collections.Counter(row["result"] for row in found[name])
+            lab.say(f"{name}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
+    finally:
+        theirs.close()
+    lab.results |= {"variants": found}
+    report(lab, found)
+
+
+def available() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def family(lab, theirs: Theirs, name: str, base: dict) -> list[dict]:
+    """A row for each variant: its number, the result, the line that says it, and the changes that do it."""
+    with tempfile.TemporaryDirectory() as place:
+        own = theirs.ask(do="keys", config=base, folder=place)
+    if "ok" not in own:
+        return [{"number": 0, "result": PASSED, "line": own["refused"], "changes": []}]
+    rows, known = [], set()
+    for number in range(lab.options["n"]):
+        dice = random.Random(f"{name} {lab.options['seed']} {number}")
+        changes, saved = draw(base, own["ok"], dice) if number else [], dice.random() < 0.4
+        row = {"number": number, "saved": saved} | tried(lab, theirs, applied(base, changes), saved, number)
+        if row["result"] in (WRONG, REFUSED) and (row["result"] == WRONG or row["line"] not in known):
+            known.add(row["line"])
+            changes, row = smallest(lab, theirs, base, changes, row)
+            lab.say(f"  {name} {number}, {row['result']}: {row['line']}; {'saved; ' * saved}{json.dumps(changes)}")
+        rows.append(row | {"changes": changes})
+    return rows
+
+
+def smallest(lab, theirs: Theirs, base: dict, changes: list[dict], row: dict) -> tuple[list[dict], dict]:
+    """Fewer changes of which the same comes, and what comes of them."""
+    for change in list(changes):
+        fewer = [each for each in changes if each is not change]
+        again = tried(lab, theirs, applied(base, fewer), row["saved"], row["number"])
+        if again["result"] == row["result"]:
+            changes, row = fewer, row | again
+    return changes, row
+
+
+def tried(lab, theirs: Theirs, config: dict, saved: bool, seed: int) -> dict:
+    """The result of one configuration."""
+    import numflow
+
+    with tempfile.TemporaryDirectory() as place:
+        given = prompts(config, seed)
+        decoder = "ForCausalLM" in str(config.get("architectures")) or "LMHead" in str(config.get("architectures"))
+        made = theirs.ask(do="make", config=config, folder=place, saved=saved, seed=seed, prompts=given, greedy=decoder)
+        if "ok" not in made:
+            return {"result": PASSED, "line": made["refused"]}
+        if made["ok"]["moved"] > STEADY:
+            return {"result": PASSED, "line": f"rounding decides ({made['ok']['moved']:.2g})"}
+        with np.load(Path(place) / "expected.npz") as file:
+            wanted = [file[f"logits_{at}"] for at in range(len(given))]
+        try:
+            with_options = (place, given, made["ok"], wanted[0].ndim == 1, lab.options["backend"])
+            whole, texts = ours(numflow, *with_options)
+            cut, _ = ours(numflow, *with_options, chunk=lab.options["chunk"])
+        except numflow.NumflowError as problem:
+            return {"result": REFUSED, "line": str(problem).replace(place, "")}
+        except Exception as problem:  # a fault of ours, which is what is looked for
+            return {"result": WRONG, "line": f"{type(problem).__name__}: {problem}"}
+    line = compared(whole, cut, texts, wanted, made["ok"])
+    return {"result": WRONG if line else RIGHT, "line": line}
+
+
+def prompts(config: dict, seed: int) -> list[dict]:
+    """Texts of words that are none of the special ones, as long as the positions allow."""
+    part = next((config[name] for name in PARTS if isinstance(config.get(name), dict)), config)
+    vocabulary, dice = part.get("vocab_size", 144), random.Random(seed)
+    most = min([value for key, value in part.items() if CONTEXT.search(key) and value] or [128])
+    pair = config.get("is_encoder_decoder") or "encoder" in config
+    found = []
+    for length in LENGTHS:
+        ids = [dice.randrange(5, min(vocabulary, 130)) for _ in range(min(length, most - 8))]
+        found.append({"ids": ids} | ({"decoder_ids": ids[::-1][:length // 2]} if pair else {}))
+    return found
+
+
+def ours(numflow, place: str, given: list[dict], made: dict, scores: bool, backend: str, **options):
+    """What numflow computes, and the tokens that it chooses. scores: of whole texts."""
+    with numflow.load(place, backend=backend, activations="f32", threads=1, **options) as model:
+        rows = [one(model, each, scores) for each in given]
+        text = list(model.generate(given[-1]["ids"], max_tokens=len(made["greedy"]), ignore_eos=True).ids
+                    ) if made["greedy"] else []
+    return rows, text
+
+
+def one(model, given: dict, scores: bool) -> np.ndarray:
+    if "decoder_ids" in given:
+        return model.logits_batch([given["decoder_ids"]], [given["ids"]])[0]
+    if scores:
+        return np.asarray(model.scores(given["ids"]))
+    if "logits" not in model.network.outputs:
+        return model.hidden(given["ids"])
+    return np.concatenate([rows for _, rows in model.iter_logits(given["ids"])]) if model.is_decoder else model.logits(
+        given["ids"])
+
+
+def compared(whole, cut, texts, wanted, made) -> str:
+    """The worst difference in a line, "" where there is none."""
+    for how, found in (("whole", whole), ("in chunks", cut)):
+        for rows, right in zip(found, wanted):
+            if rows.shape != right.shape:
+                return f"{how}: {rows.shape}, not {right.shape}"
+            worst = float(np.abs(rows - right).max() / (float(right.std()) if right.size > 8 else 1.0))  # or few scores
+            if not worst <= max(TOLERANCE, made["moved"] / 10):
+                return f"{how}, {len(right)} rows: {worst:.2g}"
+    if made["greedy"] and made["margin"] > MARGIN and texts != made["greedy"]:
+        return f"tokens {texts}, not {made['greedy']}"
+    return ""
+
+
+def report(lab, found: dict[str, list[dict]]) -> None:
+    results = (RIGHT, WRONG, REFUSED, PASSED)
+    counts = {name: collections.Counter(row["result"] for row in rows) for name, rows in found.items()}
+    lab.table(["family", *results], [[name, *(count[kind] for kind in results)] for name, count in counts.items()]
+              + [["all", *(sum(count[kind] for count in counts.values()) for kind in results)]])
+    lab.claim("Nothing was wrong.", not any(count[WRONG] for count in counts.values()), "Some variants were wrong.")
+    for kind, title in ((WRONG, "Wrong"), (REFUSED, "Refused by numflow")):
+        rows = [(name, row) for name, each in found.items() for row in each if row["result"] == kind]
+        if rows:
+            lab.heading(title)
+            lab.table(["family", "number", "config.json", "changes", "result"],
+                      [[name, row["number"], "saved" if row["saved"] else "as asked",
+                        f"`{json.dumps(row['changes'])}`", row["line"].replace("|", "/")] for name, row in rows])
+    said = collections.Counter(row["line"].split(":")[0] for rows in found.values() for row in rows
+                               if row["result"] == PASSED)
+    if said:
+        lab.heading("Passed over")
+        lab.table(["reason", "variants"], said.most_common(12))

@@ -1,0 +1,125 @@
+"""The side of transformers: tiny random checkpoints of configurations, and what its classes compute with them.
+
+A process of its own, so that it may have another environment: it reads a request a line, JSON, and writes an answer a
+line. It needs torch and transformers, and nothing of numflow.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+MOST_PARAMETERS = 3_000_000
+GREEDY = 6
+NUDGE = 3e-6  # of embeddings: what moves the logits far by it hangs on rounding
+
+
+def class_of(config):
+    name = (config.architectures or [""])[0]
+    if not hasattr(transformers, name):
+        raise ValueError(f"transformers has no class {name!r}")
+    return getattr(transformers, name)
+
+
+def keys(config: dict, folder: Path) -> dict:
+    """All keys that the configuration's class has, with its own values."""
+    (folder / "config.json").write_text(json.dumps(config))
+    found = transformers.AutoConfig.from_pretrained(folder)
+    return json.loads(json.dumps(type(found)().to_dict(), default=str))
+
+
+def shake(model, seed: int) -> None:
+    """Weights that are far from those a class begins with, so that every part has a say."""
+    random = torch.Generator().manual_seed(seed)
+    stored = model.state_dict()
+    buffers = [(name, value) for name, value in model.named_buffers() if name in stored and name.endswith("bias")]
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    with torch.no_grad():
+        for name, value in [*model.named_parameters(), *buffers]:
+            if value.dim() > 1 and "A_log" not in name:
+                spread = 1.0 if id(value) in tables else value.shape[-1] ** -0.5
+                value.copy_(torch.randn(value.shape, generator=random) * spread)
+            else:
+                value.add_(0.6 * torch.rand(value.shape, generator=random) - 0.3)
+
+
+def make(request: dict, folder: Path) -> dict:
+    """Write the checkpoint and expected.npz into the folder."""
+    (folder / "config.json").write_text(json.dumps(request["config"]))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = class_of(config)
+    with torch.device("meta"):
+        count = sum(value.numel() for value in kind(config).parameters())
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"too large: {count} parameters")
+    config = transformers.AutoConfig.from_pretrained(folder)  # a class may change what it is made from
+    torch.manual_seed(request["seed"])
+    model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    shake(model, request["seed"])
+    model.save_pretrained(folder)
+    if not request["saved"]:
+        (folder / "config.json").write_text(json.dumps(request["config"]))
+    model, report = kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32,
+                                         output_loading_info=True)
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[what]:
+            raise ValueError(f"what it wrote has {what} {sorted(map(str, report[what]))[:3]}")
+    model.eval()
+    arrays = {f"logits_{at}": compute(model, given) for at, given in enumerate(request["prompts"])}
+    if not all(np.isfinite(value).all() for value in arrays.values()):
+        raise ValueError("NaN")
+    answer = {"greedy": [], "margin": 0.0}
+    if request["greedy"]:
+        answer = greedy(model, request["prompts"][-1])
+    with torch.no_grad():
+        table = model.get_input_embeddings().weight
+        table.mul_(1 + NUDGE * torch.randn(table.shape, generator=torch.Generator().manual_seed(1)))
+    moved = [error(compute(model, given), arrays[f"logits_{at}"]) for at, given in enumerate(request["prompts"])]
+    np.savez(folder / "expected.npz", **arrays)
+    return answer | {"moved": max(moved)}
+
+
+def compute(model, given: dict) -> np.ndarray:
+    """Logits, or scores of a text, or the last hidden states of a model without a head."""
+    names = {"ids": "input_ids", "decoder_ids": "decoder_input_ids"}
+    cache = {} if "decoder_ids" in given else {"use_cache": False}
+    with torch.no_grad():
+        found = model(**{names[key]: torch.tensor([ids]) for key, ids in given.items()}, **cache)
+    return (found.logits if "logits" in found else found.last_hidden_state)[0].numpy()
+
+
+def error(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(found - wanted).max() / (float(wanted.std()) if wanted.size > 8 else 1.0))
+
+
+def greedy(model, given: dict) -> dict:
+    """The likeliest next tokens, each from the whole text, and how far the closest second was behind."""
+    ids, margin = list(given["ids"]), np.inf
+    for _ in range(GREEDY):
+        row = compute(model, {"ids": ids})[-1]
+        best = np.sort(row)[-2:]
+        margin = min(margin, float((best[1] - best[0]) / row.std()))
+        ids.append(int(row.argmax()))
+    return {"greedy": ids[-GREEDY:], "margin": margin}
+
+
+def answer(request: dict) -> dict:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = {"keys": keys, "make": lambda config, folder: make(request, folder)}[request["do"]](
+                request["config"], Path(request["folder"]))
+        return {"ok": found}
+    except Exception as problem:  # a class may raise anything; it is told, and counted
+        return {"refused": f"{type(problem).__name__}: {' '.join(str(problem).split())[:160]}"}
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)

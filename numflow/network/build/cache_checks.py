@@ -1,0 +1,78 @@
+"""Checks of steps that read or write keys and values: names, shapes and dtypes, held against the op table."""
+
+from numflow.errors import NetworkError, did_you_mean
+from numflow.ops import Cache, Network, Step, View, param
+
+
+def expect(step: Step, what: str, expected, found) -> None:
+    if expected != found:
+        raise NetworkError(f"{step}: {what} should be {expected}, is {found}")
+
+
+def rows(step: Step, network: Network, view: View) -> str:
+    return network.buffers[view.buffer].rows
+
+
+def _cache(step: Step, network: Network, name: str = "") -> Cache:
+    name = name or param(step, "cache")
+    if name not in network.caches:
+        raise NetworkError(f"{step}: no cache named {name!r}{did_you_mean(name, network.caches)}")
+    return network.caches[name]
+
+
+def cache_write(step: Step, network: Network) -> None:
+    cache = _cache(step, network)
+    if cache.prefix and (cache.v_dim or cache.prefix > cache.k_dim):
+        raise NetworkError(f"{step}: values of {cache.prefix} columns are no prefix of keys of {cache.k_dim}, with "
+                           f"{cache.v_dim} stored beside them")
+    if cache.every and (cache.kv_heads, cache.prefix, cache.kind) != (1, cache.k_dim, "self"):
+        raise NetworkError(f"{step}: entries have one head, whose keys are its values")
+    expect(step, "number of inputs", 1 if cache.prefix else 2, len(step.inputs))
+    for what, view, size in zip(("k", "v"), step.inputs, (cache.k_dim, cache.v_dim)):
+        expect(step, f"width of {what}", cache.kv_heads * size, view.width)
+
+
+def index_select(step: Step, network: Network) -> None:
+    cache, heads, (q, weights), y = _cache(step, network), param(step, "heads"), step.inputs, step.outputs[0]
+    expect(step, "key heads of the index", 1, cache.kv_heads)
+    expect(step, "width of q", heads * cache.k_dim, q.width)
+    expect(step, "width of weights", heads, weights.width)
+    expect(step, "dtype of the output", "i32", network.buffers[y.buffer].dtype)
+
+
+def pool(step: Step, network: Network) -> None:
+    """Gates and values of one token after the other; a bias for each place in a window."""
+    cache, y, every, series = _cache(step, network), step.outputs[0], param(step, "every"), param(step, "series")
+    if every < 1 or series < 1:
+        raise NetworkError(f"{step}: every and series should be 1 or more, are {every} and {series}")
+    expect(step, "tokens for which the cache has a row", 1, cache.every)
+    expect(step, "columns of the cache", 2 * series * y.width, cache.k_dim)
+    expect(step, "shape of bias", (every, series * y.width), network.weights[step.weights["bias"]].shape)
+    expect(step, "rows of the output", "tokens", rows(step, network, y))
+
+
+def attention(step: Step, network: Network) -> None:
+    cache, heads = _cache(step, network), param(step, "heads")
+    if name := param(step, "entries"):
+        entries = _cache(step, network, name)
+        if not entries.every or not param(step, "causal") or {"slopes", "buckets", "places"} & {*step.weights}:
+            raise NetworkError(f"{step}: entries stand beside keys of the past, without a bias by distance")
+        expect(step, "columns of entries", (cache.k_dim, cache.value_dim, 1),
+               (entries.k_dim, entries.value_dim, cache.kv_heads))
+    if heads % cache.kv_heads:
+        raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
+    expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)
+    expect(step, "width of the output", heads * cache.value_dim, step.outputs[0].width)
+    far = "places" in step.weights
+    for view in step.inputs[1:]:
+        what = "products with distances" if far else "chosen"
+        expect(step, f"dtype of {what}", "f32" if far else "i32", network.buffers[view.buffer].dtype)
+        expect(step, f"width of {what}", step.inputs[1].width if far else view.width, view.width)
+    expect(step, "number of inputs", max(len(step.inputs), 2) if far else min(len(step.inputs), 2), len(step.inputs))
+    if far and (cache.kind, step.inputs[1].width % heads) != ("self", 0):
+        raise NetworkError(f"{step}: distances go with attention over the text itself, and columns for each head")
+    if far and len(step.inputs) == 3 and (param(step, "causal"), cache.kv_heads) != (False, heads):
+        raise NetworkError(f"{step}: keys meet distances in attention both ways of as many key heads")
+    for role in ("slopes", "sinks"):
+        if role in step.weights:
+            expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)

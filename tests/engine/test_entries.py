@@ -1,0 +1,78 @@
+"""Entries of windows beside the last keys: the same numbers however a text is cut, and in any company."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import numflow
+from numflow.errors import NetworkError
+from tests.specs.case import load_case, relative_error
+from tests.specs.weights import values
+
+TEXT = [5 + (7 * i * i + i) % 190 for i in range(200)]
+PROMPTS = [TEXT[:150], TEXT[:61], TEXT[30:100], [*TEXT[:130], 5, 6], [9, 8]]
+GREEDY = {"max_tokens": 12, "ignore_eos": True}
+SETTINGS = [{}, {"n": 3, "temperature": 1.0, "seed": 5}, {"num_beams": 3}, {"speculate": "ngram"}]
+EXECUTORS = {"reference": {"backend": "reference", "block_size": 16}, "cpu": {"backend": "cpu", "activations": "f32",
+                                                                              "threads": 2}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A window of 6, entries of 4 tokens that an index chooses, and of 8 tokens."""
+    case, folder = load_case("deepseek_v4"), tmp_path_factory.mktemp("entries")
+    save_file({name: values(name, shape).astype(np.float32) for name, shape in case.tensors.items()},
+              folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(case.configs[0]))
+    return folder
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.merge
+def test_pieces_of_any_size_give_the_numbers_of_the_whole_text(folder, executor):
+    case = load_case("deepseek_v4")
+    ids, rows, expected = case.inputs[1]["ids"], case.rows[1]["rows"], case.expected["logits_1"]
+    with numflow.load(folder, **EXECUTORS[executor]) as model:
+        whole = model.logits(TEXT)
+    for chunk in (1, 7, 64):
+        with numflow.load(folder, chunk=chunk, **EXECUTORS[executor]) as model:
+            found = model.logits(TEXT)
+            assert relative_error(model.logits(ids)[rows], expected) < 1e-4
+        if executor == "cpu":
+            np.testing.assert_array_equal(found, whole)
+        else:
+            assert relative_error(found, whole) < 1e-5
+
+
+@pytest.fixture(scope="module", params=list(EXECUTORS))
+def alone(request, folder):
+    """Options, and each prompt by each of SETTINGS by itself."""
+    with numflow.load(folder, **EXECUTORS[request.param]) as model, numflow.Engine(model, prefix_cache=False) as engine:
+        found = [[one.ids for one in engine.submit(prompt, **GREEDY, **own).results()]
+                 for prompt in PROMPTS for own in SETTINGS]
+    return EXECUTORS[request.param], found
+
+
+@pytest.mark.parametrize("options", [{}, {"preemption": "swap"}, {"preemption": "recompute"}, {"max_step_tokens": 7}],
+                         ids=str)
+@pytest.mark.merge
+def test_side_by_side(alone, folder, options):
+    """Samples, beams, guesses, swapped and read again, begun where another text is known: each as by itself."""
+    own, expected = alone
+    with numflow.load(folder, **own) as model:
+        if "preemption" in options:
+            options = {**options, "kv_memory": 60 * model.program.block_bytes}
+        with numflow.Engine(model, **options) as engine:
+            for _ in range(2):  # the second time all prompts are in the prefix cache
+                handles = [engine.submit(prompt, priority=number % 2, **GREEDY, **settings)
+                           for number, (prompt, settings) in enumerate((p, s) for p in PROMPTS for s in SETTINGS)]
+                assert [[one.ids for one in handle.results()] for handle in handles] == expected
+
+
+def test_a_gpu_refuses_entries_in_one_line(folder):
+    pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+    with pytest.raises(NetworkError, match="device 'cuda' has no kernel for pool") as refused:
+        numflow.load(folder, backend="cuda", gpu="simulator")
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,65 @@
+"""The experiment on variants: random changes of configurations, and comparisons without transformers."""
+
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+
+from numflow.lab import run_experiment
+from numflow.lab.harness import _load
+from tests.conftest import REPO
+
+BASE = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "hidden_act": "silu", "rope_theta": 1e4, "rope_parameters": None, "vocab_size": 144}
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    module = _load(REPO / "experiments" / "variants" / "run.py")
+    return module, sys.modules[f"{module.__name__}.changes"]
+
+
+def test_without_transformers_the_report_says_so(tmp_path):
+    out = run_experiment("variants", quick=True, out=tmp_path, options={"python": str(tmp_path / "no python")})
+    assert "nothing was compared" in (out / "report.md").read_text()
+    assert json.loads((out / "results.json").read_text())["results"] == {}
+
+
+def test_changes_follow_from_the_seed_and_can_be_applied(experiment):
+    changes = experiment[1]
+    found = [changes.draw(BASE, BASE, random.Random(number)) for number in range(300)]
+    assert found == [changes.draw(BASE, BASE, random.Random(number)) for number in range(300)]
+    keys = {key for each in found for change in each for key in change}
+    assert {"rope_scaling", "num_hidden_layers", "layer_types", "hidden_act", "num_key_value_heads"} <= keys
+    assert "vocab_size" not in keys and "model_type" not in keys
+    for each in found:
+        config = changes.applied(BASE, each)
+        assert all(config.get(key, changes.LEFT_OUT) == value for change in each for key, value in change.items()
+                   if key != "layer_types")
+        if isinstance(config.get("layer_types"), list) and isinstance(config.get("num_hidden_layers"), int):
+            assert len(config["layer_types"]) == config["num_hidden_layers"]
+
+
+def test_changes_that_do_not_matter_are_taken_back(experiment, monkeypatch):
+    run, _ = experiment
+    monkeypatch.setattr(run, "tried", lambda lab, theirs, config, saved, seed: {
+        "result": run.WRONG if config["hidden_act"] == "gelu" else run.RIGHT, "line": "whole"})
+    changes = [{"head_dim": 8}, {"hidden_act": "gelu"}, {"rope_theta": 5e5}]
+    left, row = run.smallest(None, None, BASE, changes, {"result": run.WRONG, "saved": False, "number": 1})
+    assert left == [{"hidden_act": "gelu"}] and row["line"] == "whole"
+
+
+def test_differences_are_told(experiment):
+    run, _ = experiment
+    wanted = [np.random.default_rng(0).normal(size=(9, 20)).astype(np.float32)]
+    near, far = [wanted[0] + 1e-6], [wanted[0] + 1e-3 * (np.arange(20) == 3)]
+    made = {"greedy": [1, 2], "margin": 0.1, "moved": 1e-4}
+    assert run.compared(near, near, [1, 2], wanted, made) == ""
+    assert run.compared(far, near, [1, 2], wanted, made).startswith("whole, 9 rows: 0.001")
+    assert run.compared(near, far, [1, 2], wanted, made).startswith("in chunks, 9 rows: 0.001")
+    assert run.compared(near, [near[0] * np.nan], [1, 2], wanted, made).endswith("nan")
+    assert run.compared(near, near, [2, 2], wanted, made) == "tokens [2, 2], not [1, 2]"
+    assert run.compared(near, near, [2, 2], wanted, made | {"margin": 0.0}) == ""
