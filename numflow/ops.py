@@ -290,8 +290,9 @@ OPS = {op.name: op for op in (
        "logit per head that takes probability and has no value. buckets [n, H]: T5 relative position bias. chosen i32 "
        "[T, W]: only keys whose bits are set. places [2R + 1]: the number n of the vector for each distance (key - "
        "query) -R .. R, of farther ones at the ends; of query i and key j, q k^T gets of_queries[i, h, n] + of_keys[j, "
-       "h, n] more, [T, H*N] each, two inputs in place of chosen, all of a sequence in the batch. entries: a cache of "
-       "such beside the keys, of windows that have ended, of which `chosen` has numbers then; one softmax over both",
+       "h, n] more, [T, H*N] each, two inputs in place of chosen, all of a sequence in the batch; or the first alone. "
+       "entries: a cache of such beside the keys, of windows that have ended, of which `chosen` has numbers then; one "
+       "softmax over both",
        ("q", "chosen or of_queries?", "of_keys?"), ("y",), ("slopes?", "sinks?", "buckets?", "places?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
         "bucket_distance": 0, "chunk": 0, "entries": ""}),
@@ -317,12 +318,12 @@ OPS = {op.name: op for op in (
     Op("gate_rows", "rows", "y = x * sigmoid(gate), or x * gate if plain; gate [T, H] has a column for each of H equal "
        "column groups of x", ("x", "gate"), ("y",), (), {"plain": False}),
     Op("mul", "elements", "y = a * b", ("a", "b"), ("y",)),
-    Op("permute", "rows", "y[t, j] = x[t, order[j]]: inputs in the order of a matrix's stored columns", ("x",), ("y",),
-       ("order",)),
+    Op("permute", "rows", "y[t, j] = x[t, order[j]], the order of a matrix's columns", ("x",), ("y",), ("order",)),
     Op("add", "elements", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
-    Op("scale", "elements", "y = x * scale * weight [D]", ("x",), ("y",), ("weight?",), {"scale": REQUIRED}),
-    Op("scale_by_position", "batch", "y = x * (1 + scale * ln(1 + floor((position + offset) / length)))", ("x",),
-       ("y",), (), {"scale": REQUIRED, "length": REQUIRED, "offset": 0}),
+    Op("scale", "elements", "y = x * scale * weight + shift", ("x",), ("y",), ("weight?", "shift?"),
+       {"scale": REQUIRED}),
+    Op("scale_by_position", "batch", "y = x * (1 + scale * ln(1 + floor(q))), q = (position + offset) / length; smooth "
+       "ln(max(1, q))", ("x",), ("y",), (), {"scale": REQUIRED, "length": REQUIRED, "offset": 0, "smooth": 0}),
     Op("sparsify", "rows", "y = max(x - mean - deviations * std, 0)", ("x",), ("y",), (), {"deviations": REQUIRED}),
     Op("match_rms", "rows", "each [D] of x [T, G * D] times sqrt(mean(like^2) / max(mean(x^2), least)), like [T, D]",
        ("x", "like"), ("y",), (), {"least": REQUIRED}),

@@ -43,16 +43,18 @@ def add(a, b, *, scale):
     return a + np.float32(scale) * b
 
 
-def scale(x, weight=None, *, scale):
-    """y = x * scale * weight [D]."""
+def scale(x, weight=None, shift=None, *, scale):
+    """y = x * scale * weight [D] + shift [D]."""
     y = x * np.float32(scale)
-    return y if weight is None else y * weight
+    y = y if weight is None else y * weight
+    return y if shift is None else y + shift
 
 
-def scale_by_position(x, *, batch, scale, length, offset=0):
-    """y = x * (1 + scale * ln(1 + floor((position + offset) / length))), a number for each row."""
-    steps = (batch.positions.astype(np.int64) + offset) // length
-    return x * (1 + scale * np.log1p(steps)).astype(np.float32)[:, None]
+def scale_by_position(x, *, batch, scale, length, offset=0, smooth=False):
+    """y = x * (1 + scale * ln(1 + floor(q))), or ln(max(1, q)), q = (position + offset) / length of each row."""
+    positions = batch.positions.astype(np.int64) + offset
+    logarithm = np.log(np.maximum(positions / length, 1)) if smooth else np.log1p(positions // length)
+    return x * (1 + scale * logarithm).astype(np.float32)[:, None]
 
 
 def sparsify(x, *, deviations):

@@ -47,7 +47,8 @@ def attention(q, *beside, slopes=None, sinks=None, buckets=None, places=None, ba
         distance = np.arange(length) - batch.positions[rows, None]  # key position - query position [n, L]
         products = _by_head(q[rows], heads) @ _by_query_head(k, heads).transpose(0, 2, 1)
         if places is not None:
-            products = products + _far(*(_by_head(x[rows], heads) for x in beside), places, distance)
+            products = products + _far(*(_by_head(x[rows], heads) for x in beside), places=places,
+                                       distance=distance)
         scores = _scores(products, scale, softcap)
         if slopes is not None:
             scores -= slopes[:, None, None] * np.abs(distance).astype(np.float32)
@@ -101,12 +102,14 @@ def _bits(words, count):
     return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
 
 
-def _far(of_queries, of_keys, places, distance):
-    """of_queries, of_keys [H, L, N], distance [L, L] -> [H, L, L]: each product with the vector of the distance."""
+def _far(of_queries, of_keys=None, *, places, distance):
+    """of_queries [H, n, N], distance [n, L] -> [H, n, L]: each product with the vector of the distance; with of_keys
+    [H, L, N], of a whole sequence, that of the key too."""
     reach = len(places) // 2
     number = places[np.clip(distance, -reach, reach) + reach].astype(np.int64)
     each = np.arange(len(number))
-    return of_queries[:, each[:, None], number] + of_keys[:, each, number]
+    found = of_queries[:, each[:, None], number]
+    return found if of_keys is None else found + of_keys[:, each, number]
 
 
 def _scores(products, scale, softcap):

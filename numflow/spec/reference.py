@@ -36,8 +36,8 @@ holds where it leaves a key out), `draft_layer` (what \
 stands for `layers.{layer}` in names of the block that predicts a further \
 token), `tensors` and any section |
 | `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are \
-numbers, `{owner}` and `{use}` those of [side] \
-(in `ignore`, `{layers}` is how many there are, `{beyond}` that or any above it); `.weight` and `.bias` are \
+numbers, `{owner}` and `{use}` those of [side], other braces hold an expression: `{layer // 2}` \
+(in `ignore`, `{layers}` is how many layers there are, `{beyond}` that or any above it); `.weight` and `.bias` are \
 added; `enc.` / `dec.` before the module for one stack |
 | `[gguf.metadata]` | what `numflow quantize` writes to GGUF files beside or in place of what sources tell: key = \
 literal, expression, or `{ each = "..." }` for a value per layer (with `further = false` none for the block behind the \

@@ -5,27 +5,15 @@ An option's value is a literal of its kind; for numbers and switches also an exp
 `{config = "hidden_act", gguf = "...", default = "silu", map = {swish = "silu"}}`.
 """
 
+from numflow.spec import kinds
 from numflow.spec.bounds import LIMITS
-from numflow.spec.kinds import SpecOption
-from numflow.spec.kinds import choice as _choice
-from numflow.spec.kinds import number as _float
-from numflow.spec.kinds import numbers as _list
-from numflow.spec.kinds import switch as _bool
-from numflow.spec.kinds import text as _text
-from numflow.spec.kinds import whole as _int
+from numflow.spec.kinds import ACTIVATION_ALIASES, ACTIVATIONS, SpecOption
 
+_bool, _choice, _float, _int, _list, _text = (kinds.switch, kinds.choice, kinds.number, kinds.whole, kinds.numbers,
+                                              kinds.text)
 REQUIRED = object()
 NAMINGS = ("hf", "gguf", "llama2c")
 STACKS = ("encoder", "decoder", "draft")
-
-
-# The activations of the op table, which this package does not import; a test holds the two lists together.
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-               "silu_clamp", "xielu")
-# Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
-ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
-                      "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
-                      "gelu_python": "gelu"}
 
 SECTIONS: dict[str, dict[str, SpecOption]] = {
     "stack": {
@@ -42,6 +30,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
         "norm_first": _bool(False, "that norm comes before positions and types are added"),
         "norm_eps": _float(0.0, "added to its mean square or variance; 0 = what other norms have", 0, 1),
+        "channel_scales": _bool("has('token_embd_scale.weight')", "before all else each channel becomes (it + a shift) "
+                                "* a scale"),
         "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),
         "position_offset": _int(0, "added to the position before the look-up", 0, 1 << 20),
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
@@ -68,6 +58,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "residual_scale": _float(1.0, "each branch is multiplied by it before it is added"),
         "output_scale": _bool("has('layer_scale.weight')", "the sum after the layer is multiplied by a stored number"),
         "ffn_residual_scale": _float("block_residual_scale", "the same for the feed-forward branch"),
+        "convolved": _bool("has('attn_branch_conv.weight')", "to each branch is added a causal convolution of each of "
+                           "its columns over conv.taps tokens"),
+        "channel_scales": _bool("has('attn_skip_scale.weight')", "each channel of a branch, and of what it is added "
+                                "to, becomes (it + a shift) * a scale before"),
         "residual": _choice(("plain", "normed"), "plain", "what a branch is added to: its input before the norm, or "
                             "behind it, times skip_scale"),
         "skip_scale": _float(1.0, "residual = normed: what the normed input is multiplied by"),
@@ -129,9 +123,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "kv_heads": _int("kv_heads", "key/value heads"),
         "head_dim": _int("head_dim", "columns of a query or key head"),
         "value_dim": _int("attention_head_dim", "columns of a value head"),
-        "qkv": _choice(("separate", "concat", "groups", "quarters"), "separate",
-                       "three matrices; one of [q k v]; one of [q..q k v] per key/value head; one of [q v k] per "
-                       "quarter of their columns"),
+        "qkv": _choice(("separate", "concat", "gate_concat", "groups", "quarters"), "separate",
+                       "three matrices; one of [q k v]; one of [gate q k v]; one of [q..q k v] per key/value head; one "
+                       "of [q v k] per quarter of their columns"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
         "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "window": _int(0, "a query sees so many keys up to itself, and as many ahead if not causal; 0 = all", 0),
@@ -143,6 +137,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                             "before with the same window; 0 = none does", 0),
         "temperature": _float(0.0, "queries are multiplied by 1 + temperature * ln(1 + floor((position + "
                               "temperature_offset) / temperature_length)); 0 = off"),
+        "temperature_smooth": _bool(False, "without the floor, from temperature_length on: 1 + temperature * ln(max(1, "
+                                    "(position + temperature_offset) / temperature_length))"),
         "temperature_length": _int(1, "positions from one step of it to the next"),
         "temperature_offset": _int(0, "added to the position", 0),
         "sub_norm": _bool("has('attn_sub_norm.weight')", "a norm before the output projection"),
@@ -168,6 +164,15 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                "distance; 0 = all are exact", 0, 1 << 20),
         "distance_products": _choice(("both", "keys", "queries"), "both", "which of the two there are"),
         "distance_norm": _bool("has('dist_norm.weight')", "a layer norm of the vectors before"),
+        "relative": _int(0, "each head of a token has so many numbers, which are added to its scores with the key at "
+                         "that distance before it: sums of learned ones by shares that attn_rel reads off the token; "
+                         "0 = none", 0, 1 << 16),
+        "relative_dim": _int(1, "how many learned ones there are"),
+        "kv_convolved": _bool("has('attn_k_conv.weight')", "to keys and values is added a causal convolution of each "
+                              "column over conv.taps tokens, before norm and rotation"),
+        "convolved": _int(0, "queries and keys pass two causal convolutions, one of each column over conv.taps tokens, "
+                          "then one of all columns of a head over so many, and are added to means of both; the later "
+                          "half of the values is the token's before (arXiv 2510.04476); 0 = none do", 0, 64),
         "own_distances": _bool("has('dist_k.weight')", "matrices of their own make these keys and queries"),
     },
     "latent": {
@@ -277,8 +282,15 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "cut": _float(0.0, "as in ffn, of experts that are chosen", 0, 1e30),
         "spare_experts": _int(0, "how many behind these are passed over, and their part of exp_probs_b: they are for "
                               "other input than text", 0, 1 << 16),
+        "through_experts": _int(0, "how many behind these have no matrices and return what they read", 0, 1 << 16),
+        "void_experts": _int(0, "how many behind those return nothing", 0, 1 << 16),
+        "always": _int(0, "how many more than top_k each token uses: the last of the router, whose gates are in the "
+                       "same sum, and whose matrices are those of shared experts, in stacks", 0, 1 << 16),
+        "late": _bool(False, "a dense part in their place, and what experts return is added behind the next layer"),
         "gate_input": _bool(False, "gates multiply what an expert reads, not what it returns"),
         "router_scale": _float(1.0, "the router's scores are multiplied by it"),
+        "router_width": _int(0, "columns of a router of several matrices: down, to which what the layer before had is "
+                             "added, a norm, two with gelu behind them, and the scores; 0 = one matrix", 0),
         "early": _bool(False, "the router reads what the layer does, before attention and without a norm"),
         "beside": _bool(False, "a dense part and the experts side by side, each with norms of its own"),
         "latent_width": _int(0, "columns that the experts' inputs and outputs are projected to and from; 0 = none", 0),
@@ -309,6 +321,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "balance": _int(0, "each stream becomes a sum of all before that: its factors are a matrix whose columns and "
                         "rows are divided by their sums in turn, columns so many times; 0 = streams stay as they are",
                         0, 1000),
+    },
+    "passes": {
+        "layers": _int(0, "layers of a pass, behind which there is a norm: a pass reads the sum of two streams and "
+                       "becomes one of them, the first of which begins as the embeddings and is the result; 0 = there "
+                       "are none", 0),
+        "first": _bool(False, "the pass of this layer becomes the first stream, not the second"),
     },
     "altup": {
         "streams": _int(0, "residual streams of which a layer computes one and corrects the others by it (alternating "

@@ -179,7 +179,7 @@ def test_steps_are_checked():
     check_step(step, built)
     wide = replace(step.inputs[1], width=32)
     for wrong, words in ((replace(step, params={**step.params, "causal": True}), "both ways of as many key heads"),
-                         (replace(step, inputs=step.inputs[:2]), "number of inputs should be 3, is 2"),
+                         (replace(step, inputs=step.inputs[:1]), "number of inputs should be 2, is 1"),
                          (replace(step, inputs=(*step.inputs[:2], wide)), "should be 64, is 32"),
                          (replace(step, weights={}), "dtype of chosen should be i32, is f32")):
         with pytest.raises(NetworkError, match=words):

@@ -29,6 +29,12 @@ def test_queries_grow_with_their_position():
     np.testing.assert_allclose(found, np.transpose([expected] * 2), rtol=1e-6)
 
 
+def test_queries_grow_smoothly_from_a_length_on():
+    batch = Batch(*(np.array(values, np.int32) for values in ([0] * 3, [0, 7, 19], [0, 3], [[0, 1]], [0])))
+    found = act.scale_by_position(np.ones((3, 1), np.float32), batch=batch, scale=0.5, length=8, offset=1, smooth=1)
+    np.testing.assert_allclose(found[:, 0], [1, 1, 1 + 0.5 * math.log(20 / 8)], rtol=1e-6)
+
+
 def logistic(v):
     return 1 / (1 + math.exp(-v))
 
@@ -62,6 +68,13 @@ def test_sparsify():
         cut = mean + 0.5 * math.sqrt(sum((v - mean) ** 2 for v in values) / 40)
         np.testing.assert_allclose(row, [max(v - cut, 0) for v in values], atol=1e-6)
     assert 0.2 < (found > 0).mean() < 0.45
+
+
+def test_scale_and_shift_of_columns():
+    x = np.array([[1, 2], [-3, 4]], np.float32)
+    weight, shift = np.array([2, -1], np.float32), np.array([0.5, 7], np.float32)
+    np.testing.assert_array_equal(act.scale(x, weight, shift, scale=3.0), [[6.5, 1], [-17.5, -5]])
+    np.testing.assert_array_equal(act.scale(x, None, shift, scale=2.0), [[2.5, 11], [-5.5, 15]])
 
 
 def test_match_rms():
@@ -120,7 +133,8 @@ def test_gates_before_the_expert():
                                [x[t] * (gates[t, 0] + gates[t, 1]) for t in range(2)], rtol=1e-5, atol=1e-7)
 
 
-def test_queries_and_keys_meet_the_vectors_of_their_distance():
+@pytest.mark.parametrize("both", [True, False])
+def test_queries_and_keys_meet_the_vectors_of_their_distance(both):
     q, k, v, vectors = rng(5, 2, 3), rng(5, 2, 3, seed=1), rng(5, 2, 3, seed=2), rng(2, 2, 4, 3, seed=3)
     of_queries, of_keys = (np.einsum("the,hne->thn", x, each).reshape(5, 8) for x, each in zip((q, k), vectors))
     places = np.array([3, 0, 2, 1, 3], np.float32)  # of the distances -2 .. 2
@@ -131,12 +145,12 @@ def test_queries_and_keys_meet_the_vectors_of_their_distance():
         shape, value_dim = Shape("c", 2, 3, 3), 3
 
     batch = Batch(np.zeros(5, np.int32), np.arange(5), np.array([0, 5]), np.zeros((1, 1), int), np.array([4]))
-    found = attention.attention(q.reshape(5, 6), of_queries, of_keys, places=places, batch=batch, cache=Cache, heads=2,
-                                scale=0.5, causal=False, window=0, softcap=0.0, bucket_distance=0)
+    found = attention.attention(q.reshape(5, 6), of_queries, *[of_keys] * both, places=places, batch=batch, heads=2,
+                                cache=Cache, scale=0.5, causal=False, window=0, softcap=0.0, bucket_distance=0)
     for h in range(2):
         for i in range(5):
             numbers = [int(places[min(max(j - i, -2), 2) + 2]) for j in range(5)]
-            scores = [0.5 * (q[i, h] @ k[j, h] + q[i, h] @ vectors[0, h, n] + vectors[1, h, n] @ k[j, h])
+            scores = [0.5 * (q[i, h] @ k[j, h] + q[i, h] @ vectors[0, h, n] + both * vectors[1, h, n] @ k[j, h])
                       for j, n in enumerate(numbers)]
             shares = [math.exp(score) for score in scores]
             expected = sum(share * v[j, h] for j, share in enumerate(shares)) / sum(shares)

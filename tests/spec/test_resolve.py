@@ -168,7 +168,7 @@ def test_a_word_may_be_computed_and_a_number_translated(tmp_path):
     assert r.option("generation", "template") == "= {query}"
     with pytest.raises(SpecError, match="moe.score: rule of config.json is 3"):
         resolved(tmp_path, text, {"rule": 3}).option("moe", "score")
-    with pytest.raises(SpecError, match="expected one of separate, concat, groups, quarters, found 4"):
+    with pytest.raises(SpecError, match="expected one of separate, concat, gate_concat, groups, quarters, found 4"):
         resolved(tmp_path, "[attention]\nqkv = '= 2 + 2'", {}).option("attention", "qkv")
 
 

@@ -1,4 +1,5 @@
-"""Families whose layers keep a state: the same bits however a text is cut and whoever runs beside it."""
+"""Families whose layers keep a state, or lean on one another: the same bits however a text is cut, and whoever runs
+beside it."""
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from numflow.ops import Batch
 from tests.specs.case import load_case
 from tests.specs.test_families import network_of
 
-NAMES = ("qwen3_5", "kimi_linear", "mamba2", "jamba", "nemotron_h_moe", "falcon_h1", "minimax")
+NAMES = ("qwen3_5", "kimi_linear", "mamba2", "jamba", "nemotron_h_moe", "falcon_h1", "minimax", "zaya_local",
+         "inkling_text", "longcat_flash_idle")
 
 
 def run(program, pieces):

@@ -21,6 +21,8 @@ SIZES = {
     "state_heads": 4, "state_groups": 2, "state_size": 8, "state_head_dim": 16,
     "compressed.out_groups": 2, "compressed.out_rank": 12,
     "recurrent.heads": 4, "recurrent.key_heads": 2, "recurrent.key_dim": 12, "recurrent.value_dim": 12,
+    "each": 1, "pairs": 1, "low_rank": 24, "low_rank_q": 16, "idle": 3, "inner": 96, "local_heads": 4, "reach": 3,
+    "local_kv_heads": 2, "local_head_dim": 16, "moe.router_width": 12,
     **{f"xielu_{name}": [0.4, -0.3] for name in ("positive", "negative", "beta", "eps")},
 }
 

@@ -32,10 +32,10 @@ _CODE, _INDEX = Code("numflow.cpu.attention.attention_kernels"), Code("numflow.c
 
 
 def attention(step: Step, ctx) -> list[Call]:
-    """q f32 [T, H*E], chosen i32 [T, W] or products with vectors of distances f32 [T, H*N] twice -> y f32 [T, H*E_v];
-    slopes, sinks f32 [H]; buckets f32 [n, H]; places f32 [2R + 1]."""
+    """q f32 [T, H*E], chosen i32 [T, W] or one or two products with vectors of distances f32 [T, H*N] -> y f32
+    [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]; places f32 [2R + 1]."""
     y, heads, entries = step.outputs[0], param(step, "heads"), param(step, "entries")
-    chosen = ctx.view(step.inputs[1]) if len(step.inputs) == 2 else (0, 0)
+    chosen = ctx.view(step.inputs[1]) if len(step.inputs) == 2 and "places" not in step.weights else (0, 0)
     if not entries:
         return [_attention(step, ctx, ctx.caches[param(step, "cache")], chosen, ctx.strided("y", y))]
     other = ctx.scratch("attention of entries", 4 * ctx.room(y) * y.width)
@@ -81,9 +81,10 @@ def _far(step: Step, ctx) -> dict[str, Any]:
     """Slots of products with vectors of distances."""
     if "places" not in step.weights:
         return dict.fromkeys(FAR, 0)
-    _, of_queries, of_keys = step.inputs
+    _, of_queries, *of_keys = step.inputs
     places = ctx.vector(step.weights["places"]).astype(np.int32)
-    return {**ctx.strided("of_queries", of_queries), **ctx.strided("of_keys", of_keys), "places": places,
+    keys = ctx.strided("of_keys", of_keys[0]) if of_keys else dict.fromkeys(FAR[2:4], 0)
+    return {**ctx.strided("of_queries", of_queries), **keys, "places": places,
             "places_reach": len(places) // 2, "far": of_queries.width // param(step, "heads")}
 
 

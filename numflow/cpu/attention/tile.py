@@ -175,8 +175,10 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
             _scores(args, scratch, rows, None, keys, decoded, decoded)
         else:
             _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
-        if i64(args, SLOTS.far):
+        if i64(args, SLOTS.of_keys):
             _add_far(args, scratch, rows, sequence, base, keys)
+        elif i64(args, SLOTS.far):
+            _add_of_queries(args, scratch, rows, base, keys)
         _probabilities(args, scratch, rows, half, base, most)
         if prefix is not None:
             _add_turned_keys(args, scratch, rows, half, keys, k if coded is None else decoded, slot)
@@ -298,6 +300,20 @@ def _add_far(args, scratch, rows, sequence, base, keys):
             position, score = i64(scratch + POSITION, r), f32_ptr(scratch + SCORES + 256 * r)
             number = places[min(max(key - position, -reach), reach) + reach]
             score[key - base] += np.float32(scale) * (f32_ptr(queries + position * own)[number] + of_key[number])
+
+
+@inline
+def _add_of_queries(args, scratch, rows, base, keys):
+    """Add the products of queries alone with the vectors of their distances to keys base .. base + keys - 1."""
+    places, reach, scale = i32_ptr(i64(args, SLOTS.places)), i64(args, SLOTS.places_reach), f64(args, SLOTS.scale)
+    for r in range(rows):
+        t = (i64(scratch + WHERE, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
+        at = t * i64(args, SLOTS.of_queries_stride) + i64(scratch + HEAD, r) * i64(args, SLOTS.far)
+        own, position = f32_ptr(i64(args, SLOTS.of_queries) + 4 * at), i64(scratch + POSITION, r)
+        score = f32_ptr(scratch + SCORES + 256 * r)
+        for key in range(base, base + keys):
+            number = places[min(max(key - position, -reach), reach) + reach]
+            score[key - base] += np.float32(scale) * own[number]
 
 
 @inline

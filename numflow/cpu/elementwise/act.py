@@ -18,6 +18,8 @@ RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH = range(8)
 KINDS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "gelu_tanh": GELU_TANH, "gelu_quick": GELU_QUICK, "silu": SILU,
          "sigmoid": SIGMOID, "tanh": TANH}
 
+SCALE_VECTORS = (("weight", 1.0), ("shift", 0.0))  # of `scale`: a vector, and its numbers where there is none
+
 
 def act(step: Step, ctx) -> list[Call]:
     """x, y f32 [rows, D], the same or apart."""
@@ -61,9 +63,13 @@ def add(step: Step, ctx) -> list[Call]:
 
 
 def scale(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D]; weight f32 [D], if there is one."""
+    """x, y f32 [rows, D]; weight and shift f32 [D], if there are such."""
+    x, y = step.inputs[0], step.outputs[0]
+    if "shift" in step.weights:
+        weight, shift = (whole_vector(step, ctx, role, y.width, missing) for role, missing in SCALE_VECTORS)
+        return [Call.of(step, _CODE.kernel("shift_columns"), ctx.header, ctx.rows(y), y.width, *ctx.view(y),
+                        *ctx.view(x), weight, 0, shift, float(param(step, "scale")))]
     if "weight" in step.weights:
-        x, y = step.inputs[0], step.outputs[0]
         weight = whole_vector(step, ctx, "weight", y.width, 1.0)
         return [Call.of(step, _CODE.kernel("scale_columns"), ctx.header, ctx.rows(y), y.width, *ctx.view(y),
                         *ctx.view(x), weight, 0, 0, float(param(step, "scale")))]
@@ -74,7 +80,8 @@ def scale_by_position(step: Step, ctx) -> list[Call]:
     """x, y f32 [T, D]; the factor of a row follows from its position."""
     x, y = step.inputs[0], step.outputs[0]
     return [Call.of(step, _CODE.kernel("scale_by_position"), ctx.header, ctx.rows(y), y.width, *ctx.view(y),
-                    *ctx.view(x), param(step, "length"), param(step, "offset"), float(param(step, "scale")))]
+                    *ctx.view(x), param(step, "length"), param(step, "offset"), float(param(step, "scale")),
+                    int(param(step, "smooth")))]
 
 
 def sparsify(step: Step, ctx) -> list[Call]:

@@ -18,6 +18,7 @@ HEADER, ROWS, WIDTH, Y, Y_STRIDE, A, A_STRIDE, B, B_STRIDE, KIND, FACTOR, LIMIT 
 # Of those with numbers of their own.
 POSITIVE, NEGATIVE, BETA, EPS = B, B_STRIDE, KIND, FACTOR
 LENGTH, OFFSET, BY_STEP = B, B_STRIDE, KIND
+SHIFT, SMOOTH = KIND, FACTOR
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _QUICK, _ROOT_2_PI, _CUBE = np.float32(1.702), np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
 
@@ -107,13 +108,16 @@ def xielu(args, thread, n_threads):
 
 @kernel
 def scale_by_position(args, thread, n_threads):
-    """y = a * (1 + scale * ln(1 + (position + offset) // length)), the factor in double precision, rounded once"""
+    """y = a * (1 + scale * ln(1 + q // 1)), or ln(max(1, q)), q = (position + offset) / length; the factor in double
+    precision, rounded once"""
     positions, scale = i32_ptr(i64(i64(args, HEADER), POSITIONS)), f64(args, BY_STEP)
     begin, end = share(_items(args), thread, n_threads)
     for item in range(begin, end):
         y, a, _, left = _at(args, item)
-        steps = (np.int64(positions[item // _vectors(args)]) + i64(args, OFFSET)) // i64(args, LENGTH)
-        store_part(y, load_part(a, left) * np.float32(1.0 + scale * math.log1p(np.float64(steps))), left)
+        position = np.int64(positions[item // _vectors(args)]) + i64(args, OFFSET)
+        more = max(np.float64(position) / i64(args, LENGTH) - 1.0, 0.0) if i64(args, SMOOTH) else \
+            np.float64(position // i64(args, LENGTH))
+        store_part(y, load_part(a, left) * np.float32(1.0 + scale * math.log1p(more)), left)
 
 
 @kernel
@@ -206,6 +210,17 @@ def scale_columns(args, thread, n_threads):
     for item in range(begin, end):
         y, a, b, left = _at(args, item)
         store_part(y, load_part(a, left) * factor * load_part(b, left), left)
+
+
+@kernel
+def shift_columns(args, thread, n_threads):
+    """y = a * factor * b + c, where b and c are one row for all"""
+    factor = f64(args, FACTOR)
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, b, left = _at(args, item)
+        c = i64(args, SHIFT) + b - i64(args, B)
+        store_part(y, load_part(a, left) * factor * load_part(b, left) + load_part(c, left), left)
 
 
 @kernel

@@ -44,7 +44,7 @@ NO_HALVES = Halves(None, None, 0)
 
 
 def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
-    """q f32 [T, H * E], chosen i32 [T, W] or products with vectors of distances f32 [T, H * N] twice, slopes [H],
+    """q f32 [T, H * E], chosen i32 [T, W] or products with vectors of distances f32 [T, H * N], one or two, slopes [H],
     sinks [H], buckets [n, H], places [2R + 1] -> y f32 [T, H * E_v].
 
     leaves: the operand that y becomes too, int8 or f16, for the linear behind it; its units are within heads.
@@ -93,7 +93,8 @@ def _far(step: Step, ctx, views: list[View]) -> Far:
     if not views:
         return Far(None, 0, None, 0, None, 0, 0)
     places, heads = step.weights["places"], param(step, "heads")
-    return Far(*ctx.view(views[0]), *ctx.view(views[1]), ctx.vector(places),
+    of_keys = ctx.view(views[1]) if len(views) > 1 else (None, 0)
+    return Far(*ctx.view(views[0]), *of_keys, ctx.vector(places),
                ctx.network.weights[places].shape[0] // 2, views[0].width // heads)
 
 

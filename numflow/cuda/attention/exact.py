@@ -100,8 +100,10 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
                     distance = far.reach if distance > far.reach else distance
                     distance = i32(-far.reach) if distance < -far.reach else distance
                     number = u32(head * far.count + u32(far.places[u32(distance + far.reach)]))
-                    row = u32(u32(batch.starts[sequence]) + u32(key))
-                    dot += far.of_queries[t * far.queries_stride + number] + far.of_keys[row * far.keys_stride + number]
+                    dot += far.of_queries[t * far.queries_stride + number]
+                    if far.keys_stride != 0:
+                        row = u32(u32(batch.starts[sequence]) + u32(key))
+                        dot += far.of_keys[row * far.keys_stride + number]
                 score = bias(dot, rule.scale, rule.cap, biases.slopes, biases.buckets, i32(key - position), head,
                              shape.heads, rule.n_buckets, rule.spread, rule.causal)
             # Online softmax: rescale the sums by exp(old maximum - new maximum).

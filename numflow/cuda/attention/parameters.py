@@ -14,8 +14,8 @@ class Biases(NamedTuple):
 
 
 class Far(NamedTuple):
-    """Products of queries and of keys with `count` vectors of distances, f32 [T, H * count] each; places f32 [2 * reach
-    + 1]: the number of the vector for each distance."""
+    """Products of queries and of keys with `count` vectors of distances, f32 [T, H * count] each, the second only if
+    its stride is not 0; places f32 [2 * reach + 1]: the number of the vector for each distance."""
 
     of_queries: f32.ptr
     queries_stride: u32

@@ -58,7 +58,13 @@ def add(step: Step, ctx) -> list[Call]:
 
 
 def scale(step: Step, ctx) -> list[Call]:
-    """y = x * scale * weight f32 [D]."""
+    """y = x * scale * weight f32 [D] + shift f32 [D]."""
+    if "shift" in step.weights:
+        (x,), (y,) = step.inputs, step.outputs
+        weight = ctx.vector(step.weights["weight"]) if "weight" in step.weights else None
+        return [per_row(step, _shift_columns, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), weight,
+                        int("weight" in step.weights), ctx.vector(step.weights["shift"]), ctx.batch.counts,
+                        ctx.rows(y), y.width, param(step, "scale"))]
     if "weight" in step.weights:
         (x,), (y,) = step.inputs, step.outputs
         return [per_row(step, _scale_columns, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x),
@@ -68,11 +74,11 @@ def scale(step: Step, ctx) -> list[Call]:
 
 
 def scale_by_position(step: Step, ctx) -> list[Call]:
-    """y = x * (1 + scale * ln(1 + floor((position + offset) / length)))."""
+    """y = x * (1 + scale * ln(1 + floor(q))), or ln(max(1, q)), q = (position + offset) / length."""
     (x,), (y,) = step.inputs, step.outputs
     return [per_row(step, _scale_by_position, N_TOKENS, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x),
                     ctx.batch.ref("positions"), ctx.batch.counts, y.width, param(step, "length"), param(step, "offset"),
-                    param(step, "scale"))]
+                    int(param(step, "smooth")), param(step, "scale"))]
 
 
 def softcap(step: Step, ctx) -> list[Call]:
@@ -169,13 +175,25 @@ def _scale_columns(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, weight:
         y[row * y_stride + column] = x[row * x_stride + column] * scale * weight[column]
 
 
+@kernel("shift_columns", THREADS)
+def _shift_columns(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, weight: f32.ptr, weighted: i32, shift: f32.ptr,
+                   counts: i32.ptr, rows: u32, width: u32, scale: f32):
+    row, column = block_x(), block_y() * 128 + thread_index()
+    if row < counts[rows] and column < width:
+        factor = scale * weight[column] if weighted != 0 else scale
+        y[row * y_stride + column] = x[row * x_stride + column] * factor + shift[column]
+
+
 @kernel("scale_by_position", THREADS, exact=True)
 def _scale_by_position(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, positions: i32.ptr, counts: i32.ptr,
-                       width: u32, length: i32, offset: i32, scale: f32):
+                       width: u32, length: i32, offset: i32, smooth: i32, scale: f32):
     t, column = block_x(), block_y() * 128 + thread_index()
     if t < counts[N_TOKENS] and column < width:
-        steps = i32((i32(positions[t]) + offset) // length)
-        y[t * y_stride + column] = x[t * x_stride + column] * (f32(1) + scale * log(f32(1) + f32(steps)))
+        position = i32(i32(positions[t]) + offset)
+        times = f32(1) + f32(i32(position // length))
+        if smooth != 0:
+            times = fmax(f32(position) / f32(length), f32(1))
+        y[t * y_stride + column] = x[t * x_stride + column] * (f32(1) + scale * log(times))
 
 
 @device

@@ -52,6 +52,8 @@ def attention_cases():
     yield _distances("attention-distances", 4, 16, 12, 7, {})
     yield _distances("attention-distances-softcap-window", 3, 20, 9, 70, {"softcap": 2.0, "window": 20})
     yield _distances("attention-distances-long", 2, 64, 32, 140, {}, (((0, 150), (1, 3)),))
+    yield _distances_before("attention-distances-before", 4, 2, 16, 9, {})
+    yield _distances_before("attention-distances-before-window", 6, 1, 20, 6, {"window": 5})
     yield _cross("attention-cross", causal=False)
     yield _cross("attention-cross-window", causal=True, window=2)
     for heads, size, top_k, schedule in ((3, 16, 5, SCHEDULE), (2, 24, 60, LONG), (1, 8, 300, SHORT)):
@@ -69,6 +71,18 @@ def _attend(b, q, k, v, heads, head_dim, cache, params, weights=(), v_dim=None):
     b.last = b.buffer(heads * (v_dim or head_dim))
     b.step("cache_write", (k, v), (), cache=cache)
     b.step("attention", (q,), (b.last,), drawn, **{"scale": head_dim**-0.5, **params}, cache=cache, heads=heads)
+
+
+def _distances_before(name, heads, kv_heads, head_dim, vectors, params):
+    """Queries alone meet vectors of their distances to keys before them."""
+    b = Builder(name)
+    q, k, v, of_queries = b.inputs(heads * head_dim, *[kv_heads * head_dim] * 2, heads * vectors)
+    cache, y = b.cache(kv_heads=kv_heads, k_dim=head_dim), b.buffer(heads * head_dim)
+    b.step("cache_write", (k, v), (), cache=cache)
+    places = b.weight("places", np.r_[np.arange(vectors)[::-1], np.zeros(vectors - 1)].astype(np.float32))
+    b.step("attention", (q, of_queries), (y,), {"places": places}, scale=head_dim**-0.5, cache=cache, heads=heads,
+           **params)
+    return b.case(y, SCHEDULE, bound=2e-5)
 
 
 def _distances(name, heads, head_dim, vectors, reach, params, schedule=WHOLE):

@@ -161,6 +161,12 @@ def _elementwise():
     y = b.buffer(60)
     b.step("scale", (x,), (y,), {"weight": b.weight("weight", b.normal(60))}, scale=0.3)
     yield b.case(y, RAGGED)
+    for weighted in (True, False):
+        b = Builder("scale-shifted" + "-alone" * (not weighted))
+        x, _ = b.inputs(60, 8)
+        weights = {"weight": b.weight("weight", b.normal(60))} if weighted else {}
+        b.step("scale", (x,), (x,), {**weights, "shift": b.weight("shift", b.normal(60))}, scale=0.3)
+        yield b.case(x, RAGGED)
     b = Builder("permute")
     x, _ = b.inputs(60, 8)
     y = b.buffer(60)
@@ -170,7 +176,7 @@ def _elementwise():
         b = Builder("scale_by_position" + "-in-place" * in_place)
         x, _ = b.inputs(60, 8)
         y = x if in_place else b.buffer(60)
-        b.step("scale_by_position", (x,), (y,), scale=0.1, length=4, offset=int(in_place))
+        b.step("scale_by_position", (x,), (y,), scale=0.1, length=4, offset=int(in_place), smooth=int(in_place))
         yield b.case(y, (((0, 3), (1, 1)), ((0, 30), (1, 2))))
     b = Builder("softcap-on-wanted-rows")
     (x,) = b.inputs(64, spread=20.0)

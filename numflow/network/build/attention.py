@@ -1,26 +1,16 @@
 """The attention block: projections, q/k norms, rotation, cache, attention, output projection."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
-from numflow.network.build.distances import Beside, distances
+from numflow.network.build.channels import add_convolution
+from numflow.network.build.distances import Beside, distances, relative
+from numflow.network.build.projections import Heads, clip, convolved, projections, query_and_gate_rows
 from numflow.network.build.rope import alibi_slopes, rotate
 from numflow.ops import Cache, View
 
 MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
-
-
-@dataclass(frozen=True)
-class Heads:
-    """H query heads, G key/value heads, columns of a query/key head and of a value head."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
 
 
 def self_attention(b: Builder, x: View, width: int = 0) -> View:
@@ -47,10 +37,12 @@ def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
     """y times gates made of x, a number for each column or for each head: sigmoid of them, or as `gate_kind` says."""
     by_head, plain = b.option("attention", "gate_by_head"), b.option("attention", "gate_kind") == "softplus"
     gate = b.view("attention_gate", shape.heads if by_head else y.width)
-    if by_head or not b.option("attention", "gate_in_query"):
+    if b.option("attention", "qkv") == "gate_concat":
+        b.linear("attn_qkv", x, gate, range(gate.width), ".gate")
+    elif by_head or not b.option("attention", "gate_in_query"):
         b.linear("attn_gate", x, gate)
     elif not b.option("latent", "rank"):  # of latent attention it is there already
-        b.linear("attn_q", x, gate, _query_and_gate_rows(shape)[1], ".gate")
+        b.linear("attn_q", x, gate, query_and_gate_rows(shape)[1], ".gate")
     if plain:
         b.emit("softplus", (gate,), (gate,), "attn_gate_softplus")
     if by_head:
@@ -72,8 +64,11 @@ def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besi
     """Attention of `heads` query heads over a cache, as the spec has it; beside: its further inputs."""
     weights, chunk = position_biases(b, heads) | beside[1], b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
-        b.emit("scale_by_position", (q,), (q,), "q_temperature", scale=temperature,
-               length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"))
+        smooth = {"smooth": 1} if b.option("attention", "temperature_smooth") else {}
+        for view in (q, *(beside[0] if b.option("attention", "relative") else ())):
+            b.emit("scale_by_position", (view,), (view,), "q_temperature", scale=temperature, **smooth,
+                   length=b.option("attention", "temperature_length"),
+                   offset=b.option("attention", "temperature_offset"))
     b.emit("attention", (q, *beside[0]), (y,), "attention", weights, cache=cache.name, heads=heads,
            **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
            **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
@@ -83,8 +78,11 @@ def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besi
 def _heads(b: Builder, x: View, shape: Heads) -> View:
     """Keys and values of every key/value head are stored; what all query heads found, side by side."""
     if (owner := _owner(b)) == b.layer:
-        q, k, v = _projections(b, x, shape)
-        _clip(b, (q, k, v))
+        q, k, v = (convolved if b.option("attention", "convolved") else projections)(b, x, shape)
+        clip(b, (q, k, v))
+        for module, view in (("attn_k_conv", k), ("attn_v_conv", v)):
+            if b.option("attention", "kv_convolved"):
+                add_convolution(b, module, view)
         if b.option("attention", "v_norm") == "head":
             b.norm("attn_v_norm", v, v, groups=shape.kv_heads)
         placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
@@ -92,11 +90,11 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         name = f"{b.prefix}self"
         cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
         b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
-        far = distances(b, q, k, shape.heads)
+        far = distances(b, q, k, shape.heads) if b.option("attention", "distances") else relative(b, x, shape.heads)
     else:
-        far = (), {}
+        far = relative(b, x, shape.heads)
         q = b.linear("attn_q", x, b.view("qkv", shape.heads * shape.head_dim))
-        _clip(b, (q,))
+        clip(b, (q,))
         placed(b, [("q", q, shape.heads)], shape)
         for module in ("attn_k", "attn_v", "attn_k_norm"):  # some files have them, and nobody reads them
             b.names.find(module, "weight", b.layer, b.stack)
@@ -155,69 +153,6 @@ def cross_attention(b: Builder, x: View) -> View:
     b.emit("attention", (q,), (y,), "cross_attention", cache=f"{b.prefix}cross", heads=shape.heads,
            scale=b.option("attention", "scale"), causal=False, softcap=b.option("attention", "softcap"))
     return b.linear("cross_output", y, b.view("branch", x.width))
-
-
-def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
-    """q [T, H*E], k [T, G*E], v [T, G*Ev], side by side in one buffer whatever the file's layout."""
-    widths = (s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim)
-    qkv = b.view("qkv", sum(widths))
-    starts = (0, widths[0], widths[0] + widths[1])
-    q, k, v = (View(qkv.buffer, start, width) for start, width in zip(starts, widths, strict=True))
-    layout = b.option("attention", "qkv")
-    if layout == "separate":
-        if b.option("attention", "gate_in_query"):
-            b.expect_rows("attn_q", 2 * widths[0])
-            b.linear("attn_q", x, q, _query_and_gate_rows(s)[0], ".q")
-        else:
-            b.linear("attn_q", x, q)
-        b.linear("attn_k", x, k)
-        b.linear("attn_v", x, v)
-        return q, k, v
-    if layout == "concat":
-        chosen = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
-    else:
-        b.expect_rows("attn_qkv", sum(widths))
-        chosen = _grouped_rows(s) if layout == "groups" else _quartered_rows(b, widths)
-    for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
-        b.linear("attn_qkv", x, view, select=rows, suffix=part, biased=f"attn_{part[1]}")
-    return q, k, v
-
-
-def _clip(b: Builder, views: tuple[View, ...]) -> None:
-    limit = b.option("attention", "clip")
-    for view in views if limit else ():
-        b.emit("clamp", (view,), (view,), "qkv_clip", limit=limit)
-
-
-def _query_and_gate_rows(s: Heads) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of queries and of gates in a matrix that goes [q gate] per head."""
-    rows = np.arange(2 * s.heads * s.head_dim).reshape(s.heads, 2, s.head_dim)
-    return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
-
-
-def _grouped_rows(s: Heads) -> list[np.ndarray]:
-    """Rows of q, k and v in a fused matrix that goes [q .. q k v] per key/value head."""
-    per_group = s.heads // s.kv_heads
-    size = (per_group + 1) * s.head_dim + s.value_dim
-    first = np.arange(s.kv_heads)[:, None] * size
-    q = first + np.arange(per_group * s.head_dim)[None]
-    k = first + per_group * s.head_dim + np.arange(s.head_dim)[None]
-    v = first + (per_group + 1) * s.head_dim + np.arange(s.value_dim)[None]
-    return [rows.reshape(-1) for rows in (q, k, v)]
-
-
-def _quartered_rows(b: Builder, widths: tuple[int, int, int]) -> list[np.ndarray]:
-    """Rows of q, k and v in a fused matrix that goes [q v k], a quarter of each, four times.
-
-    Raises:
-        SpecError: the three are not equally wide, or cannot be cut so.
-    """
-    size, left = divmod(widths[0], 4)
-    if left or len(set(widths)) != 1:
-        raise SpecError(f"{b.where}: attention.qkv: expected as many columns of queries, keys and values, a multiple "
-                        f"of 4, found {', '.join(map(str, widths))}", ("attention.qkv",))
-    q, v, k = ((3 * size * np.arange(4)[:, None] + size * part + np.arange(size)).reshape(-1) for part in range(3))
-    return [q, k, v]
 
 
 def position_biases(b: Builder, heads: int) -> dict[str, str]:

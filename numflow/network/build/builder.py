@@ -26,7 +26,7 @@ class Builder:
         self.entries: dict[str, list[Step]] = {}
         self.outputs: dict[str, View] = {}
         self.inputs: dict[str, View] = {}
-        self.taps: Sequence[int] | None = None  # see streams.py
+        self.taps: Sequence[int] | None = None  # see residuals.py
         self.entry = "main"
         self._whole: dict[tuple, str] = {}
         names.meant = self._meant
@@ -235,7 +235,8 @@ class Builder:
             raise self._wrong_shape(tensor, f">= {count} rows")
 
     def _add(self, weight: Weight) -> str:
-        """Keep a weight; one made of the same rows of tensors as an earlier one is that one (shared embeddings)."""
+        """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings), and so
+        is one made of the same rows for the same module (layers that run again)."""
         if all(part.rows is None or isinstance(part.rows, range) for part in weight.parts):
             some = any(part.rows is not None for part in weight.parts)  # of which others may be made by a later change
             same = (*((part.tensor, part.rows) for part in weight.parts), weight.shape, weight.add,

@@ -68,10 +68,11 @@ def attention(step: Step, network: Network) -> None:
         what = "products with distances" if far else "chosen"
         expect(step, f"dtype of {what}", "f32" if far else "i32", network.buffers[view.buffer].dtype)
         expect(step, f"width of {what}", step.inputs[1].width if far else view.width, view.width)
-    expect(step, "number of inputs", 3 if far else min(len(step.inputs), 2), len(step.inputs))
-    if far and (param(step, "causal"), cache.kind, cache.kv_heads, step.inputs[1].width % heads) != (
-            False, "self", heads, 0):
-        raise NetworkError(f"{step}: distances go with attention both ways of as many key heads, and columns for each")
+    expect(step, "number of inputs", max(len(step.inputs), 2) if far else min(len(step.inputs), 2), len(step.inputs))
+    if far and (cache.kind, step.inputs[1].width % heads) != ("self", 0):
+        raise NetworkError(f"{step}: distances go with attention over the text itself, and columns for each head")
+    if far and len(step.inputs) == 3 and (param(step, "causal"), cache.kv_heads) != (False, heads):
+        raise NetworkError(f"{step}: keys meet distances in attention both ways of as many key heads")
     for role in ("slopes", "sinks"):
         if role in step.weights:
             expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)

@@ -38,6 +38,12 @@ def convolution(b: Builder, module: str, x: View, y: View, kind: str = "none", w
     return y
 
 
+def add_convolution(b: Builder, module: str, x: View) -> None:
+    """x = x + the convolution of x, in place."""
+    y = convolution(b, module, x, b.view("convolved", x.width))
+    b.emit("add", (x, y), (x,), f"{module}_add")
+
+
 def gated_recurrence(b: Builder, x: View) -> View:
     """out(h * act(gate(x))), h the gated recurrence of a convolution of in(x) (arXiv 2402.19427). Returns [T, D]."""
     width, blocks = b.option("recurrent", "heads") * b.option("recurrent", "value_dim"), b.option("recurrent", "heads")
@@ -61,7 +67,7 @@ def gated_recurrence(b: Builder, x: View) -> View:
 def weighted_keys(b: Builder, x: View) -> View:
     """out(sigmoid(gate(x)) * y), y a mean of values that keys weigh, which fades (arXiv 2305.13048). Returns [T, D]."""
     width = b.option("recurrent", "heads") * b.option("recurrent", "value_dim")
-    before = _token_before(b, "shift", x)
+    before = token_before(b, "shift", x, b.view("before", x.width))
     gate, k, v = (b.linear(module, _between(b, f"{module}_mix", x, before), b.view(module, width))
                   for module in ("attn_gate", "attn_k", "attn_v"))
     weights = {"decay": b.vector("wkv_decay", "weight", width, flat=True),
@@ -75,7 +81,8 @@ def weighted_keys(b: Builder, x: View) -> View:
 
 def shifted_feed_forward(b: Builder, x: View) -> View:
     """sigmoid(gate(x)) * down(act(up(x))), gate and up with shares of the token before. Returns [T, D]."""
-    before, hidden = _token_before(b, "ffn_shift", x), b.view("ffn", b.option("ffn", "width"))
+    before = token_before(b, "ffn_shift", x, b.view("before", x.width))
+    hidden = b.view("ffn", b.option("ffn", "width"))
     gate = b.linear("ffn_gate", _between(b, "ffn_gate_mix", x, before), b.view("ffn_gate", x.width))
     b.linear("ffn_up", _between(b, "ffn_up_mix", x, before), hidden)
     b.emit("act", (hidden,), (hidden,), "ffn_act", kind=b.option("ffn", "activation"))
@@ -84,10 +91,9 @@ def shifted_feed_forward(b: Builder, x: View) -> View:
     return y
 
 
-def _token_before(b: Builder, label: str, x: View) -> View:
+def token_before(b: Builder, label: str, x: View, y: View) -> View:
     """x of the token before, zeros before the first: a convolution whose taps are 1 and 0."""
     taps = b.constant(f"shift.{x.width}", np.tile(np.array([1, 0], np.float32), (x.width, 1)))
-    y = b.view("before", x.width)
     b.emit("causal_conv", (x,), (y,), label, {"weight": taps}, state=b.state(label, 1, x.width, axis=1))
     return y
 

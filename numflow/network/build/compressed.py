@@ -6,8 +6,9 @@ have as well; it may take from the window before too, of which other columns cou
 """
 
 from numflow.errors import SpecError
-from numflow.network.build.attention import MOST_INDEXED, Heads, placed, position_biases
+from numflow.network.build.attention import MOST_INDEXED, placed, position_biases
 from numflow.network.build.builder import Builder
+from numflow.network.build.projections import Heads
 from numflow.network.build.rope import rotate
 from numflow.ops import Cache, View
 

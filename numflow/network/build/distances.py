@@ -11,6 +11,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
+from numflow.network.build.projections import by_head
 from numflow.ops import Cache, View
 
 Beside = tuple[tuple[View, ...], dict[str, str]]  # further inputs of an attention, and weights for them
@@ -49,6 +50,23 @@ def distances(b: Builder, q: View, k: View, heads: int) -> Beside:
         b.emit("head_linear", (x,), (y,), name, {"weight": matrix}, heads=heads)
         found.append(y)
     return tuple(found), {"places": numbers}
+
+
+def relative(b: Builder, x: View, heads: int) -> Beside:
+    """The further input and weight of `attention` where each head of a token has a number for each distance to a key
+    before it: sums of some learned numbers by distance, by shares that a matrix reads off x. Else nothing."""
+    if not (reach := b.option("attention", "relative")):
+        return (), {}
+    size = b.option("attention", "relative_dim")
+    shares = b.linear("attn_rel", x, b.view("relative", heads * size))
+    # The score is multiplied as a whole; farther keys have the zero behind the last number.
+    numbers = b.numbers("attn_rel_numbers", size * reach).reshape(size, reach) / b.option("attention", "scale")
+    y, away = b.view("of_queries", heads * (reach + 1)), np.arange(reach, -reach - 1, -1)
+    by_head(b, f"{b.prefix}attn_rel_numbers", shares, y, np.pad(numbers.T, ((0, 1), (0, 0))), heads)
+    name = f"places_before.{reach}"
+    if name not in b.weights:
+        b.constant(name, np.where((away >= 0) & (away < reach), away, reach).astype(np.float32))
+    return (y,), {"places": name}
 
 
 def places(b: Builder, count: int, reach: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The feed-forward block: dense, gated or not, or routed to experts."""
 
 import math
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -10,10 +11,32 @@ from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
 from numflow.ops import View
 
+_AT_ANY_RATE = 1e4  # beside scores up to 1
+
 
 def feed_forward(b: Builder, x: View, routed_by: View | None = None) -> View:
     """x [T, D] -> [T, D]. routed_by: what the router of experts reads, if not x."""
-    return _experts(b, x, routed_by) if b.option("moe", "enabled") else _dense(b, x)
+    if not b.option("moe", "enabled"):
+        return _dense(b, x)
+    if not b.option("moe", "late"):
+        return _experts(b, x, routed_by)
+    _experts(b, x, routed_by, "late")
+    return _dense(b, x)
+
+
+def add_late(b: Builder, x: View) -> None:
+    """Behind a layer: add what experts of the layer before returned, where they do so late.
+
+    Raises:
+        SpecError: those of the last layer do, or those of two layers one after the other.
+    """
+    late, before = (layer is not None and layer >= 0 and b.resolved.option("moe", "enabled", layer, b.stack)
+                    and b.resolved.option("moe", "late", layer, b.stack)
+                    for layer in (b.layer, None if b.layer is None else b.layer - 1))
+    if late and (before or b.layer == b.option("stack", "layers") - 1):
+        raise SpecError(f"{b.where}: moe.late: expected a layer without behind layer {b.layer}", ("moe.late",))
+    if before:
+        b.emit("add", (x, b.view("late", x.width)), (x,), "late_add")
 
 
 def _dense(b: Builder, x: View, name: str = "branch") -> View:
@@ -69,7 +92,10 @@ def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = ""
 def _down(b: Builder, hidden: View, y: View, suffix: str) -> View:
     if b.option("ffn", "sub_norm") and not suffix:
         b.norm("ffn_sub_norm", hidden, hidden)
-    return _times(b, "out_scale", b.linear(f"ffn_down{suffix}", hidden, y))
+    y = _times(b, "out_scale", b.linear(f"ffn_down{suffix}", hidden, y))
+    if not suffix and b.has("ffn_scale.weight"):
+        b.emit("scale", (y,), (y,), "ffn_scale", scale=b.number("ffn_scale"))
+    return y
 
 
 def _times(b: Builder, key: str, x: View) -> View:
@@ -117,15 +143,19 @@ def _halves(layout: str, width: int):
     return (first, second) if layout == "gate_up" else (second, first)
 
 
-def _experts(b: Builder, x: View, routed_by: View | None = None) -> View:
+def _experts(b: Builder, x: View, routed_by: View | None = None, name: str = "branch") -> View:
     """Mixture of experts: route, gate and up of the chosen experts, down, weighted sum, shared expert.
 
     routed_by: what the router reads, if not x.
     """
     experts, width = (b.option("moe", key) for key in ("experts", "width"))
     token = x
-    ids, gates = _route(b, x if routed_by is None else routed_by, experts)
-    for expert in range(experts, experts + b.option("moe", "spare_experts")):
+    through, void = (b.option("moe", key) for key in ("through_experts", "void_experts"))
+    scores, ids, gates = _route(b, x if routed_by is None else routed_by, experts + through + void,
+                                b.option("moe", "always"))
+    # Kernels leave out experts that a stack has not, where they are told the number of its first.
+    some = {"first": 0} if through or void else {}
+    for expert in range(experts, experts + b.option("moe", "spare_experts") + through + void):
         for module in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
             b.names.find(module, "weight", b.layer, b.stack, expert)
     weighted: dict[str, Any] = {}
@@ -134,48 +164,74 @@ def _experts(b: Builder, x: View, routed_by: View | None = None) -> View:
         b.emit("expert_scale", (token, gates), (x,), "expert_in")
     if latent := b.option("moe", "latent_width"):
         x = b.linear("ffn_latent_down", x, b.view("experts_latent", latent))
-    hidden = _expert_hidden(b, x, ids, experts, width)
+    hidden = _expert_hidden(b, x, ids, experts, width, some)
     routed = b.view("expert_out", x.width, "routes")
-    _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts)
-    y = b.view("branch", token.width)
+    _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts, some)
+    y = b.view(name, token.width)
     found = b.view("experts_found", latent) if latent else y
     b.emit("expert_combine", (routed, gates), (found,), "experts_sum", **weighted)
     if latent:
         b.linear("ffn_latent_up", found, y)
+    if through:
+        _pass_through(b, token, y, (scores, ids, gates), np.repeat([0, 1, 0], (experts, through, void)))
     if b.option("moe", "shared_width"):
         _shared_expert(b, token, y)
     return y
 
 
-def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int) -> View:
+def _pass_through(b: Builder, x: View, y: View, route: tuple[View, View, View], through: np.ndarray) -> None:
+    """Add x times the gates of chosen experts that return what they read. through [X]: 1 for these.
+
+    Their gates are summed as if each expert had one row: no weights, and a bias of 1 or 0.
+    """
+    (scores, ids, gates), experts = route, len(through)
+    weight = b.constant(f"no_rows.{experts}", np.zeros((experts, 1), np.float32))
+    b.weights[weight] = replace(b.weights[weight], groups=experts)
+    bias = b.constant(f"{b.prefix}passes", through.astype(np.float32))
+    b.weights[bias] = replace(b.weights[bias], groups=experts)
+    passes, total = b.view("passes", 1, "routes"), b.view("passed_gate", 1)
+    b.emit("expert_linear", (View(scores.buffer, scores.start, 1), ids), (passes,), "passes",
+           {"weight": weight, "bias": bias})
+    b.emit("expert_combine", (passes, gates), (total,), "passes_sum")
+    passed = b.view("passed", x.width)
+    b.emit("gate_rows", (x, total), (passed,), "passed", plain=True)
+    b.emit("add", (y, passed), (y,), "passed_add")
+
+
+def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int, some: dict[str, int]) -> View:
     """Columns between the two matrices of the chosen experts, a row per route."""
     hidden = b.view("expert_hidden", width, "routes")
     if not b.option("ffn", "gated"):
-        _expert_linear(b, "ffn_up_exps", x, ids, hidden, experts)
+        _expert_linear(b, "ffn_up_exps", x, ids, hidden, experts, some)
         b.emit("act", (hidden,), (hidden,), "experts_act", kind=b.option("moe", "activation"))
         return hidden
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
     if layout == "separate":
-        _expert_linear(b, "ffn_gate_exps", x, ids, gate, experts)
-        _expert_linear(b, "ffn_up_exps", x, ids, up, experts)
+        _expert_linear(b, "ffn_gate_exps", x, ids, gate, experts, some)
+        _expert_linear(b, "ffn_up_exps", x, ids, up, experts, some)
     else:
         rows_gate, rows_up = _halves(layout, width)
-        _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, rows_gate, ".gate")
-        _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, rows_up, ".up")
+        _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, some, rows_gate, ".gate")
+        _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, some, rows_up, ".up")
     _gated(b, gate, up, hidden, "experts_act", b.option("moe", "activation"), b.option("moe", "cut"))
     return hidden
 
 
-def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
-    """Ids and gates of each token's experts."""
+def _route(b: Builder, x: View, experts: int, always: int) -> tuple[View, View, View]:
+    """The router's scores, and ids and gates of each token's experts; `always` behind them are chosen at any rate."""
     top_k = b.option("moe", "top_k")
     rules = {key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups", "group_best")}
     _check_rules(b.where, experts, top_k, **rules)
+    experts, top_k = experts + always, top_k + always
+    if b.has("ffn_scale_gates.weight"):
+        rules["scale"] *= b.number("ffn_scale_gates")
     if rules["score"] == "sparsemixer":
         rules["jitter"] = b.option("moe", "jitter")
     if rules["normalize"] and (least := b.option("moe", "least_sum")):
         rules["least_sum"] = least
+    if width := b.option("moe", "router_width"):
+        x = _deep_router(b, x, width)
     scores = b.linear("ffn_gate_inp", x, b.view("router", experts))
     if (scale := b.option("moe", "router_scale")) != 1.0:
         b.emit("scale", (scores,), (scores,), "router_scale", scale=scale)
@@ -183,7 +239,9 @@ def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
         b.emit("softcap", (scores,), (scores,), "router_softcap", cap=cap)
     weights = {}
     given = _experts_of(b, top_k, **rules) if b.option("moe", "by_token") else ()
-    if rules["score"] != "sparsemixer" and not given and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
+    if always:
+        weights["bias"] = _bias_of_all(b, experts, always)
+    elif rules["score"] != "sparsemixer" and not given and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
         role = "weight" if b.has("exp_probs_b.weight") else "bias"
         spare = b.option("moe", "spare_experts")
         weights["bias"] = b.vector("exp_probs_b", role, experts, range(experts) if spare else None, flat=spare > 0)
@@ -191,7 +249,44 @@ def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
         weights["scales"] = b.vector("ffn_scale_exps", "weight", experts)
     ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
     b.emit("moe_route", (scores, *given), (ids, gates), "route", weights, **rules)
-    return ids, gates
+    return scores, ids, gates
+
+
+def _bias_of_all(b: Builder, experts: int, always: int) -> str:
+    """Numbers that are added for choosing, of all experts: of the last ones, which are always chosen, more than any
+    score.
+
+    Raises:
+        SpecError: scores may be larger, or other options choose as well.
+    """
+    chosen_so = b.option("moe", "groups") > 1 or b.option("moe", "by_token")
+    if chosen_so or b.option("moe", "score") not in ("softmax", "sigmoid"):
+        raise SpecError(f"{b.where}: moe.always: expected scores of softmax or sigmoid, and neither groups nor a table "
+                        "of experts", ("moe.always",))
+    bias = np.full(experts, _AT_ANY_RATE, np.float32)
+    roles = [role for role in ("bias", "weight") if b.has(f"exp_probs_b.{role}")]
+    bias[:-always] = 0
+    if roles:
+        b.weights.pop(b.vector("exp_probs_b", roles[0], experts - always))
+        bias[:-always] = b.names.need("exp_probs_b", roles[0], b.layer, b.stack).f32().reshape(-1)
+    return b.constant(f"{b.prefix}exp_probs_b.of_all", bias)
+
+
+def _deep_router(b: Builder, x: View, width: int) -> View:
+    """act(W2 act(W1 norm(h))), h = down(x) + factors * h of the layer before: all [T, width]."""
+    carried = b.view("router_carried", width)
+    low = b.linear("router_down", x, b.view("router_low", width))
+    if b.layer and b.has("router_carry.weight"):
+        b.emit("scale", (carried,), (carried,), "router_carry", {"weight": b.vector("router_carry", "weight", width)},
+               scale=1.0)
+        b.emit("add", (carried, low), (carried,), "router_sum")
+    else:
+        b.emit("copy", (low,), (carried,), "router_begin")
+    y = b.norm("router_norm", carried, b.view("router_normed", width))
+    for module, view in (("router_1", low), ("router_2", y)):
+        y = b.linear(module, y, view)
+        b.emit("act", (y,), (y,), f"{module}_act", kind="gelu")
+    return y
 
 
 def _experts_of(b: Builder, top_k: int, score: str, groups: int, **_) -> tuple[View]:
@@ -232,13 +327,33 @@ def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: 
                         ("moe.top_k",))
 
 
-def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, select=None,
-                   suffix: str = "") -> None:
+def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, some: dict[str, int],
+                   select=None, suffix: str = "") -> None:
     transposed = b.option("moe", "transposed") or module in b.transposed
     weights = {"weight": b.stack_of_matrices(module, experts, y.width, x.width, select, transposed, suffix)}
     if b.has(f"{module}.bias"):
         weights["bias"] = b.stack_of_vectors(module, "bias", experts, y.width, select, suffix)
-    b.emit("expert_linear", (x, ids), (y,), module + suffix, weights)
+    if always := b.option("moe", "always"):
+        for role, name in weights.items():
+            _join_shared(b, name, role, suffix[1:] or module.split("_")[1], always, (y.width, x.width))
+    b.emit("expert_linear", (x, ids), (y,), module + suffix, weights, **some)
+
+
+def _join_shared(b: Builder, name: str, role: str, part: str, count: int, shape: tuple[int, int]) -> None:
+    """Put the matrices [count, *shape] of shared experts, or their biases, behind those of others. part: "gate", "up"
+    or "down"."""
+    layout, whole = b.option("moe", "shared_layout"), f"ffn_{part}_shexp"
+    rows, suffix = None, ""
+    if part != "down" and layout != "separate":
+        whole, rows, suffix = "ffn_gate_up_shexp", _halves(layout, shape[0])[part == "up"], f".{part}"
+    shared = b.stack_of_matrices(whole, count, *shape, rows, suffix=suffix) if role == "weight" else \
+        b.stack_of_vectors(whole, role, count, shape[0], rows, suffix)
+    own, other = b.weights[name], b.weights.pop(shared)
+    # Parts say how many rows they are, as those of the two need not be alike.
+    parts = tuple(replace(part, rows=range(stack.shape[0] // len(stack.parts)) if part.rows is None else part.rows)
+                  for stack in (own, other) for part in stack.parts)
+    b.weights[name] = replace(own, shape=(own.shape[0] + other.shape[0], *own.shape[1:]), parts=parts,
+                              groups=own.groups + other.groups, types=own.types + other.types)
 
 
 def _shared_expert(b: Builder, x: View, y: View) -> None:

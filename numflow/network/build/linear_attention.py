@@ -1,4 +1,7 @@
-"""Blocks of linear attention: a state of keys times values in place of a cache."""
+"""Blocks of linear attention: a state of keys times values in place of a cache.
+
+Those of state space models are such blocks too: their steps scale what is written.
+"""
 
 import math
 from dataclasses import replace
@@ -6,8 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.errors import SpecError
+from numflow.network.build.attention import self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.channels import convolution
+from numflow.network.build.feed_forward import feed_forward
 from numflow.ops import View
 
 _NORM_EPS = 1e-6  # below the root of queries and keys of length 1
@@ -18,7 +23,7 @@ def delta_rule(b: Builder, x: View) -> View:
 
     Queries, keys and values pass a convolution; queries and keys have length 1; what is found is normed and gated.
     """
-    heads, key_heads, key_dim, value_dim = sizes(b)
+    heads, key_heads, key_dim, value_dim = _sizes(b)
     (q, k, v), z = _inputs(b, x, heads, key_heads, key_dim, value_dim)
     for view, label, scale in ((q, "q_norm", key_dim ** -0.5), (k, "k_norm", 1.0)):
         factor = scale * key_dim ** -0.5  # x / sqrt(sum(x^2) + eps) as an RMS norm
@@ -27,15 +32,15 @@ def delta_rule(b: Builder, x: View) -> View:
     beta, steps = _strengths(b, x, heads, key_heads, key_dim)
     y, rate = b.view("recurrent", heads * value_dim), _fading(b, steps, heads)
     b.emit("linear_attention", (q, k, v, steps, beta), (y,), "delta", {"rate": rate},
-           state=matrix(b, "delta", heads, key_dim, value_dim), heads=heads, key_heads=key_heads,
+           state=_matrix(b, "delta", heads, key_dim, value_dim), heads=heads, key_heads=key_heads,
            tiled=b.option("recurrent", "tiled"))
-    gated(b, y, z, heads, value_dim)
+    _gated(b, y, z, heads, value_dim)
     return b.linear("ssm_out", y, b.view("branch", x.width))
 
 
 def decaying_attention(b: Builder, x: View) -> View:
     """Linear attention whose state fades at a rate that head and layer fix (arXiv 2401.04658). Returns [T, D]."""
-    heads, key_heads, key_dim, value_dim = sizes(b)
+    heads, key_heads, key_dim, value_dim = _sizes(b)
     if key_heads != heads or key_dim != value_dim:
         raise SpecError(f"{b.where}: recurrent.key_heads and key_dim: expected {heads} and {value_dim}, as many and as "
                         f"wide as values, found {key_heads} and {key_dim}",
@@ -52,12 +57,12 @@ def decaying_attention(b: Builder, x: View) -> View:
     slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads) * (1 - b.layer / (last + 1e-5) + 1e-5)
     rate = b.constant(f"{b.prefix}rate", -slopes.astype(np.float32))
     b.emit("linear_attention", tuple(parts), (y,), "linear_attention", {"rate": rate},
-           state=matrix(b, "linear", heads, key_dim, value_dim), heads=heads, key_heads=heads)
-    gated(b, y, b.linear("attn_gate", x, b.view("recurrent_gate", y.width)), 1, y.width)
+           state=_matrix(b, "linear", heads, key_dim, value_dim), heads=heads, key_heads=heads)
+    _gated(b, y, b.linear("attn_gate", x, b.view("recurrent_gate", y.width)), 1, y.width)
     return b.linear("ssm_out", y, b.view("branch", x.width))
 
 
-def sizes(b: Builder) -> tuple[int, int, int, int]:
+def _sizes(b: Builder) -> tuple[int, int, int, int]:
     """Heads, key heads, columns of a key and of a value head.
 
     Raises:
@@ -70,7 +75,7 @@ def sizes(b: Builder) -> tuple[int, int, int, int]:
     return heads, key_heads, *dims
 
 
-def matrix(b: Builder, label: str, heads: int, key_dim: int, value_dim: int) -> str:
+def _matrix(b: Builder, label: str, heads: int, key_dim: int, value_dim: int) -> str:
     """The state of all heads, stored as the spec says.
 
     Raises:
@@ -83,14 +88,14 @@ def matrix(b: Builder, label: str, heads: int, key_dim: int, value_dim: int) -> 
     return b.state(label, heads, key_dim, value_dim, dtype=dtype)
 
 
-def rates(b: Builder, *shape: int) -> str:
+def _rates(b: Builder, *shape: int) -> str:
     """Negative factors of the steps in the exponent, so many of them, which files may have as logarithms."""
     name = b.vector("ssm_a", "weight", math.prod(shape), flat=True, written=shape)
     b.weights[name] = replace(b.weights[name], negative_exp=b.option("recurrent", "log_rates"))
     return name
 
 
-def gated(b: Builder, y: View, gate: View, groups: int, weights: int) -> None:
+def _gated(b: Builder, y: View, gate: View, groups: int, weights: int) -> None:
     """y = norm(y) * act(gate), or norm(y * act(gate)), over `groups` column groups with so many weights in all; without
     a norm y * act(gate)."""
     place, kind = b.option("recurrent", "norm"), b.option("recurrent", "gate")
@@ -203,8 +208,8 @@ def _fading(b: Builder, steps: View, heads: int) -> str:
     """Steps as they come from their matrix become those that rates multiply; the rates' name."""
     fade = b.option("recurrent", "fade")
     if not fade:
-        softplus(b, steps)
-        return rates(b, heads, *[1] * (steps.width > heads))
+        _softplus(b, steps)
+        return _rates(b, heads, *[1] * (steps.width > heads))
     each = np.repeat(np.arange(heads), steps.width // heads)
     name = b.vector("ssm_a", "weight", steps.width, each, flat=True)
     b.weights[name] = replace(b.weights[name], negative_exp=b.option("recurrent", "log_rates"))
@@ -213,7 +218,7 @@ def _fading(b: Builder, steps: View, heads: int) -> str:
     return b.constant(f"{b.prefix}fade", np.full(heads, -fade, np.float32))
 
 
-def softplus(b: Builder, steps: View) -> None:
+def _softplus(b: Builder, steps: View) -> None:
     """steps = softplus(steps + bias) within the spec's limits."""
     weights = {"bias": b.vector("ssm_dt", "bias", steps.width, flat=True)} if b.has("ssm_dt.bias") else {}
     limits = {key: b.option("recurrent", f"{key}_step") for key in ("least", "most")}
@@ -224,3 +229,117 @@ def grouped_rows(groups: int, sizes: tuple[int, ...]) -> list[np.ndarray]:
     """Rows of each part of a matrix that has, group by group, `sizes` rows of all parts."""
     first, starts = np.arange(groups)[:, None] * sum(sizes), np.cumsum((0, *sizes))
     return [(first + start + np.arange(size)).reshape(-1) for start, size in zip(starts, sizes)]
+
+
+def state_space(b: Builder, x: View) -> View:
+    """One step and one rate for each head, keys and queries (B, C) shared by groups (arXiv 2405.21060). [T, D]."""
+    heads, groups, size, head_dim = _sizes(b)
+    inner, shared = heads * head_dim, groups * size
+    whole = b.linear("ssm_in", _scaled(b, x, "in_scale"), b.view("ssm_in", 2 * inner + 2 * shared + heads))
+    _multiply_parts(b, whole, (inner, inner, shared, shared, heads))
+    z, steps = View(whole.buffer, 0, inner), View(whole.buffer, 2 * (inner + shared), heads)
+    mixed = convolution(b, "ssm_conv1d", View(whole.buffer, inner, inner + 2 * shared),
+                        b.view("ssm_conv", inner + 2 * shared), b.option("recurrent", "activation"))
+    v, k, q = (View(mixed.buffer, start, width) for start, width in
+               ((0, inner), (inner, shared), (inner + shared, shared)))
+    _softplus(b, steps)
+    y = _scan(b, q, k, v, steps, heads, groups, _rates(b, heads, 1))
+    _gated(b, y, z, groups, inner)
+    return _scaled(b, b.linear("ssm_out", y, b.view("branch", x.width)), "out_scale")
+
+
+def selective_scan(b: Builder, x: View) -> View:
+    """A step for each channel and a rate for each number of its state (arXiv 2312.00752); where heads have several
+    values, one step and one rate for each head. Returns [T, D]."""
+    heads, _, size, value_dim = _sizes(b)
+    inner = heads * value_dim
+    z, v = _gate_and_values(b, x, heads, value_dim)
+    v = convolution(b, "ssm_conv1d", v, b.view("ssm_conv", inner), b.option("recurrent", "activation"))
+    steps, k, q = _steps_and_keys(b, v, size)
+    if b.option("recurrent", "inner_norms"):
+        for module, view in (("ssm_dt_norm", steps), ("ssm_b_norm", k), ("ssm_c_norm", q)):
+            b.norm(module, view, view, eps=b.option("recurrent", "inner_norm_eps"))
+    steps = b.linear("ssm_dt", steps, b.view("ssm_steps", heads))
+    b.emit("softplus", (steps,), (steps,), "softplus")
+    y = _scan(b, q, k, v, steps, heads, 1, _rates(b, heads, size if value_dim == 1 else 1))
+    _gated(b, y, z, 1, inner)
+    return b.linear("ssm_out", y, b.view("branch", x.width))
+
+
+def _gate_and_values(b: Builder, x: View, heads: int, value_dim: int) -> tuple[View, View]:
+    inner = heads * value_dim
+    whole = b.view("ssm_in", 2 * inner)
+    first, second = View(whole.buffer, 0, inner), View(whole.buffer, inner, inner)
+    if b.option("recurrent", "rows") == "parts":
+        b.linear("ssm_in", x, whole)
+        return second, first
+    rows = np.arange(2 * inner).reshape(heads, 2, value_dim)
+    for view, at, suffix in ((first, 0, ".gate"), (second, 1, ".values")):
+        b.linear("ssm_in", x, view, rows[:, at].reshape(-1), suffix)
+    return first, second
+
+
+def _steps_and_keys(b: Builder, v: View, size: int) -> tuple[View, View, View]:
+    """Inputs of the steps, keys B and queries C."""
+    rank = b.option("recurrent", "rank")
+    low = b.linear("ssm_x", v, b.view("ssm_x", rank + 2 * size))
+    start, keys = (0, rank) if b.option("recurrent", "rows") == "parts" else (2 * size, 0)
+    return View(low.buffer, start, rank), View(low.buffer, keys, size), View(low.buffer, keys + size, size)
+
+
+def state_space_beside_attention(b: Builder, x: View) -> View:
+    """Both mixers on the same input, and the sum of what they return (arXiv 2507.22448). Returns [T, D]."""
+    y = b.view("beside", x.width)
+    b.emit("copy", (state_space(b, x),), (y,), "ssm_keep")
+    found = self_attention(b, x)
+    b.emit("add", (y, found), (found,), "mixers_add")
+    return found
+
+
+def begin_side(b: Builder, x: View) -> None:
+    """Keep the embeddings x for layers that read them beside their input, where there are such layers."""
+    if any(b.resolved.option("side", "enabled", layer, b.stack) for layer in range(b.option("stack", "layers"))):
+        b.emit("copy", (x,), (b.view("embeddings", x.width),), "side_embeddings")
+
+
+def beside(b: Builder, x: View) -> View:
+    """x and what attention and a feed-forward part, which several layers share, make of it and of the embeddings
+    (arXiv 2411.15242). Between the two there is a norm, and no residual. Returns [T, D], apart from x."""
+    both = b.view("side_both", 2 * x.width)
+    b.emit("copy", (x,), (View(both.buffer, 0, x.width),), "side_input")
+    b.emit("copy", (b.view("embeddings", x.width),), (View(both.buffer, x.width, x.width),), "side_beside")
+    b.norm("side_norm", both, both)
+    found = feed_forward(b, b.norm("ffn_norm", self_attention(b, both, x.width), b.view("normed", x.width)))
+    y = b.linear("side_output", found, b.view("side", x.width))
+    b.emit("add", (x, y), (y,), "side_add")
+    return y
+
+
+def _scan(b: Builder, q: View, k: View, v: View, steps: View, heads: int, groups: int, rate: str) -> View:
+    y, size = b.view("recurrent", v.width), q.width // groups
+    shape = (heads,) if v.width == heads else (heads, 1)
+    weights = {"rate": rate, "skip": b.vector("ssm_d", "weight", heads, flat=True, written=shape)}
+    b.emit("linear_attention", (q, k, v, steps), (y,), "scan", weights, heads=heads, key_heads=groups, scaled=True,
+           state=_matrix(b, "ssm", heads, size, v.width // heads))
+    return y
+
+
+def _scaled(b: Builder, x: View, key: str) -> View:
+    """x times an option of the section: a new view of the input, the output in place."""
+    factor = b.option("recurrent", key)
+    if factor == 1.0:
+        return x
+    y = b.view("ssm_scaled", x.width) if key == "in_scale" else x
+    b.emit("scale", (x,), (y,), f"ssm_{key}", scale=factor)
+    return y
+
+
+def _multiply_parts(b: Builder, whole: View, widths: tuple[int, ...]) -> None:
+    """A factor for each of the parts z, x, B, C and steps of the input projection."""
+    start = 0
+    for name, width in zip(("z", "x", "b", "c", "dt"), widths):
+        factor = b.option("recurrent", f"{name}_scale")
+        if factor != 1.0:
+            part = View(whole.buffer, start, width)
+            b.emit("scale", (part,), (part,), f"ssm_{name}_scale", scale=factor)
+        start += width

@@ -7,11 +7,13 @@ from fnmatch import fnmatchcase
 from numflow.errors import SpecError, did_you_mean
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.spec.reader import Spec
+from numflow.spec.resolve import Resolved
 
 # Ends of tensor names by role; the empty one is for patterns that are whole names already.
 SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bias")}
 STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
+_EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # in a pattern, of its layer
 _BEYOND = 16  # blocks behind the last layer that a pattern stands for
 
 
@@ -38,6 +40,7 @@ class TensorNames:
         self.ignored = [*spec.table.get("ignore", []), *naming.get("ignore", [])]
         self.draft_layer = naming.get("draft_layer", "layers.{layer}")
         self.used: set[str] = set()
+        self._values: Resolved | None = None  # of expressions in patterns
         # What stands for further words in braces; nothing does before a configuration is read.
         self.meant: Callable[[int | None, str], Mapping[str, int | str]] = lambda layer, stack: {}
 
@@ -48,9 +51,12 @@ class TensorNames:
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             if stack == "draft":
                 pattern = pattern.replace("layers.{layer}", self.draft_layer)
-            per_layer, per_expert = "{layer}" in pattern, "{expert}" in pattern
+            expressions = _EXPRESSION.findall(pattern)
+            per_layer, per_expert = "{layer}" in pattern or bool(expressions), "{expert}" in pattern
             if not pattern or (per_layer and layer is None) or per_expert != (expert is not None):
                 continue
+            for text in expressions:
+                pattern = pattern.replace(f"{{{text}}}", self._value(text, layer))
             base = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
             if "{" in base:
                 for word, meant in self.meant(layer, stack).items():
@@ -60,6 +66,12 @@ class TensorNames:
             for prefix in self.prefixes:
                 for suffix in SUFFIXES[role]:
                     yield prefix + base + suffix
+
+    def _value(self, text: str, layer: int | None) -> str:
+        """An expression in a pattern: "layer // 2" in layer 5 is 2."""
+        if self._values is None:
+            self._values = Resolved(self.spec, self.checkpoint.config, self.checkpoint.naming, self.has)
+        return str(self._values.evaluate(f"{self.checkpoint.naming}.tensors", text, layer))
 
     def renamed(self, name: str) -> str | None:
         """The stored name of what has another one of its module's names, which comes without a prefix; None for no such

@@ -8,9 +8,15 @@ Hyper-connections (arXiv 2409.19606): a block reads a sum of all streams, and wh
 that are read off all of them. The streams may be mixed with one another as well, by a matrix with rows and columns that
 add up to 1 (arXiv 2512.24880).
 
+Passes (arXiv 2506.21734): some layers run again and again, and what they find becomes one of two streams, the sum of
+which the next pass reads.
+
 Per-layer embeddings are a second, wide table of which each layer reads columns of its own: p [T, layers * P] is made
 once, (norm of each layer's columns of (per_layer_model x / sqrt(D)) + embeddings of the tokens) / sqrt(2). Layer i adds
 norm(per_layer_proj (act(per_layer_gate x) * p[:, columns of i])) to its stream.
+
+Something may draft by a network's streams: output "streams", of every row of the batch. `Builder.taps` says which:
+None: none; (): the hidden state behind the last norm; else the stream before each of these layers, side by side.
 """
 
 import math
@@ -205,6 +211,38 @@ def _gates(b: Builder, module: str, streams: View, parts: tuple[int, ...]) -> Vi
     b.emit("linear", (mixed,), (gates,), f"{module}_scaled",
            {"weight": factors, "bias": b.vector(f"{module}_base", "weight", width)})
     return gates
+
+
+def begin_passes(b: Builder, x: View) -> tuple[View, View]:
+    """Two streams [T, D]: the embeddings x, and the same stored numbers in each row.
+
+    Raises:
+        SpecError: layers do not make whole passes, or the last pass is not the first stream's.
+    """
+    count, layers = b.option("passes", "layers"), b.option("stack", "layers")
+    if not layers or layers % count or not b.resolved.option("passes", "first", layers - 1, b.stack):
+        raise SpecError(f"{b.where}: passes.layers: expected passes that make up {layers} layers, the last of them of "
+                        f"the first stream, found {count}", ("passes.layers",))
+    first, second = b.view("stream_first", x.width), b.view("stream_second", x.width)
+    b.emit("copy", (x,), (first,), "stream_first")
+    # A norm whose weights are zero leaves its bias.
+    weights = {"weight": b.constant("no_weights", np.zeros(x.width, np.float32)),
+               "bias": b.vector("pass_start", "weight", x.width, flat=True)}
+    b.emit("layer_norm", (x,), (second,), "stream_second", weights, eps=b.option("norm", "eps"))
+    return first, second
+
+
+def begin_pass(b: Builder, streams: tuple[View, View], x: View) -> None:
+    """At the first layer of a pass: x = the sum of the streams."""
+    if b.layer is not None and b.layer % b.option("passes", "layers") == 0:
+        b.emit("add", streams, (x,), "pass_in")
+
+
+def end_pass(b: Builder, streams: tuple[View, View], x: View) -> None:
+    """At the last layer of a pass: x = its norm, which becomes one of the streams."""
+    if b.layer is not None and (b.layer + 1) % b.option("passes", "layers") == 0:
+        b.norm("pass_norm", x, x)
+        b.emit("copy", (x,), (streams[0 if b.option("passes", "first") else 1],), "pass_out")
 
 
 def tap(b: Builder, x: View) -> None:

@@ -4,6 +4,7 @@ from numflow.errors import SpecError
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import KEPT, Builder
 from numflow.network.build.channels import (
+    add_convolution,
     gated_recurrence,
     shifted_feed_forward,
     short_convolution,
@@ -11,13 +12,24 @@ from numflow.network.build.channels import (
 )
 from numflow.network.build.compressed import compressed_attention
 from numflow.network.build.distances import convolution_around
-from numflow.network.build.feed_forward import adapter, dense_and_experts, feed_forward
-from numflow.network.build.linear_attention import decaying_attention, delta_rule
+from numflow.network.build.feed_forward import adapter, add_late, dense_and_experts, feed_forward
+from numflow.network.build.linear_attention import (
+    begin_side,
+    beside,
+    decaying_attention,
+    delta_rule,
+    selective_scan,
+    state_space,
+    state_space_beside_attention,
+)
 from numflow.network.build.residuals import (
     altup_layer,
     begin_hyper,
+    begin_pass,
+    begin_passes,
     begin_streams,
     end_hyper,
+    end_pass,
     end_streams,
     hyper_layer,
     per_layer_branch,
@@ -26,13 +38,6 @@ from numflow.network.build.residuals import (
     tap_last,
 )
 from numflow.network.build.rope import sinusoids
-from numflow.network.build.state_space import (
-    begin_side,
-    beside,
-    selective_scan,
-    state_space,
-    state_space_beside_attention,
-)
 from numflow.ops import View
 
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
@@ -50,13 +55,18 @@ def decoder_or_encoder(b: Builder) -> None:
     begin_side(b, x)
     streams = begin_streams(b, x) if b.option("altup", "streams") else None
     hyper = begin_hyper(b, x) if b.option("hyper", "streams") else None
+    passes = begin_passes(b, x) if b.option("passes", "layers") else None
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
         if hyper is not None:
             hyper_layer(b, hyper, x, (("attn", _mixer), ("ffn", feed_forward)))
         elif streams is None:
+            if passes is not None:
+                begin_pass(b, passes, x)
             tap(b, x)
             x = transformer_layer(b, x)
+            if passes is not None:
+                end_pass(b, passes, x)
         else:
             altup_layer(b, streams, x, lambda x: _residual_branch(b, x, "ffn", feed_forward))
     b.layer = None
@@ -120,6 +130,11 @@ def _add_embeddings(b: Builder, x: View, normed: bool = True) -> View:
     """Positions and types added to x in place, then the norm, or the norm first. normed: whether there is one here."""
     width = x.width
     norm, first = b.option("embedding", "norm") and normed, b.option("embedding", "norm_first")
+    if b.option("embedding", "channel_scales"):
+        scale, shift = (b.numbers(f"token_embd_{which}", width) for which in ("scale", "shift"))
+        b.emit("scale", (x,), (x,), "token_embd_scale", {"weight": b.constant("token_embd_scale", scale),
+                                                         "shift": b.constant("token_embd_shift", scale * shift)},
+               scale=1.0)
     if norm and first:
         b.norm("token_embd_norm", x, x, eps=b.option("embedding", "norm_eps") or None)
     position, offset = b.option("embedding", "position"), b.option("embedding", "position_offset")
@@ -163,6 +178,7 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
         _residual_branch(b, x, "cross", cross_attention)
     if b.option("ffn", "enabled"):
         _residual_branch(b, x, "ffn", _feed_forward(b, x, entry if early else None))
+    add_late(b, x)
     if around and entry is not None:
         convolution_around(b, entry, x)
     if b.option("per_layer", "width"):
@@ -203,6 +219,10 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
         b.emit("act_mul", (b.linear(f"{name}_norm_up", low, b.view("norm_gate", h.width)), h), (h,),
                f"{name}_norm_gated", kind="sigmoid")
     y = block(b, h)
+    if b.option("block", "convolved"):
+        add_convolution(b, f"{name}_branch_conv", y)
+    if b.option("block", "channel_scales"):
+        _scaled_channels(b, x, y, name)
     post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
     twice = _kept(b, x, "attn_input") if name == "attn" and b.has("attn_post_norm_2.weight") else None
     if post == "branch":
@@ -218,6 +238,17 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     if twice is not None:
         b.emit("add", (x, twice), (x,), "attn_add_2")
         b.norm("attn_post_norm_2", x, x)
+
+
+def _scaled_channels(b: Builder, x: View, y: View, name: str) -> None:
+    """Stream and branch each become (it + shift) * scale, numbers of their own for each channel [D]."""
+    skip, skip_shift, branch, branch_shift = (b.numbers(f"{name}_{which}", x.width) for which in (
+        "skip_scale", "skip_shift", "branch_scale", "branch_shift"))
+    shift = b.constant(f"{b.prefix}{name}_shift", skip * skip_shift + branch * branch_shift)
+    b.emit("scale", (x,), (x,), f"{name}_skip_scale", {"weight": b.constant(f"{b.prefix}{name}_skip_scale", skip),
+                                                       "shift": shift}, scale=1.0)
+    b.emit("scale", (y,), (y,), f"{name}_branch_scale",
+           {"weight": b.constant(f"{b.prefix}{name}_branch_scale", branch)}, scale=1.0)
 
 
 def _parallel_layer(b: Builder, x: View) -> View:

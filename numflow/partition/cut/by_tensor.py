@@ -179,7 +179,8 @@ class _Emitter:
             combines = step.op == "expert_combine"
             return Partial(first.adds, routed=carries) if carries or combines else None
         alone = len(first.adds) == 1 and self.network.buffers[step.outputs[0].buffer].rows == "logits"
-        linear = step.op in ("copy", "scale", "gate_rows") or (step.op == "add" and layouts[1] == first)
+        linear = (step.op in ("copy", "scale", "gate_rows") and "shift" not in step.weights) \
+            or (step.op == "add" and layouts[1] == first)
         others = [view for view, layout in zip(step.inputs, layouts, strict=True) if layout != first]
         if step.op == "gate_rows":  # a product: of its factors one may be a sum
             others = [step.inputs[1]]
