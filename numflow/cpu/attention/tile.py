@@ -18,6 +18,7 @@ rotated one (quant/kv.py): queries are rotated too, and sums of values back in t
 import numpy as np
 
 from numflow.cpu.attention.coded import decode_keys, decode_values, turn, turn_rows
+from numflow.cpu.attention.far import add_far, add_of_queries
 from numflow.cpu.attention.int8 import add_coded_values, coded_scores, quantize_query
 from numflow.cpu.attention.products import (
     columns_together,
@@ -176,9 +177,9 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
         else:
             _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
         if i64(args, SLOTS.of_keys):
-            _add_far(args, scratch, rows, sequence, base, keys)
+            add_far(args, scratch, rows, sequence, base, keys)
         elif i64(args, SLOTS.far):
-            _add_of_queries(args, scratch, rows, base, keys)
+            add_of_queries(args, scratch, rows, base, keys)
         _probabilities(args, scratch, rows, half, base, most)
         if prefix is not None:
             _add_turned_keys(args, scratch, rows, half, keys, k if coded is None else decoded, slot)
@@ -281,39 +282,6 @@ def _scores(args, scratch, rows, half, keys, k, ahead):
         wide_products(rows, columns, half, steps, scratch + SCORES + 64 * first, 256,
                       scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, step,
                       ahead + first * group, 0)
-
-
-@inline
-def _add_far(args, scratch, rows, sequence, base, keys):
-    """Add the products of queries, and of keys base .. base + keys - 1, with the vectors of their distances.
-
-    A key's products are a long row, of which neighbouring queries read neighbours: so keys are the outer loop.
-    """
-    begin = np.int64(i32_ptr(i64(i64(args, SLOTS.header), STARTS))[sequence])
-    places, reach, scale = i32_ptr(i64(args, SLOTS.places)), i64(args, SLOTS.places_reach), f64(args, SLOTS.scale)
-    own, other = 4 * i64(args, SLOTS.of_queries_stride), 4 * i64(args, SLOTS.of_keys_stride)
-    at = 4 * i64(scratch + HEAD, 0) * i64(args, SLOTS.far)  # all rows of a tile are of one head
-    queries = i64(args, SLOTS.of_queries) + begin * own + at
-    for key in range(base, base + keys):
-        of_key = f32_ptr(i64(args, SLOTS.of_keys) + (begin + key) * other + at)
-        for r in range(rows):
-            position, score = i64(scratch + POSITION, r), f32_ptr(scratch + SCORES + 256 * r)
-            number = places[min(max(key - position, -reach), reach) + reach]
-            score[key - base] += np.float32(scale) * (f32_ptr(queries + position * own)[number] + of_key[number])
-
-
-@inline
-def _add_of_queries(args, scratch, rows, base, keys):
-    """Add the products of queries alone with the vectors of their distances to keys base .. base + keys - 1."""
-    places, reach, scale = i32_ptr(i64(args, SLOTS.places)), i64(args, SLOTS.places_reach), f64(args, SLOTS.scale)
-    for r in range(rows):
-        t = (i64(scratch + WHERE, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
-        at = t * i64(args, SLOTS.of_queries_stride) + i64(scratch + HEAD, r) * i64(args, SLOTS.far)
-        own, position = f32_ptr(i64(args, SLOTS.of_queries) + 4 * at), i64(scratch + POSITION, r)
-        score = f32_ptr(scratch + SCORES + 256 * r)
-        for key in range(base, base + keys):
-            number = places[min(max(key - position, -reach), reach) + reach]
-            score[key - base] += np.float32(scale) * own[number]
 
 
 @inline

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numflow.cpu.attention.wkv import SLOTS
+from numflow.cpu.attention.fading import WKV_SLOTS as SLOTS
 from numflow.cpu.runtime.access import i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import N_SEQUENCES, POSITIONS, STARTS, kernel
 from numflow.cpu.simd.float32 import fma, larger, load_part, splat, store_part
