@@ -277,12 +277,12 @@ class Builder:
     # Steps that many blocks use
 
     def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "", biased: str = "") -> View:
-        """y = x W^T + b, with a bias where the file has one. biased: a module whose bias it may be, not the matrix'."""
+        """y = x W^T + b, with a bias where the file has one. biased: a module whose bias it may be, if not the matrix'."""
         weights = {"weight": self.matrix(module, y.width, x.width, select, suffix)}
-        if biased and self.has(f"{biased}.bias"):
-            weights["bias"] = self.vector(biased, "bias", y.width)
-        elif self.has(f"{module}.bias"):
+        if self.has(f"{module}.bias"):
             weights["bias"] = self.vector(module, "bias", y.width, select, suffix=suffix)
+        elif biased and self.has(f"{biased}.bias"):
+            weights["bias"] = self.vector(biased, "bias", y.width)
         self.emit("linear", (x,), (y,), module + suffix, weights)
         if self.option("side", "rank") and self.has(f"{module}_low.weight"):
             self._add_low_rank(module, x, y, select, suffix)
