@@ -11,9 +11,14 @@ from numflow.reference.program import Program
 from numflow.spec import list_specs, load_spec
 from tests.specs import toy
 from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
+from tests.specs.configs_further_decoders import FURTHER_DECODERS
+from tests.specs.configs_further_encoders import FURTHER_ENCODERS
+from tests.specs.configs_further_translators import FURTHER_TRANSLATORS
+from tests.specs.configs_late_loops import LOOPS
 from tests.specs.configs_late_moe import LATE_MOE
 from tests.specs.configs_more_decoders import DECODERS as MORE_DECODERS
 from tests.specs.configs_more_encoders import ENCODERS as MORE_ENCODERS
+from tests.specs.configs_more_moe import MORE_MOE
 from tests.specs.configs_more_parts import MORE_PARTS
 from tests.specs.configs_more_translators import TRANSLATORS as MORE_TRANSLATORS
 from tests.specs.toy import namings
@@ -62,6 +67,9 @@ NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith(("qwen
 MORE = MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS
 NO_ARCHITECTURE += tuple(name for name in MORE if not name.startswith(("dbrx", "granite_docling", "nemotron_h")))
 NO_ARCHITECTURE += tuple(name for name in names() if name.startswith("deberta"))
+FURTHER = FURTHER_DECODERS | FURTHER_ENCODERS | FURTHER_TRANSLATORS | MORE_MOE | LOOPS
+NO_ARCHITECTURE += tuple(name for name in FURTHER if name != "mt5_encoder")
+NO_ARCHITECTURE += ("cosmos3_omni", "emu3", "fuyu", "hyperclovax_vision")
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written.
