@@ -43,14 +43,14 @@ def test_the_factor_on_cosines_is_that_of_the_set(keys, expected):
 
 
 def test_a_base_that_grows_with_the_length():
-    """transformers' dynamic scaling; without a key for it, the original context is the model's own."""
-    config = {"max_position_embeddings": 12, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
-    for more in ({}, {"max_position_embeddings": 48, "rope_scaling": config["rope_scaling"] | {
-            "original_max_position_embeddings": 12}}):
-        built, found, factors = rows(config | more, 3, 12, 13, 48, 100)
-        assert built.facts["context"] == 48
-        for row, length in zip(found, (12, 12, 13, 48, 100), strict=True):
-            base = 10000.0 * (4 * length / 12 - 3) ** (16 / 14)
+    """transformers' dynamic scaling, which goes by the model's own context even where a file names an original one."""
+    scaling = {"type": "dynamic", "factor": 4.0}
+    for own, said in ((12, {}), (48, {"original_max_position_embeddings": 12})):
+        built, found, factors = rows({"max_position_embeddings": own, "rope_scaling": scaling | said},
+                                     3, own, own + 1, 4 * own, 9 * own)
+        assert built.facts["context"] == 4 * own
+        for row, length in zip(found, (own, own, own + 1, 4 * own, 9 * own), strict=True):
+            base = 10000.0 * (4 * length / own - 3) ** (16 / 14)
             np.testing.assert_allclose(row, base ** (-np.arange(8) / 8), rtol=1e-6)
         assert (factors == 1).all()
 

@@ -161,6 +161,7 @@ def test_an_index_chooses_the_best_keys_of_those_that_are_seen():
     keys, q, weights = np.sign(rng(9, 4)), np.sign(rng(3, 8, seed=1)), rng(3, 2, seed=2)
 
     class Cache:
+        shape, every = Shape("keys", 1, 4, 0), 1
         lengths, table = staticmethod(lambda batch: [9]), staticmethod(lambda batch: [None])
         read = staticmethod(lambda blocks, length, position: (keys[:length, None], None))
 
