@@ -277,7 +277,7 @@ class Builder:
     # Steps that many blocks use
 
     def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "", biased: str = "") -> View:
-        """y = x W^T + b, with a bias where the file has one. biased: a module whose bias it may be, if not the matrix'."""
+        """y = x W^T + b, with a bias where the file has one. biased: whose bias it is if the matrix has none."""
         weights = {"weight": self.matrix(module, y.width, x.width, select, suffix)}
         if self.has(f"{module}.bias"):
             weights["bias"] = self.vector(module, "bias", y.width, select, suffix=suffix)
