@@ -30,7 +30,7 @@ def index_select(q, weights, *, batch, cache, heads, top_k, width):
 
 
 def attention(q, *beside, slopes=None, sinks=None, buckets=None, places=None, batch, cache, heads, scale, causal,
-              window, softcap, bucket_distance, chunk=0, entries=None):
+              window, softcap, bucket_distance, chunk=0, entries=""):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
     slopes [H]: bias -slope * |key position - query position|. buckets [n, H]: bias by bucket of the distance.
@@ -58,10 +58,10 @@ def attention(q, *beside, slopes=None, sinks=None, buckets=None, places=None, ba
             seen = _visible(distance, causal, window)
             if chunk:
                 seen &= np.arange(length) >= batch.positions[rows, None] // chunk * chunk
-            if chosen is not None and entries is None:
+            if chosen is not None and not entries:
                 seen &= _bits(chosen[rows], length)
             scores[:, ~seen] = -np.inf
-        if entries is not None:
+        if entries:
             more = entries.entries(entries.table(batch)[b], length)
             beyond = _scores(_by_head(q[rows], heads) @ more.T, scale, softcap)
             seen = np.arange(len(more)) < (batch.positions[rows, None] + 1) // entries.every

@@ -167,8 +167,6 @@ class Program(OneDevice):
         params |= {key: self._states[name] for key, name in states_of(step).items()}
         if local(step) == "batch":
             params["batch"] = batch
-        if "entries" in params:
-            params["entries"] = params["entries"] or None
         if step.op in ("moe_route", "head_concat", "index_select"):
             params["width"] = step.outputs[0].width
         if step.op == "moe_route" and len(inputs) > 1:

@@ -69,8 +69,9 @@ def test_routes_of_what_is_no_number(score, grouped):
     device.upload(counts.at(), np.array([3, 0, 3 * chosen, 1], np.int32))
     groups = {"groups": 4, "top_groups": 2, "group_best": 2} if grouped else {"groups": 1, "top_groups": 1,
                                                                               "group_best": 2}
-    device.launch(Launch(route_kernel(score, False, grouped, False), (3, 1, 1), (
-        IntRows(memory[0].at(), stride), Rows(memory[1].at(), stride), Rows(memory[2].at(), stride), None, counts.at(),
+    of_logits, kernel = Rows(memory[2].at(), stride), route_kernel(score, False, grouped, False, False)
+    device.launch(Launch(kernel, (3, 1, 1), (
+        IntRows(memory[0].at(), stride), Rows(memory[1].at(), stride), of_logits, of_logits, None, counts.at(),
         experts, chosen, None, Routing(*groups.values(), 0, 0.0, 1.0, 0.2))))
     found = device.download(memory[0].at(), ids.nbytes).view(np.int32).reshape(3, stride)
     assert ((found[1, :chosen] >= 0) & (found[1, :chosen] < experts)).all()

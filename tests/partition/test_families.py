@@ -12,7 +12,8 @@ from tests.specs.weights import values
 # Whose last layers read the keys and values of earlier ones.
 SHARING = ("gemma3n", "gemma4", "gemma4_unified_multimodal")
 NOISE = 2e-5  # some of these models magnify rounding: on one device, the two executors differ by up to 1e-5
-LOUD = {"gemma4": 6e-5}  # there they differ by 1.4e-5 to 3.0e-5, as the processor's instructions round
+# There they differ by 1.4e-5 to 4.5e-5, as the instructions of the processor round.
+LOUD = {"gemma4": 6e-5, "zamba2": 2e-4, "zamba2_adapted": 8e-5, "zamba2_one_block": 8e-5}
 CHANGE, MAGNIFIED = 1e-5, 150  # a relative change of the weights; how many times that the logits of a LOUD model differ
 
 

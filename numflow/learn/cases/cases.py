@@ -248,9 +248,10 @@ def _route():
             ("sparsemixer", 8, 2, {"score": "sparsemixer", "jitter": 0.3}, False),
             ("sparsemixer-scales", 6, 3, {"score": "sparsemixer", "jitter": 0.1, "normalize": True}, False),
             ("scales", 8, 2, {"normalize": True}, True),
-            ("sqrt-softplus", 8, 3, {"score": "sqrt_softplus", "normalize": True, "scale": 1.5}, True),
-            ("given", 9, 3, {"score": "sqrt_softplus", "normalize": True}, False),
-            ("given-softmax", 5, 4, {"scale": 2.0}, False),
+            ("sqrt-softplus", 8, 3,
+             {"score": "sqrt_softplus", "normalize": True, "scale": 1.5, "least_sum": 1e-20}, True),
+            ("given", 9, 3, {"score": "sqrt_softplus", "normalize": True, "least_sum": 1e-20}, False),
+            ("given-softmax", 5, 4, {"scale": 2.0, "least_sum": 1e-20}, False),
             ("one-expert", 4, 1, {"score": "sigmoid"}, False), ("all-experts", 3, 3, {"normalize": True}, False)):
         b = Builder(f"moe_route-{suffix}")
         (logits,) = b.inputs(experts, spread=2.0)
