@@ -11,6 +11,17 @@ def case(name: str, *parts: dict, **options) -> None:
     DECODERS[name] = (merged, options)
 
 
+def noting(table: dict[str, tuple[str, dict, dict]]):
+    """A function that notes a case in `table`, whose config is the union of `parts`."""
+    def case(name: str, architecture: str, model_type: str, *parts: dict, kind: str = "causal", **options) -> None:
+        merged: dict = {"architectures": [architecture], "model_type": model_type}
+        for part in parts:
+            merged |= part
+        table[name] = (kind, merged, options)
+
+    return case
+
+
 def family(name: str, model_type: str) -> dict:
     return {"architectures": [f"{name}ForCausalLM"], "model_type": model_type}
 

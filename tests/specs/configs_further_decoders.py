@@ -1,15 +1,9 @@
 """Configurations of still further decoders: name -> (kind, config, options), as in configs_more_decoders.py."""
 
+from tests.specs.configs_decoder import noting
+
 FURTHER_DECODERS: dict[str, tuple[str, dict, dict]] = {}
-
-
-def case(name: str, architecture: str, model_type: str, *parts: dict, kind: str = "causal", **options) -> None:
-    """Note a case whose config is the union of `parts`."""
-    merged: dict = {"architectures": [architecture], "model_type": model_type}
-    for part in parts:
-        merged |= part
-    FURTHER_DECODERS[name] = (kind, merged, options)
-
+case = noting(FURTHER_DECODERS)
 
 SHARED = {"vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "pad_token_id": 0,
           "intermediate_size": 40, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "mamba_d_state": 8,

@@ -1,15 +1,9 @@
 """Configurations of decoders whose layers hang together: name -> (kind, config, options), as in configs_decoder.py."""
 
+from tests.specs.configs_decoder import noting
+
 LOOPS: dict[str, tuple[str, dict, dict]] = {}
-
-
-def case(name: str, architecture: str, model_type: str, *parts: dict, kind: str = "causal", **options) -> None:
-    """Note a case whose config is the union of `parts`."""
-    merged: dict = {"architectures": [architecture], "model_type": model_type}
-    for part in parts:
-        merged |= part
-    LOOPS[name] = (kind, merged, options)
-
+case = noting(LOOPS)
 
 LONGCAT = {"vocab_size": 203, "hidden_size": 32, "ffn_hidden_size": 40, "expert_ffn_hidden_size": 24, "num_layers": 2,
            "num_attention_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 12,

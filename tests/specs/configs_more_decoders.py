@@ -1,18 +1,11 @@
 """Configurations of further decoders: name -> (kind, config, options), as in configs_decoder.py."""
 
+from tests.specs.configs_decoder import noting
 from tests.specs.configs_late_parts import EYES, TEXT
 from tests.specs.configs_other import MODERN
 
 DECODERS: dict[str, tuple[str, dict, dict]] = {}
-
-
-def case(name: str, architecture: str, model_type: str, *parts: dict, kind: str = "causal", **options) -> None:
-    """Note a case whose config is the union of `parts`."""
-    merged: dict = {"architectures": [architecture], "model_type": model_type}
-    for part in parts:
-        merged |= part
-    DECODERS[name] = (kind, merged, options)
-
+case = noting(DECODERS)
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
