@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3,
-          "num_key_value_heads": 2, "vocab_size": 144, "max_position_embeddings": 256}
+_ENCODER = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3,
+            "vocab_size": 144, "max_position_embeddings": 256}
+_SIZES = _ENCODER | {"num_key_value_heads": 2}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SMALL = {
     "llama": _SIZES | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
@@ -14,7 +15,7 @@ SMALL = {
                              "sliding_window": 8, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
     "mamba2": {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 32, "num_heads": 8,
                "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 3, "vocab_size": 144},
-    "bert": _SIZES | {"architectures": ["BertForMaskedLM"], "model_type": "bert"},
+    "bert": _ENCODER | {"architectures": ["BertForMaskedLM"], "model_type": "bert"},
 }
 
 
