@@ -85,8 +85,8 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
             for units in (True, False):
                 found |= kernels_of(network, weights, units=units)
     for kind in FLOAT8:
-        case = linear_case(kind, 64, 512, 1, fill="blank")
-        found |= kernels_of(case.network, case.weights, activations="fp8")
+        for case in (linear_case(kind, 64, 512, 1, fill="blank"), experts_case(kind, 64, 512, 2, 1, fill="blank")):
+            found |= kernels_of(case.network, case.weights, activations="fp8")
     network, checkpoint = random_network(Shape(2, 512, 4, 2, 1024, 40, 64), "F16")
     found |= kernels_of(adaptable(network, checkpoint), WeightSource(network, checkpoint))
     without_tma = [wgmma_gemm(STORED[kind].kind.name) for kind in grouped]

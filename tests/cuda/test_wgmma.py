@@ -58,7 +58,7 @@ from numflow.learn.cases.build import error, run_case
 from numflow.quant.hub_types import TABLES
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
-from tests.cuda.matrices import experts_case, float8_product, linear_case
+from tests.cuda.matrices import experts_case, linear_case, of_float8
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 
@@ -147,13 +147,20 @@ def test_products(kind, n, k, tokens):
     ("E4M3_ROW", 20, 96, 70), ("E4M3_128", 260, 256, 130), ("E5M2_128", 130, 640, 66)])
 def test_products_of_8_bit_floats(kind, n, k, tokens, tma):
     """Columns of half a tile more, scales of tiles and of rows; a few tokens are as with other activations."""
-    case, device = linear_case(kind, n, k, tokens, bias=True), Simulated(seed=1, wgmma=True)
+    case, device = of_float8(linear_case(kind, n, k, tokens, bias=True), k), Simulated(seed=1, wgmma=True)
     device.tma = tma
-    (actual,) = run_case(case, Program, gpu=device, activations="fp8")
-    assert error(actual, float8_product(case, kind)) < 1e-5
-    case = replace(case, schedule=(((0, 3),), ((0, 20),)))
-    for actual, expected in zip(run_case(case, Program, gpu=device, activations="fp8"), run_case(case, Reference)):
-        assert error(actual, expected) < 4e-3
+    case = replace(case, schedule=(((0, tokens),), ((0, 3),), ((0, 20),)))
+    found = zip(run_case(case, Program, gpu=device, activations="fp8"), run_case(case, Reference), (2e-5, 1e-5, 6e-3))
+    assert all(error(actual, expected) < bound for actual, expected, bound in found)
+
+
+@pytest.mark.slow
+def test_products_of_experts_of_8_bit_floats():
+    case = of_float8(replace(experts_case("E4M3_128", 40, 128, experts=2, chosen=1, bias=True),
+                             schedule=(((0, 150),), ((0, 9),))), 128)
+    found = zip(run_case(case, Program, gpu=Simulated(seed=2, wgmma=True), activations="fp8"),
+                run_case(case, Reference), (2e-5, 6e-3))
+    assert all(error(actual, expected) < bound for actual, expected, bound in found)
 
 
 def test_8_bit_floats_need_a_card_that_has_them():
