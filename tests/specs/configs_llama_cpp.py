@@ -317,3 +317,11 @@ case("laguna", "laguna", LAGUNA | {"block_count": 5, "attention.head_count": [6,
 case("laguna_by_column", "laguna", LAGUNA | {"attention.sliding_window": None},
      table() | HEAD | layers(attention(2) | LLAMA_NORMS | HEAD_NORMS | {"attn_gate.weight": (WIDTH, WIDTH)})
      | layers(ffn(), (0,)) | layers(GATED, (1, 2)))
+# Matrices of their own for images, which text does not meet.
+case("cogvlm", "cogvlm", RMS | {"attention.head_count_kv": HEADS, "rope.freq_base": 10000.0},
+     table() | HEAD | layers(QKV | OUT | ffn() | LLAMA_NORMS | {
+         "vis_attn_qkv.weight": (3 * WIDTH, WIDTH), "vis_attn_output.weight": (WIDTH, WIDTH),
+         "vis_gate.weight": (FFN, WIDTH), "vis_up.weight": (FFN, WIDTH), "vis_down.weight": (WIDTH, FFN)}))
+case("arctic", "arctic", RMS | {"attention.head_count_kv": 2, "expert_count": 5, "expert_used_count": 2,
+                                "feed_forward_length": 40, "rope.dimension_count": HEAD_DIM},
+     table() | HEAD | layers(attention(2) | ffn(WIDTH) | experts(5, 40) | LLAMA_NORMS | norms("ffn_norm_exps")))
