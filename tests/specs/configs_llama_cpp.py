@@ -108,6 +108,9 @@ for gated in (True, False):
         | {"enc.blk.0.attn_rel_b.weight": (32, HEADS)}
         | {name: shape for name, shape in T5.items() if gated or "ffn_gate" not in name}, hidden=True,
         **({"tolerance": 2 * GELU} if gated else {}))
+# UMT5 has buckets in each layer.
+CASES["umt5_encoder"] = (CASES["t5_encoder"][0], CASES["t5_encoder"][1] | {
+    f"enc.blk.{layer}.attn_rel_b.weight": (32, HEADS) for layer in range(LAYERS)}, CASES["t5_encoder"][2])
 
 # Which of two kinds of positions a file has is told by its number of layers, 32 or 40.
 LLAMA_NORMS = norms("attn_norm", "ffn_norm")
