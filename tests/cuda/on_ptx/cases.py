@@ -24,7 +24,7 @@ from numflow.quant.kv import CODED
 from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
-from tests.cuda.attention_shapes import FORMS, attention_case, every_bias, latent_case
+from tests.cuda.attention_shapes import FORMS, attention_case, entries_case, every_bias, latent_case
 from tests.cuda.kernels import APART, EVERY, GROUPED, decoder, many_rows
 from tests.cuda.matrices import QUANTISED, embed_case, experts_case, heads_case, linear_case, stored
 from tests.cuda.small import CASES
@@ -115,6 +115,9 @@ def _attention() -> Iterator[Job]:
     for kind in ("f16", *FORMS):
         for activations in ("int8", "f32"):
             yield _case(f"attention-latent-{kind}-{activations}", latent, HALF, kv_type=kind, activations=activations)
+    for kind, top_k in (("f16", 0), ("f16", 4), ("q8", 0), ("q6", 4), ("q3h", 4), ("q3h", 0), ("q8", 4), ("q6", 0)):
+        entries = entries_case(2, 512, 4, top_k, (((0, 20),), ((0, 3), (1, 1)), ((0, 1), (1, 1))))
+        yield _case(f"attention-entries-{kind}-{top_k}", entries, HALF, kv_type=kind)
     yield _case("attention-biases", replace(every_bias(), schedule=(((0, 40), (1, 3)), ((0, 1), (1, 1)))), HALF,
                 kv_type="f16")
     narrow = attention_case(4, 1, 64, 64, (((0, 40), (1, 3)), ((0, 1), (1, 1))))
