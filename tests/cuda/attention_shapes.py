@@ -31,19 +31,22 @@ def latent_case(heads, k_dim, prefix, schedule=(((0, 5),),)):
 
 
 def entries_case(heads, size, every, top_k=0, schedule=(((0, 5),),), **params):
-    """A case of a window of 8 keys beside entries, of which an index may choose the best, with sinks."""
+    """A case of a window of 8 keys beside entries, if every is not 0, of which an index may choose the best; with
+    sinks."""
     b = Builder(f"entries-{heads}-{size}-{every}-{top_k}")
     q, k, entry, query, weights = b.inputs(heads * size, size, size, 2 * 128, 2)
     y, own = b.buffer(heads * size), b.cache(kv_heads=1, k_dim=size, prefix=size)
-    entries, index = (b.cache(kv_heads=1, k_dim=columns, prefix=columns, every=every) for columns in (size, 128))
     b.step("cache_write", (k,), (), cache=own)
-    b.step("cache_write", (entry,), (), cache=entries)
     chosen = (b.buffer(4, dtype="i32"),) if top_k else ()
+    if every:
+        entries, index = (b.cache(kv_heads=1, k_dim=columns, prefix=columns, every=every) for columns in (size, 128))
+        b.step("cache_write", (entry,), (), cache=entries)
+        params["entries"] = entries
     if top_k:
         b.step("cache_write", (View(entry.buffer, entry.start, 128),), (), cache=index)
         b.step("index_select", (query, weights), chosen, cache=index, heads=2, top_k=top_k)
     b.step("attention", (q, *chosen), (y,), {"sinks": b.weight("sinks", b.normal(heads))}, cache=own, heads=heads,
-           scale=size**-0.5, window=8, entries=entries, **params)
+           scale=size**-0.5, window=8, **params)
     return b.case(y, schedule)
 
 
@@ -76,8 +79,8 @@ def attention_kernels() -> dict[str, Kernel]:
     for kind in ("f16", *FORMS):
         for activations in ("int8", "f32"):
             found |= kernels_of(latent.network, latent.weights, kv_type=kind, activations=activations)
-    for top_k in (0, 4):
-        entries = entries_case(2, 512, 4, top_k)
+    for every, top_k in ((0, 0), (4, 0), (4, 4)):
+        entries = entries_case(2, 512, every, top_k)
         for kind in ("f16", *FORMS):
             found |= kernels_of(entries.network, entries.weights, kv_type=kind)
     case = attention_case(4, 4, 192, 128)

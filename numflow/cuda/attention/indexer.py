@@ -127,8 +127,8 @@ def _choose(y: IntRows, scores: f32.ptr, batch: BatchTables, words: u32, top_k: 
         above = u32(above + count_bits(ballot(at < keys and _order(own[at]) > least)))
         begin = u32(begin + 32)
     # The bits: what is above, and as many of the equal ones as are left.
-    left, word = u32(top_k - above) if top_k > above else u32(0), u32(0)
-    while word < words:
+    left, word, used = u32(top_k - above) if top_k > above else u32(0), u32(0), u32(u32(keys + 31) >> u32(5))
+    while word < used:
         at = u32(32 * word + lane)
         order = _order(own[at]) if at < keys else u32(0)
         larger = u32(ballot(at < keys and order > least))
@@ -139,3 +139,7 @@ def _choose(y: IntRows, scores: f32.ptr, batch: BatchTables, words: u32, top_k: 
         if lane == 0:
             y.data[t * y.stride + word] = i32(larger | taken)
         word = u32(word + 1)
+    word = u32(used + lane)
+    while word < words:
+        y.data[t * y.stride + word] = i32(0)
+        word = u32(word + 32)

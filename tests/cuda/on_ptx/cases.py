@@ -115,9 +115,10 @@ def _attention() -> Iterator[Job]:
     for kind in ("f16", *FORMS):
         for activations in ("int8", "f32"):
             yield _case(f"attention-latent-{kind}-{activations}", latent, HALF, kv_type=kind, activations=activations)
-    for kind, top_k in (("f16", 0), ("f16", 4), ("q8", 0), ("q6", 4), ("q3h", 4), ("q3h", 0), ("q8", 4), ("q6", 0)):
-        entries = entries_case(2, 512, 4, top_k, (((0, 20),), ((0, 3), (1, 1)), ((0, 1), (1, 1))))
-        yield _case(f"attention-entries-{kind}-{top_k}", entries, HALF, kv_type=kind)
+    for kind in ("f16", *FORMS):
+        for every, top_k in ((0, 0), (4, 0), (4, 4)):
+            entries = entries_case(2, 512, every, top_k, (((0, 20),), ((0, 3), (1, 1)), ((0, 1), (1, 1))))
+            yield _case(f"attention-entries-{kind}-{every}-{top_k}", entries, HALF, kv_type=kind)
     yield _case("attention-biases", replace(every_bias(), schedule=(((0, 40), (1, 3)), ((0, 1), (1, 1)))), HALF,
                 kv_type="f16")
     narrow = attention_case(4, 1, 64, 64, (((0, 40), (1, 3)), ((0, 1), (1, 1))))
