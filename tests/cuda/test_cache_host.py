@@ -1,7 +1,6 @@
 """Keys and values in the host's memory: their copies overlap with the layers, in an order that events keep."""
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,24 +132,6 @@ def test_memory_of_an_encoder():
                      for percent in (0, 100))
     for a, b in zip(hosted, plain, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("name", ["index_select-5-of-3-heads", "attention-entries-2-of-4-best-3"])
-def test_memory_of_an_index_and_of_entries(name):
-    """What an index chooses from, what entries are made of, and entries are brought as keys are: from other blocks."""
-    case = replace(next(case for case in CASES if case.name == name), schedule=(((0, 9), (1, 3)), ((1, 2), (0, 1))))
-    found = []
-    for percent in (0, 100):
-        made = Program(case.network, case.weights, activations="f32", gpu=Simulated(), host_kv_percent=percent)
-        first, second = (run.batch for run in case.runs(made.block_size))
-        count = case.blocks(made.block_size)
-        made.reserve(2 * count)
-        made.run(first)
-        made.copy_blocks(first.blocks[:, 0].tolist(), (first.blocks[:, 0] + count).tolist())
-        second.blocks[:] += count
-        found.append(made.run(second))
-        made.close()
-    np.testing.assert_array_equal(*found)
 
 
 def test_the_layers_of_a_share():
