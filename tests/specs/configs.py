@@ -14,6 +14,7 @@ from tests.specs.configs_further_decoders import FURTHER_DECODERS
 from tests.specs.configs_further_encoders import FURTHER_ENCODERS
 from tests.specs.configs_further_parts import FURTHER_PARTS
 from tests.specs.configs_further_translators import FURTHER_TRANSLATORS
+from tests.specs.configs_last_parts import LAST_PARTS
 from tests.specs.configs_late_dense import LATE_DENSE
 from tests.specs.configs_late_loops import LOOPS
 from tests.specs.configs_late_moe import LATE_MOE
@@ -34,5 +35,5 @@ CASES = {name: (options.get("kind", "causal"), config, options)
 CASES |= ENCODERS | LATE_ENCODERS | EMBEDDING
 CASES |= MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS | MORE_MOE
 CASES |= FURTHER_PARTS | FURTHER_DECODERS | FURTHER_ENCODERS | FURTHER_TRANSLATORS
-CASES |= RECURRENT | LATE_MOE | LOOPS
+CASES |= RECURRENT | LATE_MOE | LOOPS | LAST_PARTS
 CASES |= {name: ("translate", config, options) for name, (config, options) in (TRANSLATORS | LATE_TRANSLATORS).items()}

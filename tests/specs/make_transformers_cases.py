@@ -80,8 +80,9 @@ def published(shapes: dict[str, tuple[int, ...]], options: dict) -> dict[str, tu
             for name, shape in shapes.items()}
 
 
-def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: list[dict]) -> dict[str, np.ndarray]:
+def compute(kind: str, folder: Path, options: dict, inputs: list[dict], rows: list[dict]) -> dict[str, np.ndarray]:
     """Numbers of the model in `folder` at the wanted rows of each prompt."""
+    attention = options.get("attention", "eager")
     model, report = CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
                                                   output_loading_info=True)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -96,6 +97,9 @@ def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: l
     for i, (given, kept) in enumerate(zip(inputs, rows, strict=True)):
         with torch.no_grad():
             arguments = {ARGUMENTS[key]: torch.tensor([ids]) for key, ids in given.items()}
+            if columns := options.get("blind"):  # a class that asks for images gets none of them
+                arguments |= {"image_embeds": torch.zeros(1, 0, columns),
+                              "image_embeds_position_mask": torch.zeros_like(arguments["input_ids"])}
             result = model(**arguments, output_hidden_states=True)
         found = {} if kind in ("hidden", "text", "classifier") else {"logits": result.logits}
         if kind == "classifier":
@@ -121,7 +125,7 @@ def make(name: str) -> None:
         shapes = save(kind, asked, folder, options)
         saved = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(asked))
-        arrays = compute(kind, folder, options.get("attention", "eager"), inputs, rows)
+        arrays = compute(kind, folder, options, inputs, rows)
     saved = {key: value for key, value in saved.items() if key not in SPARE_KEYS}
     saved = saved if options.get("saved", True) else config
     about = {"configs": [config, saved], "tensors": shapes, "inputs": inputs, "rows": rows}
