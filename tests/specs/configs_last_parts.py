@@ -2,7 +2,12 @@
 """
 
 from tests.specs.configs_decoder import noting
-from tests.specs.configs_late_parts import CLIP, EYES, IMAGES, SIGLIP, TEXT
+from tests.specs.configs_further_parts import EARS
+from tests.specs.configs_late_others import SMALL
+from tests.specs.configs_late_parts import EYES, IMAGES, LLAMA, SIGLIP, TEXT
+from tests.specs.configs_more_parts import text_of
+from tests.specs.configs_other import TINY
+from tests.specs.configs_recurrent import RECURRENT
 
 LAST_PARTS: dict[str, tuple[str, dict, dict]] = {}
 _note = noting(LAST_PARTS)
@@ -72,8 +77,49 @@ case("deepseek_ocr2_groups", "DeepseekOcr2ForConditionalGeneration", "deepseek_o
 KOSMOS = {"vocab_size": 203, "max_position_embeddings": 64, "embed_dim": 32, "layers": 2, "ffn_dim": 40,
           "attention_heads": 4, "activation_function": "gelu", "pad_token_id": 1}
 case("kosmos2", "Kosmos2ForConditionalGeneration", "kosmos-2", KOSMOS | {"model_type": "kosmos_2_text_model"}, {
-    "vision_config": EYES | {"model_type": "kosmos_2_vision_model"}, "latent_query_num": 2}, blind=32)
+    "vision_config": EYES | {"model_type": "kosmos_2_vision_model"}, "latent_query_num": 2}, part="text_model")
 case("kosmos2_5", "Kosmos2_5ForConditionalGeneration", "kosmos-2.5", KOSMOS | {
     "model_type": "kosmos_2_5_text_model", "scale_embedding": False}, {
     "vision_config": EYES | {"model_type": "kosmos_2_5_vision_model", "head_dim": 8, "patch_embed_hidden_size": 16,
                              "max_num_patches": 8}, "latent_query_num": 2})
+
+OPT = {"model_type": "opt", "vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+       "ffn_dim": 40, "max_position_embeddings": 64, "word_embed_proj_dim": 32, "do_layer_norm_before": True}
+QUERIES = {"vision_config": EYES, "qformer_config": {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31,
+    "max_position_embeddings": 8, "encoder_hidden_size": 16}, "num_query_tokens": 2, "image_token_index": 200}
+case("blip2", "Blip2ForConditionalGeneration", "blip-2", OPT, QUERIES, part="language_model")
+case("instructblip", "InstructBlipForConditionalGeneration", "instructblip", LLAMA, QUERIES, part="language_model")
+BART = {"model_type": "bart", "vocab_size": 203, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 36,
+        "max_position_embeddings": 48, "pad_token_id": 1, "activation_function": "gelu"}
+case("florence2", "Florence2ForConditionalGeneration", "florence2", BART, {
+    "image_token_id": 200, "is_encoder_decoder": True, "tie_word_embeddings": True, "vision_config": {
+        "model_type": "florence_vision", "embed_dim": [8, 16], "num_heads": [1, 2], "num_groups": [1, 2],
+        "depths": [1, 1], "patch_size": [3, 3], "patch_stride": [4, 2], "patch_padding": [1, 1],
+        "patch_prenorm": [False, True], "window_size": 2, "projection_dim": 32}}, kind="describe")
+MODERN = {key: value for key, value in TEXT.items() if key not in ("rope_theta", "rms_norm_eps", "hidden_act",
+                                                                   "num_key_value_heads")} | {
+    "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "local_attention": 8, "num_hidden_layers": 4,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+case("modernvbert", "ModernVBertForMaskedLM", "modernvbert", MODERN | {"model_type": "modernbert"}, SIGLIP, {
+    "image_token_id": 200, "pixel_shuffle_factor": 2, "tie_word_embeddings": False}, kind="masked")
+case("ultravbert", "UltraVBertForMaskedLM", "ultravbert", {
+    "model_type": "ultrabert", "vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "intermediate_size": 40, "prediction_head_size": 24, "sliding_window": 3,
+    "pad_token_id": 0, "rms_norm_eps": 1e-6}, SIGLIP, {
+    "image_token_id": 200, "pixel_shuffle_factor": 2, "tie_word_embeddings": True}, kind="masked")
+HYBRID = text_of(RECURRENT["nemotron_h"][1], hidden_size=32)
+LISTENS = EARS | {"max_position_embeddings": 32}
+case("nemotron_transcribe", "Nemotron3_5TranscribeForConditionalGeneration", "nemo_speechlm", HYBRID, {
+    "audio_token_id": 200, "audio_config": {"asr_config": LISTENS, "diarization_config": {
+        "model_type": "nemotron3_diarization", "audio_config": LISTENS, "head_config": {
+            "hidden_size": 8, "audio_hidden_size": 16}}}, "word_timestamp_config": {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "vocab_size": 9, "blank_token_id": 8}}, kind="audible")
+_note("git", "GitForCausalLM", "git", TINY, SMALL, {"vision_config": EYES | {"model_type": "git_vision_model"}})
+_note("evolla", "EvollaForProteinText2Text", "evolla", TEXT, {
+    "tie_word_embeddings": False, "aligner_num_add_layers": 1, "aligner_ffn_mult": 1, "resampler_depth": 1,
+    "resampler_dim_head": 8, "resampler_heads": 2, "resampler_num_latents": 2, "resampler_ff_mult": 1,
+    "protein_encoder_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 9,
+                               "num_attention_heads": 2, "max_position_embeddings": 8}}, kind="multimodal")

@@ -30,7 +30,7 @@ CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transforme
            "audible": transformers.AutoModelForMultimodalLM, "musical": transformers.AutoModelForPreTraining,
            "masked": transformers.AutoModelForMaskedLM, "classifier": transformers.AutoModelForSequenceClassification,
            "hidden": transformers.AutoModel, "text": transformers.AutoModelForTextEncoding,
-           "translate": transformers.AutoModelForSeq2SeqLM}
+           "translate": transformers.AutoModelForSeq2SeqLM, "describe": transformers.AutoModelForImageTextToText}
 ARGUMENTS = {"ids": "input_ids", "types": "token_type_ids", "decoder_ids": "decoder_input_ids"}
 SPARE_KEYS = ("transformers_version", "_name_or_path", "id2label", "label2id", "task_specific_params")
 
@@ -43,13 +43,13 @@ def token_ids(count: int, vocabulary: int, seed: int) -> list[int]:
 def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list[dict]]:
     """What goes in, and which rows of what comes out are kept, for each prompt."""
     inputs, rows = [], []
-    vocabulary -= 3 * (kind in ("multimodal", "audible", "musical"))  # ids of images and sounds
+    vocabulary -= 3 * (kind in ("multimodal", "audible", "musical", "describe"))  # ids of images and sounds
     for seed, count in enumerate(options.get("lengths", (9, 17))):
         given = {"ids": token_ids(count, vocabulary, seed)}
         kept = {"rows": sorted({0, count // 2, count - 2, count - 1})}
         if options.get("types"):
             given["types"] = [int(i > count // 2) for i in range(count)]
-        if kind == "translate":
+        if kind in ("translate", "describe"):
             given["decoder_ids"] = token_ids(count // 2 + 1, vocabulary, seed + 7)
             kept = {"rows": [0, count // 4, count // 2], "encoder_hidden": kept["rows"]}
         inputs.append(given)
@@ -93,20 +93,18 @@ def compute(kind: str, folder: Path, options: dict, inputs: list[dict], rows: li
     with safe_open(folder / "model.safetensors", "pt") as file:
         for name in stored.keys() & set(file.keys()):  # noqa: SIM118; some classes begin with other numbers once more
             stored[name].copy_(file.get_tensor(name))
+    part = model.get_submodule(options.get("part", ""))
     arrays = {}
     for i, (given, kept) in enumerate(zip(inputs, rows, strict=True)):
         with torch.no_grad():
             arguments = {ARGUMENTS[key]: torch.tensor([ids]) for key, ids in given.items()}
-            if columns := options.get("blind"):  # a class that asks for images gets none of them
-                arguments |= {"image_embeds": torch.zeros(1, 0, columns),
-                              "image_embeds_position_mask": torch.zeros_like(arguments["input_ids"])}
-            result = model(**arguments, output_hidden_states=True)
+            result = part(**arguments, output_hidden_states=True)
         found = {} if kind in ("hidden", "text", "classifier") else {"logits": result.logits}
         if kind == "classifier":
             arrays[f"scores_{i}"] = result.logits[0].numpy()
         if kind in ("hidden", "masked", "text", "classifier"):
             found["hidden"] = getattr(result, "last_hidden_state", result.hidden_states[-1])
-        if kind == "translate":
+        if kind in ("translate", "describe"):
             found["encoder_hidden"] = result.encoder_last_hidden_state
         for name, value in found.items():
             arrays[f"{name}_{i}"] = value[0].numpy()[kept.get(name, kept["rows"])]

@@ -1,0 +1,28 @@
+"""Configurations of text models that came last: encoders that decode, and others."""
+
+from tests.specs.configs_decoder import noting
+from tests.specs.configs_late_others import SMALL
+from tests.specs.configs_other import ROBERTA, TINY
+
+LAST_TEXT: dict[str, tuple[str, dict, dict]] = {}
+case = noting(LAST_TEXT)
+
+DECODES = SMALL | {"is_decoder": True, "use_cache": False}
+case("bert_decoder", "BertLMHeadModel", "bert", TINY, DECODES)
+case("roberta_decoder", "RobertaForCausalLM", "roberta", ROBERTA, DECODES)
+case("xlm_roberta_decoder", "XLMRobertaForCausalLM", "xlm-roberta", ROBERTA, DECODES)
+case("camembert_decoder", "CamembertForCausalLM", "camembert", ROBERTA, DECODES)
+case("big_bird_decoder", "BigBirdForCausalLM", "big_bird", TINY, DECODES, {"attention_type": "original_full"})
+case("data2vec_text_decoder", "Data2VecTextForCausalLM", "data2vec-text", ROBERTA, DECODES)
+case("electra_decoder", "ElectraForCausalLM", "electra", TINY, DECODES, {"embedding_size": 24})
+case("ernie_decoder", "ErnieForCausalLM", "ernie", TINY, DECODES, {"task_type_vocab_size": 3, "use_task_id": True})
+case("megatron_bert_decoder", "MegatronBertForCausalLM", "megatron-bert", TINY, DECODES)
+case("rembert_decoder", "RemBertForCausalLM", "rembert", TINY, DECODES, {
+    "input_embedding_size": 24, "output_embedding_size": 48})
+case("roberta_prelayernorm_decoder", "RobertaPreLayerNormForCausalLM", "roberta-prelayernorm", ROBERTA, DECODES)
+case("roformer_decoder", "RoFormerForCausalLM", "roformer", TINY, DECODES, {
+    "embedding_size": 24, "rotary_value": False}, kept=("embed_positions.weight",))
+case("xlm_roberta_xl_decoder", "XLMRobertaXLForCausalLM", "xlm-roberta-xl", ROBERTA, DECODES)
+case("xmod_decoder", "XmodForCausalLM", "xmod", ROBERTA, DECODES, {
+    "languages": ["en_XX", "de_DE"], "default_language": "de_DE", "adapter_reduction_factor": 4})
+case("bert_generation_decoder", "BertGenerationDecoder", "bert-generation", TINY, DECODES)
