@@ -1,5 +1,4 @@
-"""Configurations of yet other models that also see or hear: name -> (kind, config, options), as in configs_late_parts.py.
-"""
+"""Configurations of the last models that see or hear: name -> (kind, config, options), as in configs_late_parts.py."""
 
 from tests.specs.configs_decoder import noting
 from tests.specs.configs_further_parts import EARS
@@ -123,3 +122,19 @@ _note("evolla", "EvollaForProteinText2Text", "evolla", TEXT, {
     "resampler_dim_head": 8, "resampler_heads": 2, "resampler_num_latents": 2, "resampler_ff_mult": 1,
     "protein_encoder_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 9,
                                "num_attention_heads": 2, "max_position_embeddings": 8}}, kind="multimodal")
+MUSE = {key: value for key, value in TEXT.items() if key != "hidden_act"} | {
+    "model_type": "muse_glimmer_text", "head_dim": 12, "num_hidden_layers": 6, "sliding_window": 5, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2}
+MUSE_EYES = {"image_token_id": 200, "out_hidden_size": 32, "projector_hidden_size": 16, "vision_config": EYES | {
+    "model_type": "muse_glimmer_vision"}, "tie_word_embeddings": False}
+case("muse_glimmer", "MuseGlimmerForConditionalGeneration", "muse_glimmer", MUSE, MUSE_EYES, lengths=(9, 20))
+case("muse_glimmer_named", "MuseGlimmerForConditionalGeneration", "muse_glimmer", MUSE | {
+    "num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "layer_rope_theta": [10000.0, 0, 10000.0], "qk_scale_factor": 2.0, "output_multiplier": 0.5,
+    "final_logit_softcapping": 4.0, "post_norm_eps": 1e-2}, MUSE_EYES)
+CODES = {"model_type": "chameleon_vqgan", "embed_dim": 4, "num_embeddings": 8, "latent_channels": 32,
+         "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "resolution": 8}
+CHAMELEON = TEXT | {"vq_config": CODES, "vocabulary_map": {"<image>": 200}, "tie_word_embeddings": False}
+_note("chameleon", "ChameleonForConditionalGeneration", "chameleon", CHAMELEON, kind="multimodal")
+_note("chameleon_swin", "ChameleonForConditionalGeneration", "chameleon", CHAMELEON, {"swin_norm": True},
+      kind="multimodal")

@@ -1,5 +1,6 @@
 """Configurations of text models that came last: encoders that decode, and others."""
 
+from tests.specs.configs_2026 import GROUPS, RMS
 from tests.specs.configs_decoder import noting
 from tests.specs.configs_late_others import SMALL
 from tests.specs.configs_other import ROBERTA, TINY
@@ -26,3 +27,12 @@ case("xlm_roberta_xl_decoder", "XLMRobertaXLForCausalLM", "xlm-roberta-xl", ROBE
 case("xmod_decoder", "XmodForCausalLM", "xmod", ROBERTA, DECODES, {
     "languages": ["en_XX", "de_DE"], "default_language": "de_DE", "adapter_reduction_factor": 4})
 case("bert_generation_decoder", "BertGenerationDecoder", "bert-generation", TINY, DECODES)
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+WITHOUT = {"rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 500.0}, FULL: None}}
+BEAM = {key: value for key, value in (RMS | GROUPS).items() if key != "rope_theta"} | WITHOUT | {
+    "num_experts": 6, "sliding_window": 5, "n_group": 3, "topk_group": 2}
+case("beam", "BeamForCausalLM", "beam", BEAM, {
+    "num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "dense"], "final_logit_softcapping": 6.0}, lengths=(9, 20))
+case("beam_defaults", "BeamForCausalLM", "beam", BEAM, {"num_hidden_layers": 8, "norm_topk_prob": False})

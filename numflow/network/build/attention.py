@@ -40,7 +40,7 @@ def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
     if b.option("attention", "qkv") == "gate_concat":
         b.linear("attn_qkv", x, gate, range(gate.width), ".gate")
     elif by_head or not b.option("attention", "gate_in_query"):
-        b.linear("attn_gate", x, gate)
+        _gate_of(b, x, gate, shape)
     elif not b.option("latent", "rank"):  # of latent attention it is there already
         b.linear("attn_q", x, gate, query_and_gate_rows(shape)[1], ".gate")
     if plain:
@@ -51,6 +51,17 @@ def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
         b.emit("mul", (gate, y), (y,), "attn_gated")
     else:
         b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
+
+
+def _gate_of(b: Builder, x: View, gate: View, shape: Heads) -> None:
+    """A matrix of its own; its bias may have one number for all columns of a head."""
+    bias = b.names.find("attn_gate", "bias", b.layer, b.stack)
+    if bias is None or tuple(bias.shape) != (shape.heads,) or gate.width == shape.heads:
+        b.linear("attn_gate", x, gate)
+        return
+    columns = np.repeat(np.arange(shape.heads), gate.width // shape.heads)
+    b.emit("linear", (x,), (gate,), "attn_gate", {"weight": b.matrix("attn_gate", gate.width, x.width),
+                                                  "bias": b.vector("attn_gate", "bias", gate.width, columns)})
 
 
 def _times(b: Builder, key: str, x: View, y: View) -> View:
@@ -64,7 +75,8 @@ def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besi
     """Attention of `heads` query heads over a cache, as the spec has it; beside: its further inputs."""
     weights, chunk = position_biases(b, heads) | beside[1], b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
-        smooth = {"smooth": 1} if b.option("attention", "temperature_smooth") else {}
+        smooth = ({"smooth": 2} if b.option("attention", "temperature_power") else
+                  {"smooth": 1} if b.option("attention", "temperature_smooth") else {})
         for view in (q, *(beside[0] if b.option("attention", "relative") else ())):
             b.emit("scale_by_position", (view,), (view,), "q_temperature", scale=temperature, **smooth,
                    length=b.option("attention", "temperature_length"),
@@ -127,7 +139,8 @@ def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None
     for step in ("rope", "norm") if late else ("norm", "rope"):
         for name, view, heads in views:
             if step == "norm" and kind != "none":
-                b.norm(f"attn_{name}_norm", view, view, groups=heads if kind == "head" else 1)
+                b.norm(f"attn_{name}_norm", view, view, groups=heads if kind == "head" else 1,
+                       eps=b.option("attention", "q_norm_eps") or None, kind=b.option("attention", "q_norm_kind"))
             elif step == "rope" and b.option("rope", "enabled"):
                 rotate(b, view, heads, shape.head_dim, f"rope_{name}")
 

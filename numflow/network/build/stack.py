@@ -225,16 +225,18 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
         _scaled_channels(b, x, y, name)
     post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
     twice = _kept(b, x, "attn_input") if name == "attn" and b.has("attn_post_norm_2.weight") else None
+    post_eps = b.option("block", "post_norm_eps") or None
     if post == "branch":
-        b.norm(f"{name}_post_norm", y, y)
+        b.norm(f"{name}_post_norm", y, y, eps=post_eps)
     part = "ffn_" if name == "ffn" else ""
-    if b.option("block", "residual") == "normed":
-        b.emit("scale", (h,), (x,), f"{name}_skip", scale=b.option("block", f"{part}skip_scale"))
+    kept, skip = h if b.option("block", "residual") == "normed" else x, b.option("block", f"{part}skip_scale")
+    if kept is h or skip != 1.0:
+        b.emit("scale", (kept,), (x,), f"{name}_skip", scale=skip)
     b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", f"{part}residual_scale"))
     if name == "ffn" and b.option("ffn", "adapter_width"):
         adapter(b, x)
     if post == "residual":
-        b.norm(f"{name}_post_norm", x, x)
+        b.norm(f"{name}_post_norm", x, x, eps=post_eps)
     if twice is not None:
         b.emit("add", (x, twice), (x,), "attn_add_2")
         b.norm("attn_post_norm_2", x, x)
@@ -272,7 +274,8 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     hidden = b.view("hidden", x.width, "logits")
     b.emit("select_rows", (x,), (hidden,), "select_rows")
     if b.option("head", "norm"):
-        b.norm(norm, hidden, hidden, eps=b.option("head", "norm_eps") or None)
+        b.norm(norm, hidden, hidden, eps=b.option("head", "norm_eps") or None,
+               offset=b.option("head", "norm_offset"))
     b.outputs["hidden"] = hidden
     for module in ("pooled_1", "pooled_2"):  # applied to the pooled row, behind the network
         b.names.find(module)
