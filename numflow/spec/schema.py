@@ -147,6 +147,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "temperature_length": _int(1, "positions from one step of it to the next"),
         "temperature_offset": _int(0, "added to the position", 0),
         "sub_norm": _bool("has('attn_sub_norm.weight')", "a norm before the output projection"),
+        "differential": _float(0.0, "two attentions in one, by the earlier and by the later half of the heads: of what "
+                               "the first finds is taken what the second does, times learned numbers and this one, "
+                               "then follows a norm (arXiv 2410.05258); 0 = one attention", 0, 1),
         "clip": _float(0.0, "queries, keys and values are cut at -clip and clip before all else; 0 = off", 0, 1e30),
         "norm_after_rope": _bool(False, "the q/k norm comes after the rotation"),
         "alibi": _bool(False, "linear position bias; slopes from the number of heads"),

@@ -36,3 +36,8 @@ case("beam", "BeamForCausalLM", "beam", BEAM, {
     "num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL],
     "mlp_layer_types": ["dense", "sparse", "sparse", "dense"], "final_logit_softcapping": 6.0}, lengths=(9, 20))
 case("beam_defaults", "BeamForCausalLM", "beam", BEAM, {"num_hidden_layers": 8, "norm_topk_prob": False})
+
+DIFFERENCES = RMS | {"attention_bias": False}
+case("diffllama", "DiffLlamaForCausalLM", "diffllama", DIFFERENCES, {"num_key_value_heads": 4})
+case("diffllama_grouped", "DiffLlamaForCausalLM", "diffllama", DIFFERENCES, {
+    "num_attention_heads": 8, "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True})

@@ -113,7 +113,19 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         cache = b.caches[f"{b.prefix_of(owner)}self"]
     y = b.view("attention", shape.heads * shape.value_dim)
     _attend(b, q, y, cache, shape.heads, far)
-    return y
+    return _difference(b, y, shape) if b.option("attention", "differential") else y
+
+
+def _difference(b: Builder, y: View, shape: Heads) -> View:
+    """What the earlier half of the heads found minus a number times what the later half did, normalised by head."""
+    start, size = b.option("attention", "differential"), shape.head_dim
+    first, second = (View(y.buffer, y.start + half * y.width // 2, y.width // 2) for half in (0, 1))
+    one, two = (float(np.exp(np.sum(b.numbers(f"attn_diff_q{part}", size) * b.numbers(f"attn_diff_k{part}", size))))
+                for part in (1, 2))
+    b.emit("add", (first, second), (first,), "attn_difference", scale=two - one - start)
+    b.norm("attn_diff_norm", first, first, groups=shape.heads // 2)
+    b.emit("scale", (first,), (first,), "attn_diff_scale", scale=1 - start)
+    return first
 
 
 def _owner(b: Builder) -> int | None:
