@@ -31,8 +31,8 @@ LOCAL = {
 }
 
 CONV_KINDS = ("none", "silu")  # what may follow a causal_conv within it
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-               "silu_clamp", "xielu")
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp",
+               "swiglu_clamp", "silu_clamp", "xielu")
 
 
 @dataclass(frozen=True)

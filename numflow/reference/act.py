@@ -165,4 +165,4 @@ def swiglu_clamp(gate, up, limit, alpha):
 
 
 _ACT = {"relu": relu, "relu2": relu2, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_quick": gelu_quick, "silu": silu,
-        "sigmoid": sigmoid, "tanh": np.tanh}
+        "sigmoid": sigmoid, "tanh": np.tanh, "exp": np.exp}

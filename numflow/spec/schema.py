@@ -150,6 +150,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "differential": _float(0.0, "two attentions in one, by the earlier and by the later half of the heads: of what "
                                "the first finds is taken what the second does, times learned numbers and this one, "
                                "then follows a norm (arXiv 2410.05258); 0 = one attention", 0, 1),
+        "key_bias": _bool("has('attn_key_bias.weight')", "to all scores with a key is added a number of its head, "
+                          "exp(rate * softplus(attn_key_bias(values))), in columns of the key"),
         "clip": _float(0.0, "queries, keys and values are cut at -clip and clip before all else; 0 = off", 0, 1e30),
         "norm_after_rope": _bool(False, "the q/k norm comes after the rotation"),
         "alibi": _bool(False, "linear position bias; slopes from the number of heads"),

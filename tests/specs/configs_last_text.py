@@ -41,3 +41,5 @@ DIFFERENCES = RMS | {"attention_bias": False}
 case("diffllama", "DiffLlamaForCausalLM", "diffllama", DIFFERENCES, {"num_key_value_heads": 4})
 case("diffllama_grouped", "DiffLlamaForCausalLM", "diffllama", DIFFERENCES, {
     "num_attention_heads": 8, "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True})
+case("doge", "DogeForCausalLM", "doge", RMS, {"attention_bias": True, "mlp_bias": True}, lengths=(9, 30))
+case("doge_heads", "DogeForCausalLM", "doge", RMS, {"num_key_value_heads": 4, "tie_word_embeddings": True})

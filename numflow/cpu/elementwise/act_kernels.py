@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from numflow.cpu.elementwise.act import GELU, GELU_QUICK, GELU_TANH, MIX, RELU2, SIGMOID, SILU, TANH
+from numflow.cpu.elementwise.act import EXP, GELU, GELU_QUICK, GELU_TANH, MIX, RELU2, SIGMOID, SILU, TANH
 from numflow.cpu.elementwise.norm_kernels import sum_of, sum_of_squares
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, kernel
@@ -58,6 +58,8 @@ def activated(kind, x):
         return x * sigmoid(x * _QUICK)
     if kind == SIGMOID:
         return sigmoid(x)
+    if kind == EXP:
+        return exp(x)
     if kind == TANH:
         return tanh(x)
     positive = larger(zero_f32(), x)

@@ -290,8 +290,14 @@ def _copy(x, p, q):
     return x
 
 
+@device
+def _exp(x, p, q):
+    return exp(x)
+
+
 ACT: dict[str, Callable] = {"relu": _relu, "relu2": _relu2, "gelu": _gelu, "gelu_tanh": _gelu_tanh,
-                            "gelu_quick": _gelu_quick, "silu": _silu, "sigmoid": _sigmoid, "tanh": _tanh}
+                            "gelu_quick": _gelu_quick, "silu": _silu, "sigmoid": _sigmoid, "tanh": _tanh,
+                            "exp": _exp}
 
 
 @functools.cache

@@ -119,7 +119,7 @@ def _rope():
 
 
 def _elementwise():
-    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):
+    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp"):
         b = Builder(f"act-{kind}")
         (x,) = b.inputs(60, spread=4.0)
         b.step("act", (x,), (x,), kind=kind)
@@ -128,8 +128,8 @@ def _elementwise():
     (x,) = b.inputs(60, spread=4.0)
     b.step("act", (x,), (x,), kind="xielu", positive=0.7, negative=1.1, beta=0.5, eps=-1e-6)
     yield b.case(x)
-    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-                 "silu_clamp"):
+    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp",
+                 "swiglu_clamp", "silu_clamp"):
         b = Builder(f"act_mul-{kind}")
         gate, up = b.inputs(60, 60, spread=4.0)
         params = {"swiglu_clamp": {"limit": 7.0, "alpha": 1.702}, "silu_clamp": {"limit": 2.0}}.get(kind, {})

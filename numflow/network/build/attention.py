@@ -10,6 +10,7 @@ from numflow.network.build.projections import Heads, clip, convolved, projection
 from numflow.network.build.rope import alibi_slopes, rotate
 from numflow.ops import Cache, View
 
+_BIAS_COLUMNS = 8  # in which a key has what is added to its scores: as many as kernels take together
 MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
 
 
@@ -100,7 +101,9 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
         _times(b, "key_scale", k, k)
         name = f"{b.prefix}self"
-        cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
+        if b.option("attention", "key_bias"):
+            q, k = _biased_keys(b, q, k, v, shape)
+        cache = b.caches[name] = Cache(name, shape.kv_heads, k.width // shape.kv_heads, shape.value_dim)
         b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
         far = distances(b, q, k, shape.heads) if b.option("attention", "distances") else relative(b, x, shape.heads)
     else:
@@ -126,6 +129,26 @@ def _difference(b: Builder, y: View, shape: Heads) -> View:
     b.norm("attn_diff_norm", first, first, groups=shape.heads // 2)
     b.emit("scale", (first,), (first,), "attn_diff_scale", scale=1 - start)
     return first
+
+
+def _biased_keys(b: Builder, q: View, k: View, v: View, s: Heads) -> tuple[View, View]:
+    """Queries and keys with further columns, whose products are what is added to the scores of a key."""
+    each = np.repeat(np.arange(s.kv_heads), _BIAS_COLUMNS)
+    b.expect_rows("attn_key_bias", s.kv_heads)
+    bias, ones = b.view("key_bias", len(each)), b.view("query_ones", _BIAS_COLUMNS)
+    b.linear("attn_key_bias", v, bias, each)
+    b.emit("softplus", (bias,), (bias,), "key_bias_softplus")
+    rates = b.constant(f"{b.prefix}key_bias_rates", b.numbers("attn_key_bias_rate", s.kv_heads)[each])
+    b.emit("scale", (bias,), (bias,), "key_bias_rate", {"weight": rates}, scale=1.0)
+    b.emit("act", (bias,), (bias,), "key_bias", kind="exp")
+    one = np.full(_BIAS_COLUMNS, 1 / (b.option("attention", "scale") * _BIAS_COLUMNS), np.float32)
+    b.emit("scale", (View(k.buffer, k.start, _BIAS_COLUMNS),), (ones,), "query_ones",
+           {"shift": b.constant(f"query_ones.{one[0]}", one)}, scale=0.0)
+    wide = [b.view(name, heads * (s.head_dim + _BIAS_COLUMNS)) for name, heads in (
+        ("biased_queries", s.heads), ("biased_keys", s.kv_heads))]
+    b.emit("head_concat", (q, ones), (wide[0],), "biased_queries", heads=s.heads)
+    b.emit("head_concat", (k, bias), (wide[1],), "biased_keys", heads=s.kv_heads)
+    return wide[0], wide[1]
 
 
 def _owner(b: Builder) -> int | None:

@@ -1,5 +1,7 @@
 """A stack: embeddings, layers, head. One function per part, in the order the data flows."""
 
+import numpy as np
+
 from numflow.errors import SpecError
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import KEPT, Builder
@@ -243,9 +245,11 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
 
 
 def _scaled_channels(b: Builder, x: View, y: View, name: str) -> None:
-    """Stream and branch each become (it + shift) * scale, numbers of their own for each channel [D]."""
-    skip, skip_shift, branch, branch_shift = (b.numbers(f"{name}_{which}", x.width) for which in (
-        "skip_scale", "skip_shift", "branch_scale", "branch_shift"))
+    """Stream and branch each become (it + shift) * scale, numbers of their own for each channel [D], where there are."""
+    skip, skip_shift, branch, branch_shift = (
+        b.numbers(f"{name}_{which}", x.width) if b.has(f"{name}_{which}.weight") else
+        np.full(x.width, which.endswith("scale"), np.float32)
+        for which in ("skip_scale", "skip_shift", "branch_scale", "branch_shift"))
     shift = b.constant(f"{b.prefix}{name}_shift", skip * skip_shift + branch * branch_shift)
     b.emit("scale", (x,), (x,), f"{name}_skip_scale", {"weight": b.constant(f"{b.prefix}{name}_skip_scale", skip),
                                                        "shift": shift}, scale=1.0)
