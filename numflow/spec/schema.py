@@ -321,6 +321,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "per_layer": {
         "width": _int(0, "columns of a further embedding that each layer reads for itself; 0 = none", 0),
         "scale": _float("sqrt(per_layer_width)", "those embeddings are multiplied by it"),
+        "tokens": _bool(True, "a table has them by token; else they are what matrices make of a token's embedding"),
     },
     "hyper": {
         "streams": _int(0, "residual streams of which each block reads a sum, and which each block adds to, by gates "
@@ -349,6 +350,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "norm": _bool(True, "a norm after the last layer"),
         "norm_eps": _float(0.0, "added to its mean square or variance; 0 = what other norms have", 0, 1),
         "norm_offset": _float("norm_offset", "added to its stored weights"),
+        "hidden_width": _int(0, "columns that a matrix (hidden_proj) makes of the hidden state behind it; 0: none", 0),
         "tied": _bool("not has('output.weight')", "the output matrix is the embedding table"),
         "scale": _float(1.0, "the hidden state is multiplied by it before the output matrix"),
         "softcap": _float(0.0, "logits become cap * tanh(logits / cap); 0 = off", 0, 1e30),

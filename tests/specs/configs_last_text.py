@@ -43,3 +43,11 @@ case("diffllama_grouped", "DiffLlamaForCausalLM", "diffllama", DIFFERENCES, {
     "num_attention_heads": 8, "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True})
 case("doge", "DogeForCausalLM", "doge", RMS, {"attention_bias": True, "mlp_bias": True}, lengths=(9, 30))
 case("doge_heads", "DogeForCausalLM", "doge", RMS, {"num_key_value_heads": 4, "tie_word_embeddings": True})
+GEMMA = {"vocab_size": 203, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 12,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size_per_layer_input": 8, "embedding_dim": 24,
+         "sliding_window": 3, "max_position_embeddings": 64}
+case("embedding_gemma2_text", "EmbeddingGemma2TextModel", "embedding_gemma2_text", GEMMA, {
+    "global_head_dim": 16, "num_global_key_value_heads": 1, "layer_types": [SLIDING, SLIDING, FULL]}, kind="hidden")
+case("embedding_gemma2", "EmbeddingGemma2Model", "embedding_gemma2", {"text_config": GEMMA | {
+    "model_type": "embedding_gemma2_text", "num_hidden_layers": 4, "global_head_dim": 20,
+    "num_global_key_value_heads": 2}, "vision_config": None, "audio_config": None}, kind="hidden")

@@ -280,6 +280,8 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     if b.option("head", "norm"):
         b.norm(norm, hidden, hidden, eps=b.option("head", "norm_eps") or None,
                offset=b.option("head", "norm_offset"))
+    if columns := b.option("head", "hidden_width"):
+        hidden = b.linear("hidden_proj", hidden, b.view("hidden_projected", columns, "logits"))
     b.outputs["hidden"] = hidden
     for module in ("pooled_1", "pooled_2"):  # applied to the pooled row, behind the network
         b.names.find(module)
