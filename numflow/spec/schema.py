@@ -102,8 +102,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "with its gate, or after"),
         "norm_eps": _float("norm_eps", "added to that norm's mean square", above=0, most=1),
         "state_type": _choice(("f32", "f16", "bf16", "q8"), "f32", "how states of heads are stored"),
-        "rows": _choice(("parts", "heads"), "parts", "scan: rows of ssm_in are [values.. gate..] and those of ssm_x "
-                        "[steps B C]; or [gate.. values..] per head, and [B C steps]"),
+        "rows": _choice(("parts", "heads", "pairs"), "parts", "scan: rows of ssm_in are [values.. gate..] and those of "
+                        "ssm_x [steps B C]; or [gate.. values..] per head, and [B C steps]; or [value gate] per "
+                        "channel, and [steps B C]"),
+        "groups": _int(1, "scan: groups of channels, each with steps, B and C of its own"),
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
         "inner_norm_eps": _float("norm_eps", "added to the mean square in those norms", above=0, most=1),
         "least_step": _float(0.0, "steps are at least this", 0),
