@@ -49,12 +49,12 @@ GEMMA = {"vocab_size": 203, "hidden_size": 32, "intermediate_size": 40, "num_hid
 case("embedding_gemma2_text", "EmbeddingGemma2TextModel", "embedding_gemma2_text", GEMMA, {
     "global_head_dim": 16, "num_global_key_value_heads": 1, "layer_types": [SLIDING, SLIDING, FULL]}, kind="hidden")
 case("embedding_gemma2", "EmbeddingGemma2Model", "embedding_gemma2", {"text_config": GEMMA | {
-    "model_type": "embedding_gemma2_text", "num_hidden_layers": 4, "global_head_dim": 20,
+    "model_type": "embedding_gemma2_text", "num_hidden_layers": 2, "global_head_dim": 20,
     "num_global_key_value_heads": 2}, "vision_config": None, "audio_config": None}, kind="hidden")
 ZAMBA = {"vocab_size": 203, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 5, "rms_norm_eps": 1e-5,
          "num_attention_heads": 4, "num_key_value_heads": 4, "mamba_d_state": 6, "mamba_dt_rank": 5,
          "max_position_embeddings": 64}
 case("zamba", "ZambaForCausalLM", "zamba", ZAMBA, {"n_mamba_heads": 2, "num_hidden_layers": 6, "attn_layer_period": 4, "attn_layer_offset": 2})
 case("zamba_named", "ZambaForCausalLM", "zamba", ZAMBA, {
-    "n_mamba_heads": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"], "mamba_dt_rank": "auto",
+    "n_mamba_heads": 4, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba"], "mamba_dt_rank": "auto",
     "mamba_d_conv": 3, "attention_head_dim": 12, "num_key_value_heads": 2, "tie_word_embeddings": False})
