@@ -71,12 +71,13 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
-                         "gated_recurrence", "wkv", "compressed", "linear", "none"), "attention",
+                         "gated_recurrence", "wkv", "compressed", "experts", "linear", "none"), "attention",
                         "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
                         "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
                         "with a fixed decay; a state space beside attention; a gated recurrence of channels; a mean of "
                         "values whose weights fade; attention beside entries of windows, whose keys are values, one "
-                        "for all heads; one matrix (attn_output) in its place, which mixes none; nothing"),
+                        "for all heads; attention whose queries and output are those of chosen experts, of kv_heads "
+                        "heads each; one matrix (attn_output) in its place, which mixes none; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),

@@ -117,11 +117,6 @@ case("nemotron_transcribe", "Nemotron3_5TranscribeForConditionalGeneration", "ne
         "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
         "vocab_size": 9, "blank_token_id": 8}}, kind="audible")
 _note("git", "GitForCausalLM", "git", TINY, SMALL, {"vision_config": EYES | {"model_type": "git_vision_model"}})
-_note("evolla", "EvollaForProteinText2Text", "evolla", TEXT, {
-    "tie_word_embeddings": False, "aligner_num_add_layers": 1, "aligner_ffn_mult": 1, "resampler_depth": 1,
-    "resampler_dim_head": 8, "resampler_heads": 2, "resampler_num_latents": 2, "resampler_ff_mult": 1,
-    "protein_encoder_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 9,
-                               "num_attention_heads": 2, "max_position_embeddings": 8}}, kind="multimodal")
 MUSE = {key: value for key, value in TEXT.items() if key != "hidden_act"} | {
     "model_type": "muse_glimmer_text", "head_dim": 12, "num_hidden_layers": 6, "sliding_window": 5, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2}

@@ -54,7 +54,13 @@ case("embedding_gemma2", "EmbeddingGemma2Model", "embedding_gemma2", {"text_conf
 ZAMBA = {"vocab_size": 203, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 5, "rms_norm_eps": 1e-5,
          "num_attention_heads": 4, "num_key_value_heads": 4, "mamba_d_state": 6, "mamba_dt_rank": 5,
          "max_position_embeddings": 64}
-case("zamba", "ZambaForCausalLM", "zamba", ZAMBA, {"n_mamba_heads": 2, "num_hidden_layers": 6, "attn_layer_period": 4, "attn_layer_offset": 2})
+case("zamba", "ZambaForCausalLM", "zamba", ZAMBA, {
+    "n_mamba_heads": 2, "num_hidden_layers": 6, "attn_layer_period": 4, "attn_layer_offset": 2})
 case("zamba_named", "ZambaForCausalLM", "zamba", ZAMBA, {
-    "n_mamba_heads": 4, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba"], "mamba_dt_rank": "auto",
+    "n_mamba_heads": 4, "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba"], "mamba_dt_rank": "auto",
     "mamba_d_conv": 3, "attention_head_dim": 12, "num_key_value_heads": 2, "tie_word_embeddings": False})
+JET = {"vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 2, "num_key_value_heads": 3, "kv_channels": 8,
+       "intermediate_size": 20, "num_local_experts": 5, "max_position_embeddings": 64, "rms_norm_eps": 1e-4}
+case("jetmoe", "JetMoeForCausalLM", "jetmoe", JET)
+case("jetmoe_three", "JetMoeForCausalLM", "jetmoe", JET, {"num_experts_per_tok": 3, "tie_word_embeddings": False})

@@ -72,7 +72,7 @@ def _times(b: Builder, key: str, x: View, y: View) -> View:
     return y
 
 
-def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Beside) -> None:
+def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Beside) -> None:
     """Attention of `heads` query heads over a cache, as the spec has it; beside: its further inputs."""
     weights, chunk = position_biases(b, heads) | beside[1], b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
@@ -115,12 +115,12 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
             b.names.find(module, "weight", b.layer, b.stack)
         cache = b.caches[f"{b.prefix_of(owner)}self"]
     y = b.view("attention", shape.heads * shape.value_dim)
-    _attend(b, q, y, cache, shape.heads, far)
+    attend(b, q, y, cache, shape.heads, far)
     return _difference(b, y, shape) if b.option("attention", "differential") else y
 
 
 def _difference(b: Builder, y: View, shape: Heads) -> View:
-    """What the earlier half of the heads found minus a number times what the later half did, normalised by head."""
+    """The earlier half of the heads' results minus a number times the later half's, normalised by head."""
     start, size = b.option("attention", "differential"), shape.head_dim
     first, second = (View(y.buffer, y.start + half * y.width // 2, y.width // 2) for half in (0, 1))
     one, two = (float(np.exp(np.sum(b.numbers(f"attn_diff_q{part}", size) * b.numbers(f"attn_diff_k{part}", size))))
@@ -247,7 +247,7 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     in_latent, q = b.view("q_latent", s.heads * rank), b.view("q_heads", s.heads * (rank + rope_dim))
     b.emit("head_linear", (plain,), (in_latent,), "attn_k_b", {"weight": to_latent}, heads=s.heads)
     b.emit("head_concat", (in_latent, rotated), (q,), "q_heads", heads=s.heads)
-    _attend(b, q, in_latent, cache, s.heads, (chosen, {}))
+    attend(b, q, in_latent, cache, s.heads, (chosen, {}))
     y = b.view("attention", s.heads * s.value_dim)
     b.emit("head_linear", (in_latent,), (y,), "attn_v_b", {"weight": from_latent}, heads=s.heads)
     return y

@@ -304,7 +304,8 @@ def _steps_and_keys_of_groups(b: Builder, v: View, size: int) -> tuple[View, Vie
     views, start = [], 0
     for suffix, count in ((".steps", rank), (".b", size), (".c", size)):
         view = b.view(f"ssm_x{suffix}", groups * count)
-        weight = b.stack_of_matrices("ssm_x", groups, count, v.width // groups, range(start, start + count), suffix=suffix)
+        weight = b.stack_of_matrices("ssm_x", groups, count, v.width // groups, range(start, start + count),
+                                     suffix=suffix)
         b.emit("head_linear", (v,), (view,), f"ssm_x{suffix}", {"weight": weight}, heads=groups)
         views.append(view)
         start += count

@@ -12,7 +12,7 @@ from numflow.network.build.channels import (
     short_convolution,
     weighted_keys,
 )
-from numflow.network.build.compressed import compressed_attention
+from numflow.network.build.compressed import attention_of_experts, compressed_attention
 from numflow.network.build.distances import convolution_around
 from numflow.network.build.feed_forward import adapter, add_late, dense_and_experts, feed_forward
 from numflow.network.build.linear_attention import (
@@ -46,6 +46,7 @@ from numflow.ops import View
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
           "gated_recurrence": gated_recurrence, "wkv": weighted_keys, "compressed": compressed_attention,
+          "experts": attention_of_experts,
           "linear": lambda b, x: b.linear("attn_output", x, b.view("branch", x.width))}
 
 
@@ -245,7 +246,7 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
 
 
 def _scaled_channels(b: Builder, x: View, y: View, name: str) -> None:
-    """Stream and branch each become (it + shift) * scale, numbers of their own for each channel [D], where there are."""
+    """Stream and branch each become (it + shift) * scale, by what a file has of numbers for each channel [D]."""
     skip, skip_shift, branch, branch_shift = (
         b.numbers(f"{name}_{which}", x.width) if b.has(f"{name}_{which}.weight") else
         np.full(x.width, which.endswith("scale"), np.float32)
