@@ -31,8 +31,8 @@ LOCAL = {
 }
 
 CONV_KINDS = ("none", "silu")  # what may follow a causal_conv within it
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-               "silu_clamp", "xielu")
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp",
+               "swiglu_clamp", "silu_clamp", "xielu")
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,8 @@ OPS = {op.name: op for op in (
     Op("scale", "elements", "y = x * scale * weight + shift", ("x",), ("y",), ("weight?", "shift?"),
        {"scale": REQUIRED}),
     Op("scale_by_position", "batch", "y = x * (1 + scale * ln(1 + floor(q))), q = (position + offset) / length; smooth "
-       "ln(max(1, q))", ("x",), ("y",), (), {"scale": REQUIRED, "length": REQUIRED, "offset": 0, "smooth": 0}),
+       "1: ln(max(1, q)), 2: y = x * (1 + q)^scale", ("x",), ("y",), (),
+       {"scale": REQUIRED, "length": REQUIRED, "offset": 0, "smooth": 0}),
     Op("sparsify", "rows", "y = max(x - mean - deviations * std, 0)", ("x",), ("y",), (), {"deviations": REQUIRED}),
     Op("match_rms", "rows", "each [D] of x [T, G * D] times sqrt(mean(like^2) / max(mean(x^2), least)), like [T, D]",
        ("x", "like"), ("y",), (), {"least": REQUIRED}),

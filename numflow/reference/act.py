@@ -50,9 +50,12 @@ def scale(x, weight=None, shift=None, *, scale):
     return y if shift is None else y + shift
 
 
-def scale_by_position(x, *, batch, scale, length, offset=0, smooth=False):
-    """y = x * (1 + scale * ln(1 + floor(q))), or ln(max(1, q)), q = (position + offset) / length of each row."""
+def scale_by_position(x, *, batch, scale, length, offset=0, smooth=0):
+    """y = x * (1 + scale * ln(1 + floor(q))), or ln(max(1, q)), or x * (1 + q)^scale, q = (position + offset) / length
+    of each row."""
     positions = batch.positions.astype(np.int64) + offset
+    if smooth == 2:
+        return x * ((1 + positions / length) ** scale).astype(np.float32)[:, None]
     logarithm = np.log(np.maximum(positions / length, 1)) if smooth else np.log1p(positions // length)
     return x * (1 + scale * logarithm).astype(np.float32)[:, None]
 
@@ -162,4 +165,4 @@ def swiglu_clamp(gate, up, limit, alpha):
 
 
 _ACT = {"relu": relu, "relu2": relu2, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_quick": gelu_quick, "silu": silu,
-        "sigmoid": sigmoid, "tanh": np.tanh}
+        "sigmoid": sigmoid, "tanh": np.tanh, "exp": np.exp}

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # The activations of the op table, which this package does not import; a test holds the two lists together.
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-               "silu_clamp", "xielu")
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp",
+               "swiglu_clamp", "silu_clamp", "xielu")
 # Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
                       "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",

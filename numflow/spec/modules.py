@@ -27,6 +27,12 @@ MODULES: dict[str, str] = {
     "conv_in": "gate before, gate after and input of a short convolution, in one", "conv": "taps [D, K]",
     "around": "taps [D, D / groups, K] of a convolution over the tokens around", "around_norm": "norm behind it",
     "conv_out": "output projection of a short convolution",
+    **{f"attn_diff_{of}{part}": f"numbers [E], whose products with those of the other are the {which} factor"
+       for part, which in ((1, "first"), (2, "second")) for of in ("q", "k")}, "attn_diff_norm": "norm of a difference",
+    "attn_key_bias": "what is added to scores with a key [G, G * E]", "attn_key_bias_rate": "its rates [G]",
+    "hidden_proj": "matrix behind the last norm",
+    "attn_router": "router of attention's experts", "attn_q_exps": "their queries", "attn_output_exps": "their outputs",
+    "attn_output_bias": "what is added to their sum", "ffn_exps_bias": "what is added to the sum over experts",
     "ssm_in": "input of a recurrent block: gate, values, keys, queries and steps in one, or some of them",
     "ssm_conv1d": "taps [C, K] of its convolution", "ssm_conv1d_q": "taps of queries", "ssm_conv1d_k": "taps of keys",
     "ssm_conv1d_v": "taps of values", "ssm_x": "steps, B and C from the values", "ssm_dt": "steps, up; their bias",

@@ -8,6 +8,7 @@ An option's value is a literal of its kind; for numbers and switches also an exp
 from numflow.spec import kinds
 from numflow.spec.bounds import LIMITS
 from numflow.spec.kinds import ACTIVATION_ALIASES, ACTIVATIONS, SpecOption
+from numflow.spec.text_sections import TEXT
 
 _bool, _choice, _float, _int, _list, _text = (kinds.switch, kinds.choice, kinds.number, kinds.whole, kinds.numbers,
                                               kinds.text)
@@ -54,6 +55,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "post_norm": _choice(("none", "branch", "residual"), "none",
                              "normalise each branch's output before it is added, or the sum after"),
         "attention_post_norm": _bool(True, "attention has that norm too"),
+        "post_norm_eps": _float(0.0, "added to its mean square or variance; 0 = what other norms have", 0, 1),
         "parallel": _bool(False, "attention and feed-forward read the same input, both are added"),
         "residual_scale": _float(1.0, "each branch is multiplied by it before it is added"),
         "output_scale": _bool("has('layer_scale.weight')", "the sum after the layer is multiplied by a stored number"),
@@ -63,18 +65,19 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "channel_scales": _bool("has('attn_skip_scale.weight')", "each channel of a branch, and of what it is added "
                                 "to, becomes (it + a shift) * a scale before"),
         "residual": _choice(("plain", "normed"), "plain", "what a branch is added to: its input before the norm, or "
-                            "behind it, times skip_scale"),
-        "skip_scale": _float(1.0, "residual = normed: what the normed input is multiplied by"),
+                            "behind it"),
+        "skip_scale": _float(1.0, "what a branch is added to is multiplied by it"),
         "ffn_skip_scale": _float("block_skip_scale", "the same for the feed-forward branch"),
     },
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
-                         "gated_recurrence", "wkv", "compressed", "linear", "none"), "attention",
+                         "gated_recurrence", "wkv", "compressed", "experts", "linear", "none"), "attention",
                         "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
                         "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
                         "with a fixed decay; a state space beside attention; a gated recurrence of channels; a mean of "
                         "values whose weights fade; attention beside entries of windows, whose keys are values, one "
-                        "for all heads; one matrix (attn_output) in its place, which mixes none; nothing"),
+                        "for all heads; attention whose queries and output are those of chosen experts, of kv_heads "
+                        "heads each; one matrix (attn_output) in its place, which mixes none; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),
@@ -100,8 +103,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "with its gate, or after"),
         "norm_eps": _float("norm_eps", "added to that norm's mean square", above=0, most=1),
         "state_type": _choice(("f32", "f16", "bf16", "q8"), "f32", "how states of heads are stored"),
-        "rows": _choice(("parts", "heads"), "parts", "scan: rows of ssm_in are [values.. gate..] and those of ssm_x "
-                        "[steps B C]; or [gate.. values..] per head, and [B C steps]"),
+        "rows": _choice(("parts", "heads", "pairs"), "parts", "scan: rows of ssm_in are [values.. gate..] and those of "
+                        "ssm_x [steps B C]; or [gate.. values..] per head, and [B C steps]; or [value gate] per "
+                        "channel, and [steps B C]"),
+        "groups": _int(1, "scan: groups of channels, each with steps, B and C of its own"),
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
         "inner_norm_eps": _float("norm_eps", "added to the mean square in those norms", above=0, most=1),
         "least_step": _float(0.0, "steps are at least this", 0),
@@ -132,6 +137,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "chunk": _int(0, "a query sees keys of its own chunk of so many positions only; 0 = all", 0),
         "causal": _bool(True, "queries see no later keys"),
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
+        "q_norm_kind": _choice(("rms", "layer"), "= norm_kind", "as norm.kind, of queries and keys"),
+        "q_norm_eps": _float(0.0, "added to its mean square or variance; 0 = what other norms have", 0, 1),
         "v_norm": _choice(("none", "head"), "none", "norm of values, per head"),
         "shared_from": _int(0, "from this layer on a layer has no keys and values: it reads those of the last layer "
                             "before with the same window; 0 = none does", 0),
@@ -139,9 +146,15 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                               "temperature_offset) / temperature_length)); 0 = off"),
         "temperature_smooth": _bool(False, "without the floor, from temperature_length on: 1 + temperature * ln(max(1, "
                                     "(position + temperature_offset) / temperature_length))"),
+        "temperature_power": _bool(False, "by (1 + (position + temperature_offset) / temperature_length)^temperature"),
         "temperature_length": _int(1, "positions from one step of it to the next"),
         "temperature_offset": _int(0, "added to the position", 0),
         "sub_norm": _bool("has('attn_sub_norm.weight')", "a norm before the output projection"),
+        "differential": _float(0.0, "two attentions in one, by the earlier and by the later half of the heads: of what "
+                               "the first finds is taken what the second does, times learned numbers and this one, "
+                               "then follows a norm (arXiv 2410.05258); 0 = one attention", 0, 1),
+        "key_bias": _bool("has('attn_key_bias.weight')", "to all scores with a key is added a number of its head, "
+                          "exp(rate * softplus(attn_key_bias(values))), in columns of the key"),
         "clip": _float(0.0, "queries, keys and values are cut at -clip and clip before all else; 0 = off", 0, 1e30),
         "norm_after_rope": _bool(False, "the q/k norm comes after the rotation"),
         "alibi": _bool(False, "linear position bias; slopes from the number of heads"),
@@ -311,6 +324,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "per_layer": {
         "width": _int(0, "columns of a further embedding that each layer reads for itself; 0 = none", 0),
         "scale": _float("sqrt(per_layer_width)", "those embeddings are multiplied by it"),
+        "tokens": _bool(True, "a table has them by token; else they are what matrices make of a token's embedding"),
     },
     "hyper": {
         "streams": _int(0, "residual streams of which each block reads a sum, and which each block adds to, by gates "
@@ -338,6 +352,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "head": {
         "norm": _bool(True, "a norm after the last layer"),
         "norm_eps": _float(0.0, "added to its mean square or variance; 0 = what other norms have", 0, 1),
+        "norm_offset": _float("norm_offset", "added to its stored weights"),
+        "hidden_width": _int(0, "columns that a matrix (hidden_proj) makes of the hidden state behind it; 0: none", 0),
         "tied": _bool("not has('output.weight')", "the output matrix is the embedding table"),
         "scale": _float(1.0, "the hidden state is multiplied by it before the output matrix"),
         "softcap": _float(0.0, "logits become cap * tanh(logits / cap); 0 = off", 0, 1e30),
@@ -361,31 +377,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "norm_before_fc": _bool("has('eagle_norm.weight')", "a norm before what is read is projected"),
         "offsets": _bool(True, "eagle_words has differences between a word's id in the model and in the draft"),
     },
-    "tokenizer": {
-        "kind": _choice(("auto", "tokenizer.json", "sentencepiece", "gguf", "llama2c", "wordpiece", "bpe"), "auto",
-                        "which reader; auto goes by the files"),
-        "file": _text("", "file of the tokenizer inside the checkpoint's folder"),
-        "pre": _text("", "name of a GGUF byte-pair pre-tokenizer"),
-        "keep_space_after": _text("", "of GGUF files with a SentencePiece vocabulary: the added tokens, with spaces "
-                                      "between, that do not swallow the white space behind them as all others do"),
-        "add_bos": SpecOption("bool", None, "put the begin token first; the file's own word if absent"),
-        "add_eos": SpecOption("bool", None, "put the end token last; the file's own word if absent"),
-        "bos": _text("", "text of the begin token"),
-        "eos": _text("", "text of the end token"),
-        "unk": _text("", "text of the unknown token"),
-        "pad": _text("", "text of the padding token"),
-        "chat_template": _text("", "Jinja template over `messages`"),
-    },
-    "generation": {
-        "template": _text("", "prompt template: literal text and {query}, {bos}, {#ID}, {token} pieces"),
-        "system_prompt": _text("", "default of the system message"),
-        "temperature": _float(0.0, "default", 0),
-        "top_k": _int(0, "default", 0),
-        "top_p": _float(1.0, "default", 0, 1),
-        "decoder_start": _int("decoder_start_token", "encoder-decoder: the first token given to the decoder", -1),
-        "forced_bos": _int("forced_bos_token", "encoder-decoder: the first token that is generated", -1),
-        "pooling": _choice(("none", "mean", "cls", "last"), "none", "how embeddings are made of hidden states"),
-    },
+    **TEXT,
 }
 
 # Parameters that options use by default; a spec may leave them undefined only if nothing needs them.

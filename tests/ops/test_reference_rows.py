@@ -35,6 +35,12 @@ def test_queries_grow_smoothly_from_a_length_on():
     np.testing.assert_allclose(found[:, 0], [1, 1, 1 + 0.5 * math.log(20 / 8)], rtol=1e-6)
 
 
+def test_queries_grow_by_a_power():
+    batch = Batch(*(np.array(values, np.int32) for values in ([0] * 2, [0, 19], [0, 2], [[0, 1]], [0])))
+    found = act.scale_by_position(np.ones((2, 1), np.float32), batch=batch, scale=0.5, length=8, offset=1, smooth=2)
+    np.testing.assert_allclose(found[:, 0], [math.sqrt(9 / 8), math.sqrt(28 / 8)], rtol=1e-6)
+
+
 def logistic(v):
     return 1 / (1 + math.exp(-v))
 

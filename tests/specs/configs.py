@@ -1,10 +1,11 @@
 """Tiny configurations with the keys that published models of each family have: name -> (kind, config, options).
 
 kind: "causal", "multimodal", "audible" and "musical" (their language part), "masked", "hidden" (no head), "text" (an
-encoder alone), "classifier" or "translate". options: "lengths" of the prompts, "types" for segment ids, "attention" for
-the implementation to use, "extra" for tensors that transformers does not write by itself, "kept" for ends of names of
-those that follow from the configuration, "renamed" for a part of names and what it is in published files, "turned" for
-ends of names of stacks that are the other way round there.
+encoder alone), "classifier", "translate" or "describe" (an encoder-decoder that also sees). options: "lengths" of the
+prompts, "types" for segment ids, "attention" for the implementation to use, "extra" for tensors that transformers does
+not write by itself, "kept" for ends of names of those that follow from the configuration, "renamed" for a part of names
+and what it is in published files, "turned" for ends of names of stacks that are the other way round there, "part" for
+the part that computes, of a class that asks for images.
 """
 
 from tests.specs.configs_2026 import CASES_2026
@@ -14,6 +15,8 @@ from tests.specs.configs_further_decoders import FURTHER_DECODERS
 from tests.specs.configs_further_encoders import FURTHER_ENCODERS
 from tests.specs.configs_further_parts import FURTHER_PARTS
 from tests.specs.configs_further_translators import FURTHER_TRANSLATORS
+from tests.specs.configs_last_parts import LAST_PARTS
+from tests.specs.configs_last_text import LAST_TEXT
 from tests.specs.configs_late_dense import LATE_DENSE
 from tests.specs.configs_late_loops import LOOPS
 from tests.specs.configs_late_moe import LATE_MOE
@@ -34,5 +37,5 @@ CASES = {name: (options.get("kind", "causal"), config, options)
 CASES |= ENCODERS | LATE_ENCODERS | EMBEDDING
 CASES |= MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS | MORE_MOE
 CASES |= FURTHER_PARTS | FURTHER_DECODERS | FURTHER_ENCODERS | FURTHER_TRANSLATORS
-CASES |= RECURRENT | LATE_MOE | LOOPS
+CASES |= RECURRENT | LATE_MOE | LOOPS | LAST_PARTS | LAST_TEXT
 CASES |= {name: ("translate", config, options) for name, (config, options) in (TRANSLATORS | LATE_TRANSLATORS).items()}

@@ -30,7 +30,7 @@ CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transforme
            "audible": transformers.AutoModelForMultimodalLM, "musical": transformers.AutoModelForPreTraining,
            "masked": transformers.AutoModelForMaskedLM, "classifier": transformers.AutoModelForSequenceClassification,
            "hidden": transformers.AutoModel, "text": transformers.AutoModelForTextEncoding,
-           "translate": transformers.AutoModelForSeq2SeqLM}
+           "translate": transformers.AutoModelForSeq2SeqLM, "describe": transformers.AutoModelForImageTextToText}
 ARGUMENTS = {"ids": "input_ids", "types": "token_type_ids", "decoder_ids": "decoder_input_ids"}
 SPARE_KEYS = ("transformers_version", "_name_or_path", "id2label", "label2id", "task_specific_params")
 
@@ -43,13 +43,13 @@ def token_ids(count: int, vocabulary: int, seed: int) -> list[int]:
 def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list[dict]]:
     """What goes in, and which rows of what comes out are kept, for each prompt."""
     inputs, rows = [], []
-    vocabulary -= 3 * (kind in ("multimodal", "audible", "musical"))  # ids of images and sounds
+    vocabulary -= 3 * (kind in ("multimodal", "audible", "musical", "describe"))  # ids of images and sounds
     for seed, count in enumerate(options.get("lengths", (9, 17))):
         given = {"ids": token_ids(count, vocabulary, seed)}
         kept = {"rows": sorted({0, count // 2, count - 2, count - 1})}
         if options.get("types"):
             given["types"] = [int(i > count // 2) for i in range(count)]
-        if kind == "translate":
+        if kind in ("translate", "describe"):
             given["decoder_ids"] = token_ids(count // 2 + 1, vocabulary, seed + 7)
             kept = {"rows": [0, count // 4, count // 2], "encoder_hidden": kept["rows"]}
         inputs.append(given)
@@ -80,8 +80,9 @@ def published(shapes: dict[str, tuple[int, ...]], options: dict) -> dict[str, tu
             for name, shape in shapes.items()}
 
 
-def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: list[dict]) -> dict[str, np.ndarray]:
+def compute(kind: str, folder: Path, options: dict, inputs: list[dict], rows: list[dict]) -> dict[str, np.ndarray]:
     """Numbers of the model in `folder` at the wanted rows of each prompt."""
+    attention = options.get("attention", "eager")
     model, report = CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
                                                   output_loading_info=True)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -92,17 +93,18 @@ def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: l
     with safe_open(folder / "model.safetensors", "pt") as file:
         for name in stored.keys() & set(file.keys()):  # noqa: SIM118; some classes begin with other numbers once more
             stored[name].copy_(file.get_tensor(name))
+    part = model.get_submodule(options.get("part", ""))
     arrays = {}
     for i, (given, kept) in enumerate(zip(inputs, rows, strict=True)):
         with torch.no_grad():
             arguments = {ARGUMENTS[key]: torch.tensor([ids]) for key, ids in given.items()}
-            result = model(**arguments, output_hidden_states=True)
+            result = part(**arguments, output_hidden_states=True)
         found = {} if kind in ("hidden", "text", "classifier") else {"logits": result.logits}
         if kind == "classifier":
             arrays[f"scores_{i}"] = result.logits[0].numpy()
         if kind in ("hidden", "masked", "text", "classifier"):
             found["hidden"] = getattr(result, "last_hidden_state", result.hidden_states[-1])
-        if kind == "translate":
+        if kind in ("translate", "describe"):
             found["encoder_hidden"] = result.encoder_last_hidden_state
         for name, value in found.items():
             arrays[f"{name}_{i}"] = value[0].numpy()[kept.get(name, kept["rows"])]
@@ -121,7 +123,7 @@ def make(name: str) -> None:
         shapes = save(kind, asked, folder, options)
         saved = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(asked))
-        arrays = compute(kind, folder, options.get("attention", "eager"), inputs, rows)
+        arrays = compute(kind, folder, options, inputs, rows)
     saved = {key: value for key, value in saved.items() if key not in SPARE_KEYS}
     saved = saved if options.get("saved", True) else config
     about = {"configs": [config, saved], "tensors": shapes, "inputs": inputs, "rows": rows}

@@ -14,9 +14,9 @@ from numflow.ops import Step, param
 _CODE = Code("numflow.cpu.elementwise.act_kernels")
 MIX = slots("header rows width y y_stride base base_stride x x_stride gates gates_stride parts sources plus")
 
-RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH = range(8)
+RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH, EXP = range(9)
 KINDS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "gelu_tanh": GELU_TANH, "gelu_quick": GELU_QUICK, "silu": SILU,
-         "sigmoid": SIGMOID, "tanh": TANH}
+         "sigmoid": SIGMOID, "tanh": TANH, "exp": EXP}
 
 SCALE_VECTORS = (("weight", 1.0), ("shift", 0.0))  # of `scale`: a vector, and its numbers where there is none
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from numflow.cpu.elementwise.act import GELU, GELU_QUICK, GELU_TANH, MIX, RELU2, SIGMOID, SILU, TANH
+from numflow.cpu.elementwise.act import EXP, GELU, GELU_QUICK, GELU_TANH, MIX, RELU2, SIGMOID, SILU, TANH
 from numflow.cpu.elementwise.norm_kernels import sum_of, sum_of_squares
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, kernel
@@ -58,6 +58,8 @@ def activated(kind, x):
         return x * sigmoid(x * _QUICK)
     if kind == SIGMOID:
         return sigmoid(x)
+    if kind == EXP:
+        return exp(x)
     if kind == TANH:
         return tanh(x)
     positive = larger(zero_f32(), x)
@@ -108,16 +110,20 @@ def xielu(args, thread, n_threads):
 
 @kernel
 def scale_by_position(args, thread, n_threads):
-    """y = a * (1 + scale * ln(1 + q // 1)), or ln(max(1, q)), q = (position + offset) / length; the factor in double
-    precision, rounded once"""
+    """y = a * (1 + scale * ln(1 + q // 1)), or ln(max(1, q)), or a * (1 + q)^scale, q = (position + offset) / length;
+    the factor in double precision, rounded once"""
     positions, scale = i32_ptr(i64(i64(args, HEADER), POSITIONS)), f64(args, BY_STEP)
     begin, end = share(_items(args), thread, n_threads)
     for item in range(begin, end):
         y, a, _, left = _at(args, item)
         position = np.int64(positions[item // _vectors(args)]) + i64(args, OFFSET)
-        more = max(np.float64(position) / i64(args, LENGTH) - 1.0, 0.0) if i64(args, SMOOTH) else \
-            np.float64(position // i64(args, LENGTH))
-        store_part(y, load_part(a, left) * np.float32(1.0 + scale * math.log1p(more)), left)
+        if i64(args, SMOOTH) == 0:
+            factor = 1.0 + scale * math.log1p(np.float64(position // i64(args, LENGTH)))
+        elif i64(args, SMOOTH) == 1:
+            factor = 1.0 + scale * math.log1p(max(np.float64(position) / i64(args, LENGTH) - 1.0, 0.0))
+        else:
+            factor = math.exp(scale * math.log1p(np.float64(position) / i64(args, LENGTH)))
+        store_part(y, load_part(a, left) * np.float32(factor), left)
 
 
 @kernel

@@ -74,7 +74,8 @@ def scale(step: Step, ctx) -> list[Call]:
 
 
 def scale_by_position(step: Step, ctx) -> list[Call]:
-    """y = x * (1 + scale * ln(1 + floor(q))), or ln(max(1, q)), q = (position + offset) / length."""
+    """y = x * (1 + scale * ln(1 + floor(q))), or ln(max(1, q)), or x * (1 + q)^scale, q = (position + offset) / length.
+    """
     (x,), (y,) = step.inputs, step.outputs
     return [per_row(step, _scale_by_position, N_TOKENS, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x),
                     ctx.batch.ref("positions"), ctx.batch.counts, y.width, param(step, "length"), param(step, "offset"),
@@ -191,9 +192,12 @@ def _scale_by_position(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, pos
     if t < counts[N_TOKENS] and column < width:
         position = i32(i32(positions[t]) + offset)
         times = f32(1) + f32(i32(position // length))
-        if smooth != 0:
+        if smooth == 1:
             times = fmax(f32(position) / f32(length), f32(1))
-        y[t * y_stride + column] = x[t * x_stride + column] * (f32(1) + scale * log(times))
+        if smooth == 2:
+            times = f32(1) + f32(position) / f32(length)
+        grown = scale * log(times)
+        y[t * y_stride + column] = x[t * x_stride + column] * (exp(grown) if smooth == 2 else f32(1) + grown)
 
 
 @device
@@ -286,8 +290,14 @@ def _copy(x, p, q):
     return x
 
 
+@device
+def _exp(x, p, q):
+    return exp(x)
+
+
 ACT: dict[str, Callable] = {"relu": _relu, "relu2": _relu2, "gelu": _gelu, "gelu_tanh": _gelu_tanh,
-                            "gelu_quick": _gelu_quick, "silu": _silu, "sigmoid": _sigmoid, "tanh": _tanh}
+                            "gelu_quick": _gelu_quick, "silu": _silu, "sigmoid": _sigmoid, "tanh": _tanh,
+                            "exp": _exp}
 
 
 @functools.cache

@@ -119,7 +119,7 @@ def _rope():
 
 
 def _elementwise():
-    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):
+    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp"):
         b = Builder(f"act-{kind}")
         (x,) = b.inputs(60, spread=4.0)
         b.step("act", (x,), (x,), kind=kind)
@@ -128,8 +128,8 @@ def _elementwise():
     (x,) = b.inputs(60, spread=4.0)
     b.step("act", (x,), (x,), kind="xielu", positive=0.7, negative=1.1, beta=0.5, eps=-1e-6)
     yield b.case(x)
-    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
-                 "silu_clamp"):
+    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp",
+                 "swiglu_clamp", "silu_clamp"):
         b = Builder(f"act_mul-{kind}")
         gate, up = b.inputs(60, 60, spread=4.0)
         params = {"swiglu_clamp": {"limit": 7.0, "alpha": 1.702}, "silu_clamp": {"limit": 2.0}}.get(kind, {})
@@ -172,11 +172,11 @@ def _elementwise():
     y = b.buffer(60)
     b.step("permute", (x,), (y,), {"order": b.weight("order", np.roll(np.arange(60)[::-1], 7).astype(np.float32))})
     yield b.case(y, RAGGED)
-    for in_place in (False, True):
-        b = Builder("scale_by_position" + "-in-place" * in_place)
+    for smooth, name in enumerate(("", "-in-place", "-power")):
+        b = Builder("scale_by_position" + name)
         x, _ = b.inputs(60, 8)
-        y = x if in_place else b.buffer(60)
-        b.step("scale_by_position", (x,), (y,), scale=0.1, length=4, offset=int(in_place), smooth=int(in_place))
+        y = x if smooth else b.buffer(60)
+        b.step("scale_by_position", (x,), (y,), scale=0.1, length=4, offset=int(smooth > 0), smooth=smooth)
         yield b.case(y, (((0, 3), (1, 1)), ((0, 30), (1, 2))))
     b = Builder("softcap-on-wanted-rows")
     (x,) = b.inputs(64, spread=20.0)

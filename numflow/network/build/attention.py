@@ -10,6 +10,7 @@ from numflow.network.build.projections import Heads, clip, convolved, projection
 from numflow.network.build.rope import alibi_slopes, rotate
 from numflow.ops import Cache, View
 
+_BIAS_COLUMNS = 8  # in which a key has what is added to its scores: as many as kernels take together
 MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
 
 
@@ -40,7 +41,7 @@ def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
     if b.option("attention", "qkv") == "gate_concat":
         b.linear("attn_qkv", x, gate, range(gate.width), ".gate")
     elif by_head or not b.option("attention", "gate_in_query"):
-        b.linear("attn_gate", x, gate)
+        _gate_of(b, x, gate, shape)
     elif not b.option("latent", "rank"):  # of latent attention it is there already
         b.linear("attn_q", x, gate, query_and_gate_rows(shape)[1], ".gate")
     if plain:
@@ -53,6 +54,17 @@ def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
         b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
 
 
+def _gate_of(b: Builder, x: View, gate: View, shape: Heads) -> None:
+    """A matrix of its own; its bias may have one number for all columns of a head."""
+    bias = b.names.find("attn_gate", "bias", b.layer, b.stack)
+    if bias is None or tuple(bias.shape) != (shape.heads,) or gate.width == shape.heads:
+        b.linear("attn_gate", x, gate)
+        return
+    columns = np.repeat(np.arange(shape.heads), gate.width // shape.heads)
+    b.emit("linear", (x,), (gate,), "attn_gate", {"weight": b.matrix("attn_gate", gate.width, x.width),
+                                                  "bias": b.vector("attn_gate", "bias", gate.width, columns)})
+
+
 def _times(b: Builder, key: str, x: View, y: View) -> View:
     """y = x times a factor of the section, where it is not 1."""
     if (factor := b.option("attention", key)) != 1.0:
@@ -60,11 +72,12 @@ def _times(b: Builder, key: str, x: View, y: View) -> View:
     return y
 
 
-def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Beside) -> None:
+def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Beside) -> None:
     """Attention of `heads` query heads over a cache, as the spec has it; beside: its further inputs."""
     weights, chunk = position_biases(b, heads) | beside[1], b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
-        smooth = {"smooth": 1} if b.option("attention", "temperature_smooth") else {}
+        smooth = ({"smooth": 2} if b.option("attention", "temperature_power") else
+                  {"smooth": 1} if b.option("attention", "temperature_smooth") else {})
         for view in (q, *(beside[0] if b.option("attention", "relative") else ())):
             b.emit("scale_by_position", (view,), (view,), "q_temperature", scale=temperature, **smooth,
                    length=b.option("attention", "temperature_length"),
@@ -88,7 +101,9 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
         _times(b, "key_scale", k, k)
         name = f"{b.prefix}self"
-        cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
+        if b.option("attention", "key_bias"):
+            q, k = _biased_keys(b, q, k, v, shape)
+        cache = b.caches[name] = Cache(name, shape.kv_heads, k.width // shape.kv_heads, shape.value_dim)
         b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
         far = distances(b, q, k, shape.heads) if b.option("attention", "distances") else relative(b, x, shape.heads)
     else:
@@ -100,8 +115,40 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
             b.names.find(module, "weight", b.layer, b.stack)
         cache = b.caches[f"{b.prefix_of(owner)}self"]
     y = b.view("attention", shape.heads * shape.value_dim)
-    _attend(b, q, y, cache, shape.heads, far)
-    return y
+    attend(b, q, y, cache, shape.heads, far)
+    return _difference(b, y, shape) if b.option("attention", "differential") else y
+
+
+def _difference(b: Builder, y: View, shape: Heads) -> View:
+    """The earlier half of the heads' results minus a number times the later half's, normalised by head."""
+    start, size = b.option("attention", "differential"), shape.head_dim
+    first, second = (View(y.buffer, y.start + half * y.width // 2, y.width // 2) for half in (0, 1))
+    one, two = (float(np.exp(np.sum(b.numbers(f"attn_diff_q{part}", size) * b.numbers(f"attn_diff_k{part}", size))))
+                for part in (1, 2))
+    b.emit("add", (first, second), (first,), "attn_difference", scale=two - one - start)
+    b.norm("attn_diff_norm", first, first, groups=shape.heads // 2)
+    b.emit("scale", (first,), (first,), "attn_diff_scale", scale=1 - start)
+    return first
+
+
+def _biased_keys(b: Builder, q: View, k: View, v: View, s: Heads) -> tuple[View, View]:
+    """Queries and keys with further columns, whose products are what is added to the scores of a key."""
+    each = np.repeat(np.arange(s.kv_heads), _BIAS_COLUMNS)
+    b.expect_rows("attn_key_bias", s.kv_heads)
+    bias, ones = b.view("key_bias", len(each)), b.view("query_ones", _BIAS_COLUMNS)
+    b.linear("attn_key_bias", v, bias, each)
+    b.emit("softplus", (bias,), (bias,), "key_bias_softplus")
+    rates = b.constant(f"{b.prefix}key_bias_rates", b.numbers("attn_key_bias_rate", s.kv_heads)[each])
+    b.emit("scale", (bias,), (bias,), "key_bias_rate", {"weight": rates}, scale=1.0)
+    b.emit("act", (bias,), (bias,), "key_bias", kind="exp")
+    one = np.full(_BIAS_COLUMNS, 1 / (b.option("attention", "scale") * _BIAS_COLUMNS), np.float32)
+    b.emit("scale", (View(k.buffer, k.start, _BIAS_COLUMNS),), (ones,), "query_ones",
+           {"shift": b.constant(f"query_ones.{one[0]}", one)}, scale=0.0)
+    wide = [b.view(name, heads * (s.head_dim + _BIAS_COLUMNS)) for name, heads in (
+        ("biased_queries", s.heads), ("biased_keys", s.kv_heads))]
+    b.emit("head_concat", (q, ones), (wide[0],), "biased_queries", heads=s.heads)
+    b.emit("head_concat", (k, bias), (wide[1],), "biased_keys", heads=s.kv_heads)
+    return wide[0], wide[1]
 
 
 def _owner(b: Builder) -> int | None:
@@ -127,7 +174,8 @@ def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None
     for step in ("rope", "norm") if late else ("norm", "rope"):
         for name, view, heads in views:
             if step == "norm" and kind != "none":
-                b.norm(f"attn_{name}_norm", view, view, groups=heads if kind == "head" else 1)
+                b.norm(f"attn_{name}_norm", view, view, groups=heads if kind == "head" else 1,
+                       eps=b.option("attention", "q_norm_eps") or None, kind=b.option("attention", "q_norm_kind"))
             elif step == "rope" and b.option("rope", "enabled"):
                 rotate(b, view, heads, shape.head_dim, f"rope_{name}")
 
@@ -199,7 +247,7 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     in_latent, q = b.view("q_latent", s.heads * rank), b.view("q_heads", s.heads * (rank + rope_dim))
     b.emit("head_linear", (plain,), (in_latent,), "attn_k_b", {"weight": to_latent}, heads=s.heads)
     b.emit("head_concat", (in_latent, rotated), (q,), "q_heads", heads=s.heads)
-    _attend(b, q, in_latent, cache, s.heads, (chosen, {}))
+    attend(b, q, in_latent, cache, s.heads, (chosen, {}))
     y = b.view("attention", s.heads * s.value_dim)
     b.emit("head_linear", (in_latent,), (y,), "attn_v_b", {"weight": from_latent}, heads=s.heads)
     return y

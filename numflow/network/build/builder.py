@@ -294,10 +294,12 @@ class Builder:
         up = self.linear(f"{module}_low_up", low, self.view("low_up", y.width), select, suffix)
         self.emit("add", (y, up), (y,), f"{module}{suffix}_low_add")
 
-    def norm(self, module: str, x: View, y: View, groups: int = 1, eps: float | None = None) -> View:
+    def norm(self, module: str, x: View, y: View, groups: int = 1, eps: float | None = None, kind: str = "",
+             offset: float | None = None) -> View:
         """RMS or layer norm as the spec says; weights are optional only if the file has none anywhere."""
-        kind, offset = (self.option("norm", key) for key in ("kind", "offset"))
-        eps = self.option("norm", "eps") if eps is None else eps
+        kind = kind or self.option("norm", "kind")
+        eps, offset = (self.option("norm", key) if given is None else given
+                       for key, given in (("eps", eps), ("offset", offset)))
         weights = {"weight": self._norm_vector(module, "weight", groups, x, offset)} if self._weighted(module) else {}
         if kind == "layer" and self.has(f"{module}.bias"):
             weights["bias"] = self._norm_vector(module, "bias", groups, x)

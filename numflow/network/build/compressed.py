@@ -3,11 +3,16 @@
 A token's key is its value too, one for all heads. As it turned with its position, what a head has found is turned back
 by the query's. An entry is a mean of what the tokens of its window have for it, column by column, by weights that they
 have as well; it may take from the window before too, of which other columns count then. An index may choose entries.
+
+And attention whose queries and output are those of experts that a token chooses, over keys and values of all tokens.
 """
 
+import numpy as np
+
 from numflow.errors import SpecError
-from numflow.network.build.attention import MOST_INDEXED, placed, position_biases
+from numflow.network.build.attention import MOST_INDEXED, attend, placed, position_biases
 from numflow.network.build.builder import Builder
+from numflow.network.build.feed_forward import add_bias_of_experts
 from numflow.network.build.projections import Heads
 from numflow.network.build.rope import rotate
 from numflow.ops import Cache, View
@@ -105,3 +110,49 @@ def _index(b: Builder, x: View, low: View) -> View:
     b.emit("index_select", (q, weights), (chosen,), "index_select", cache=entries, heads=heads,
            top_k=b.option("indexer", "top_k"))
     return chosen
+
+
+def attention_of_experts(b: Builder, x: View) -> View:
+    """Each expert that a token chooses has a query matrix and an output matrix (arXiv 2210.05144); what they return is
+    summed by gates. All have as many heads as there are keys. x [T, D] -> [T, D].
+
+    Of each choice in turn the queries are taken out of those of all, by gates of 1 and 0.
+    """
+    shape = Heads(*(b.option("attention", key) for key in ("kv_heads", "kv_heads", "head_dim", "value_dim")))
+    experts, chosen = b.option("moe", "experts"), b.option("moe", "top_k")
+    width = shape.kv_heads * shape.head_dim
+    if shape.value_dim != shape.head_dim or not 1 <= chosen <= experts:
+        raise SpecError(f"{b.where}: mixer.kind: 'experts' expects values as wide as keys, and 1 to moe.experts "
+                        f"{experts} choices, found {shape.value_dim} and {shape.head_dim} columns, {chosen} choices",
+                        ("mixer.kind", "attention.value_dim", "moe.top_k"))
+    ids, gates = b.view("attn_route_ids", chosen, dtype="i32"), b.view("attn_route_gates", chosen)
+    b.emit("moe_route", (b.linear("attn_router", x, b.view("attn_router", experts)),), (ids, gates), "attn_route",
+           score=b.option("moe", "score"), normalize=b.option("moe", "normalize"))
+    kv = b.view("kv", 2 * width)
+    k, v = View(kv.buffer, 0, width), View(kv.buffer, width, width)
+    for module, view in (("attn_k", k), ("attn_v", v)):
+        b.linear(module, x, view, range(view.start, view.start + width) if b.option("attention", "qkv") == "concat"
+                 else None)
+    placed(b, [("k", k, shape.kv_heads)], shape)
+    name = f"{b.prefix}self"
+    cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
+    b.emit("cache_write", (k, v), (), "cache_write", cache=name)
+    queries, found = b.view("expert_queries", width, "routes"), b.view("expert_found", x.width, "routes")
+    b.emit("expert_linear", (x, ids), (queries,), "attn_q_exps",
+           {"weight": b.stack_of_matrices("attn_q_exps", experts, width, x.width)})
+    output = b.stack_of_matrices("attn_output_exps", experts, x.width, width)
+    q, y, one = b.view("q", width), b.view("attention", width), b.view("attn_choice", chosen)
+    total, part = b.view("branch", x.width), b.view("attn_choice_found", x.width)
+    for choice in range(chosen):
+        shift = b.constant(f"choice.{choice}.{chosen}", np.eye(chosen, dtype=np.float32)[choice])
+        b.emit("scale", (gates,), (one,), f"attn_choice.{choice}", {"shift": shift}, scale=0.0)
+        b.emit("expert_combine", (queries, one), (q,), f"attn_query.{choice}")
+        placed(b, [("q", q, shape.kv_heads)], shape)
+        attend(b, q, y, cache, shape.kv_heads, ((), {}))
+        b.emit("expert_linear", (y, ids), (found,), f"attn_output_exps.{choice}", {"weight": output})
+        b.emit("mul", (gates, one), (one,), f"attn_gate.{choice}")
+        to = part if choice else total
+        b.emit("expert_combine", (found, one), (to,), f"attn_found.{choice}")
+        if choice:
+            b.emit("add", (total, part), (total,), f"attn_sum.{choice}")
+    return add_bias_of_experts(b, "attn_output_bias", total)

@@ -181,10 +181,19 @@ def _experts(b: Builder, x: View, routed_by: View | None = None, name: str = "br
     b.emit("expert_combine", (routed, gates), (found,), "experts_sum", **weighted)
     if latent:
         b.linear("ffn_latent_up", found, y)
+    add_bias_of_experts(b, "ffn_exps_bias", y)
     if through:
         _pass_through(b, token, y, (scores, ids, gates), np.repeat([0, 1, 0], (experts, through, void)))
     if b.option("moe", "shared_width"):
         _shared_expert(b, token, y)
+    return y
+
+
+def add_bias_of_experts(b: Builder, module: str, y: View) -> View:
+    """A vector added to y, a sum over experts, in place, where a file has one."""
+    if b.has(f"{module}.weight") or b.has(f"{module}.bias"):
+        role = "weight" if b.has(f"{module}.weight") else "bias"
+        b.emit("scale", (y,), (y,), module, {"shift": b.vector(module, role, y.width)}, scale=1.0)
     return y
 
 

@@ -252,16 +252,26 @@ def selective_scan(b: Builder, x: View) -> View:
     """A step for each channel and a rate for each number of its state (arXiv 2312.00752); where heads have several
     values, one step and one rate for each head. Returns [T, D]."""
     heads, _, size, value_dim = _sizes(b)
-    inner = heads * value_dim
+    inner, groups = heads * value_dim, b.option("recurrent", "groups")
+    if heads % groups:
+        raise SpecError(f"{b.where}: recurrent.groups: expected a divisor of recurrent.heads {heads}, found {groups}",
+                        ("recurrent.groups", "recurrent.heads"))
     z, v = _gate_and_values(b, x, heads, value_dim)
     v = convolution(b, "ssm_conv1d", v, b.view("ssm_conv", inner), b.option("recurrent", "activation"))
-    steps, k, q = _steps_and_keys(b, v, size)
+    steps, k, q = (_steps_and_keys if groups == 1 else _steps_and_keys_of_groups)(b, v, size)
     if b.option("recurrent", "inner_norms"):
         for module, view in (("ssm_dt_norm", steps), ("ssm_b_norm", k), ("ssm_c_norm", q)):
             b.norm(module, view, view, eps=b.option("recurrent", "inner_norm_eps"))
-    steps = b.linear("ssm_dt", steps, b.view("ssm_steps", heads))
-    b.emit("softplus", (steps,), (steps,), "softplus")
-    y = _scan(b, q, k, v, steps, heads, 1, _rates(b, heads, size if value_dim == 1 else 1))
+    if groups == 1:
+        steps = b.linear("ssm_dt", steps, b.view("ssm_steps", heads))
+        b.emit("softplus", (steps,), (steps,), "softplus")
+    else:
+        wide = b.view("ssm_steps", heads)
+        weight = b.stack_of_matrices("ssm_dt", groups, heads // groups, steps.width // groups)
+        b.emit("head_linear", (steps,), (wide,), "ssm_dt", {"weight": weight}, heads=groups)
+        _softplus(b, wide)
+        steps = wide
+    y = _scan(b, q, k, v, steps, heads, groups, _rates(b, heads, size if value_dim == 1 else 1))
     _gated(b, y, z, 1, inner)
     return b.linear("ssm_out", y, b.view("branch", x.width))
 
@@ -270,11 +280,12 @@ def _gate_and_values(b: Builder, x: View, heads: int, value_dim: int) -> tuple[V
     inner = heads * value_dim
     whole = b.view("ssm_in", 2 * inner)
     first, second = View(whole.buffer, 0, inner), View(whole.buffer, inner, inner)
-    if b.option("recurrent", "rows") == "parts":
+    if (order := b.option("recurrent", "rows")) == "parts":
         b.linear("ssm_in", x, whole)
         return second, first
-    rows = np.arange(2 * inner).reshape(heads, 2, value_dim)
-    for view, at, suffix in ((first, 0, ".gate"), (second, 1, ".values")):
+    b.expect_rows("ssm_in", 2 * inner)
+    rows = np.arange(2 * inner).reshape((heads, 2, value_dim) if order == "heads" else (inner, 2, 1))
+    for view, at, suffix in ((first, int(order == "pairs"), ".gate"), (second, int(order == "heads"), ".values")):
         b.linear("ssm_in", x, view, rows[:, at].reshape(-1), suffix)
     return first, second
 
@@ -283,8 +294,22 @@ def _steps_and_keys(b: Builder, v: View, size: int) -> tuple[View, View, View]:
     """Inputs of the steps, keys B and queries C."""
     rank = b.option("recurrent", "rank")
     low = b.linear("ssm_x", v, b.view("ssm_x", rank + 2 * size))
-    start, keys = (0, rank) if b.option("recurrent", "rows") == "parts" else (2 * size, 0)
+    start, keys = (2 * size, 0) if b.option("recurrent", "rows") == "heads" else (0, rank)
     return View(low.buffer, start, rank), View(low.buffer, keys, size), View(low.buffer, keys + size, size)
+
+
+def _steps_and_keys_of_groups(b: Builder, v: View, size: int) -> tuple[View, View, View]:
+    """The same, of each group of channels; those of all groups side by side."""
+    groups, rank = b.option("recurrent", "groups"), b.option("recurrent", "rank")
+    views, start = [], 0
+    for suffix, count in ((".steps", rank), (".b", size), (".c", size)):
+        view = b.view(f"ssm_x{suffix}", groups * count)
+        weight = b.stack_of_matrices("ssm_x", groups, count, v.width // groups, range(start, start + count),
+                                     suffix=suffix)
+        b.emit("head_linear", (v,), (view,), f"ssm_x{suffix}", {"weight": weight}, heads=groups)
+        views.append(view)
+        start += count
+    return views[0], views[1], views[2]
 
 
 def state_space_beside_attention(b: Builder, x: View) -> View:

@@ -37,7 +37,7 @@ def projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
         else:
             b.linear("attn_q", x, q)
         b.linear("attn_k", x, k)
-        b.linear("attn_v", x, v)
+        b.linear("attn_v", x, v, _paired_values(b, s) if b.option("attention", "differential") else None)
         return q, k, v
     if layout in ("concat", "gate_concat"):
         first = s.heads * s.value_dim if layout == "gate_concat" else 0
@@ -48,6 +48,23 @@ def projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
     for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
         b.linear("attn_qkv", x, view, select=rows, suffix=part, biased=f"attn_{part[1]}")
     return q, k, v
+
+
+def _paired_values(b: Builder, s: Heads) -> np.ndarray:
+    """Rows of values of differential attention: each head has those of a head of the earlier half and of one of the
+    later half.
+
+    Raises:
+        SpecError: the number of heads or the width of values does not allow it.
+    """
+    if s.kv_heads % 2 or s.value_dim != 2 * s.head_dim:
+        raise SpecError(f"{b.where}: attention.differential: expected an even number of key/value heads and values "
+                        f"twice as wide as keys, found {s.kv_heads} heads of {s.value_dim} and {s.head_dim} columns",
+                        ("attention.differential", "attention.kv_heads", "attention.value_dim"))
+    b.expect_rows("attn_v", s.kv_heads * s.head_dim)
+    first = np.arange(s.kv_heads) % (s.kv_heads // 2)
+    heads = np.stack([first, first + s.kv_heads // 2], axis=1).reshape(-1)
+    return (heads[:, None] * s.head_dim + np.arange(s.head_dim)).reshape(-1)
 
 
 def clip(b: Builder, views: tuple[View, ...]) -> None:

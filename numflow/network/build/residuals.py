@@ -13,7 +13,7 @@ which the next pass reads.
 
 Per-layer embeddings are a second, wide table of which each layer reads columns of its own: p [T, layers * P] is made
 once, (norm of each layer's columns of (per_layer_model x / sqrt(D)) + embeddings of the tokens) / sqrt(2). Layer i adds
-norm(per_layer_proj (act(per_layer_gate x) * p[:, columns of i])) to its stream.
+norm(per_layer_proj (act(per_layer_gate x) * p[:, columns of i])) to its stream. Without the table p is that norm alone.
 
 Something may draft by a network's streams: output "streams", of every row of the batch. `Builder.taps` says which:
 None: none; (): the hidden state behind the last norm; else the stream before each of these layers, side by side.
@@ -289,6 +289,8 @@ def per_layer_inputs(b: Builder, x: View) -> None:
     p = b.linear("per_layer_model", x, b.view("per_layer", layers * width))
     b.emit("scale", (p,), (p,), "per_layer_model_scale", scale=x.width ** -0.5)
     b.norm("per_layer_norm", p, p, groups=layers)
+    if not b.option("per_layer", "tokens"):
+        return
     tokens = b.view("per_layer_tokens", layers * width)
     b.emit("embed", (), (tokens,), "per_layer_embd", {"table": _per_layer_table(b, layers * width)},
            scale=b.option("per_layer", "scale"))

@@ -1,5 +1,7 @@
 """A stack: embeddings, layers, head. One function per part, in the order the data flows."""
 
+import numpy as np
+
 from numflow.errors import SpecError
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import KEPT, Builder
@@ -10,7 +12,7 @@ from numflow.network.build.channels import (
     short_convolution,
     weighted_keys,
 )
-from numflow.network.build.compressed import compressed_attention
+from numflow.network.build.compressed import attention_of_experts, compressed_attention
 from numflow.network.build.distances import convolution_around
 from numflow.network.build.feed_forward import (
     adapter,
@@ -50,6 +52,7 @@ from numflow.ops import View
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
           "gated_recurrence": gated_recurrence, "wkv": weighted_keys, "compressed": compressed_attention,
+          "experts": attention_of_experts,
           "linear": lambda b, x: b.linear("attn_output", x, b.view("branch", x.width))}
 
 
@@ -231,25 +234,29 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
         _scaled_channels(b, x, y, name)
     post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
     twice = _kept(b, x, "attn_input") if name == "attn" and b.has("attn_post_norm_2.weight") else None
+    post_eps = b.option("block", "post_norm_eps") or None
     if post == "branch":
-        b.norm(f"{name}_post_norm", y, y)
+        b.norm(f"{name}_post_norm", y, y, eps=post_eps)
     part = "ffn_" if name == "ffn" else ""
-    if b.option("block", "residual") == "normed":
-        b.emit("scale", (h,), (x,), f"{name}_skip", scale=b.option("block", f"{part}skip_scale"))
+    kept, skip = h if b.option("block", "residual") == "normed" else x, b.option("block", f"{part}skip_scale")
+    if kept is h or skip != 1.0:
+        b.emit("scale", (kept,), (x,), f"{name}_skip", scale=skip)
     b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", f"{part}residual_scale"))
     if name == "ffn" and b.option("ffn", "adapter_width"):
         adapter(b, x)
     if post == "residual":
-        b.norm(f"{name}_post_norm", x, x)
+        b.norm(f"{name}_post_norm", x, x, eps=post_eps)
     if twice is not None:
         b.emit("add", (x, twice), (x,), "attn_add_2")
         b.norm("attn_post_norm_2", x, x)
 
 
 def _scaled_channels(b: Builder, x: View, y: View, name: str) -> None:
-    """Stream and branch each become (it + shift) * scale, numbers of their own for each channel [D]."""
-    skip, skip_shift, branch, branch_shift = (b.numbers(f"{name}_{which}", x.width) for which in (
-        "skip_scale", "skip_shift", "branch_scale", "branch_shift"))
+    """Stream and branch each become (it + shift) * scale, by what a file has of numbers for each channel [D]."""
+    skip, skip_shift, branch, branch_shift = (
+        b.numbers(f"{name}_{which}", x.width) if b.has(f"{name}_{which}.weight") else
+        np.full(x.width, which.endswith("scale"), np.float32)
+        for which in ("skip_scale", "skip_shift", "branch_scale", "branch_shift"))
     shift = b.constant(f"{b.prefix}{name}_shift", skip * skip_shift + branch * branch_shift)
     b.emit("scale", (x,), (x,), f"{name}_skip_scale", {"weight": b.constant(f"{b.prefix}{name}_skip_scale", skip),
                                                        "shift": shift}, scale=1.0)
@@ -278,7 +285,10 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     hidden = b.view("hidden", x.width, "logits")
     b.emit("select_rows", (x,), (hidden,), "select_rows")
     if b.option("head", "norm"):
-        b.norm(norm, hidden, hidden, eps=b.option("head", "norm_eps") or None)
+        b.norm(norm, hidden, hidden, eps=b.option("head", "norm_eps") or None,
+               offset=b.option("head", "norm_offset"))
+    if columns := b.option("head", "hidden_width"):
+        hidden = b.linear("hidden_proj", hidden, b.view("hidden_projected", columns, "logits"))
     b.outputs["hidden"] = hidden
     for module in ("pooled_1", "pooled_2"):  # applied to the pooled row, behind the network
         b.names.find(module)
