@@ -8,6 +8,7 @@ family, its seed and its number.
 """
 
 import collections
+import contextlib
 import importlib.util
 import json
 import random
@@ -15,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -22,35 +24,51 @@ import numpy as np
 from .bases import bases
 from .changes import PARTS, applied, draw
 
-OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7}
+OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7, "limit_s": 120}
 TOLERANCE, STEADY, MARGIN = 1e-4, 3e-3, 1e-3
 LENGTHS = (9, 45, 71)
-CONTEXT = re.compile("max_position_embeddings|n_positions|n_ctx|max_length|context_length|max_seq|seq_length")
+CONTEXT = re.compile("(?<!original_)max_position_embeddings|n_positions|n_ctx|max_length|context_length|max_seq|"
+                     "seq_length")
+PROGRAM = Path(__file__).with_name("theirs.py")
 RIGHT, REFUSED, WRONG, PASSED = "right", "refused", "wrong", "passed over"
 
 
 class Theirs:
-    """The process of transformers; started again where it ends."""
+    """The process of transformers; started again where it ends, or is ended for want of an answer.
 
-    def __init__(self, python: str):
-        self.python, self.process = python, None
+    limit_s: how long a request may take. program: what is run.
+    """
+
+    def __init__(self, python: str, limit_s: float = 120, program: Path = PROGRAM):
+        self.python, self.limit_s, self.program, self.process = python, limit_s, program, None
 
     def ask(self, **request) -> dict:
         if self.process is None or self.process.poll() is not None:
-            self.process = subprocess.Popen([self.python, Path(__file__).with_name("theirs.py")], text=True,
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self.process = subprocess.Popen([self.python, self.program], text=True, stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        late = threading.Event()
+        timer = threading.Timer(self.limit_s, lambda process: (late.set(), process.kill()), [self.process])
+        timer.start()
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        return json.loads(line) if line else {"refused": "its process ended"}
+        finally:
+            timer.cancel()
+        if line.endswith("\n") and not late.is_set():
+            return json.loads(line)
+        self.close()
+        return {"refused": f"no answer within {self.limit_s:g} s" if late.is_set() else "its process ended"}
 
     def close(self) -> None:
         if self.process is not None:
-            self.process.stdin.close()
+            self.process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
             self.process.wait()
+            self.process = None
 
 
 def run(lab):
@@ -62,7 +80,7 @@ def run(lab):
         lab.text("transformers and torch are not installed, so nothing was compared: name a Python that has them, "
                  "`--set python=/path/to/python`.")
         return
-    theirs, found = Theirs(python), {}
+    theirs, found = Theirs(python, options["limit_s"]), {}
     try:
         for name, base in bases(options["bases"], options["family"]).items():
             found[name] = family(lab, theirs, name, base)
