@@ -105,7 +105,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
         "inner_norm_eps": _float("norm_eps", "added to the mean square in those norms", above=0, most=1),
         "least_step": _float(0.0, "steps are at least this", 0),
-        "most_step": _float(1e30, "steps are at most this", above=0, most=1e30),
+        "most_step": _float(1e30, "steps are at most this", 0, most=1e30),
         "in_scale": _float(1.0, "state space: its input is multiplied by it"),
         "out_scale": _float(1.0, "state space: its output is multiplied by it"),
         **{f"{part}_scale": _float(1.0, f"state space: {what} after the input projection are multiplied by it")
