@@ -230,6 +230,8 @@ FEWER_AND_MORE: dict[str, tuple] = {
                       SHORT_TEXTS),
     "bart_untied": ("bart", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
     "deberta_v2_unrelated": ("deberta_v2", {"relative_attention": False}, (), SHORT_TEXTS),
+    "bloom_old_width": ("bloom", {"hidden_size": 24, "n_embed": 48, "n_inner": 24}),
+    "gemma_relu2": ("gemma", {"hidden_act": "relu2"}),
     "longcat_flash_no_expert": ("longcat_flash", {"moe_topk": 0}),
     "marian_tables": ("marian", {"tie_word_embeddings": False, "share_encoder_decoder_embeddings": False}, (),
                       SHORT_TEXTS),
