@@ -10,6 +10,7 @@ it runs the file.
 """
 
 import collections
+import contextlib
 import importlib.util
 import json
 import random
@@ -17,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,39 +28,52 @@ from .bases import bases
 from .changes import PARTS, applied, draw
 from .gguf_files import FILE, LIKE_PEER, LIKE_THEIRS, NOT_ASKED, converted, judged, peers
 
-OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7,
+OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7, "limit_s": 120,
            "format": "safetensors", "converter": "", "library": ""}
 TOLERANCE, STEADY, MARGIN = 1e-4, 3e-3, 1e-3
 LENGTHS = (9, 45, 71)
-CONTEXT = re.compile("max_position_embeddings|n_positions|n_ctx|max_length|context_length|max_seq|seq_length")
+CONTEXT = re.compile("(?<!original_)max_position_embeddings|n_positions|n_ctx|max_length|context_length|max_seq|"
+                     "seq_length")
 RIGHT, REFUSED, WRONG, PASSED = "right", "refused", "wrong", "passed over"
 
 
 class Theirs:
-    """A process that answers, a line of JSON each; started again where it ends.
+    """A process that answers, a line of JSON each; started again where it ends, or is ended for want of an answer.
 
-    command: Python, a file beside this one, what that is given.
+    command: Python, a file beside this one, what that is given. limit_s: how long a request may take.
     """
 
-    def __init__(self, python: str, file: str, *more: str):
-        self.command, self.process = [python, str(Path(__file__).with_name(file)), *more], None
+    def __init__(self, python: str, file: str | Path, *more: str, limit_s: float = 120):
+        self.command, self.process = [python, str(Path(__file__).parent / file), *more], None
+        self.limit_s = limit_s
 
     def ask(self, **request) -> dict:
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(self.command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=subprocess.DEVNULL)
+        late = threading.Event()
+        timer = threading.Timer(self.limit_s, lambda process: (late.set(), process.kill()), [self.process])
+        timer.start()
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        return json.loads(line) if line else {"refused": "its process ended"}
+        finally:
+            timer.cancel()
+        if line.endswith("\n") and not late.is_set():
+            return json.loads(line)
+        self.close()
+        return {"refused": f"no answer within {self.limit_s:g} s" if late.is_set() else "its process ended"}
 
     def close(self) -> None:
         if self.process is not None:
-            self.process.stdin.close()
+            self.process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
             self.process.wait()
+            self.process = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +98,9 @@ def run(lab):
         lab.text("transformers and torch are not installed, so nothing was compared: name a Python that has them, "
                  "`--set python=/path/to/python`.")
         return
-    peer = Theirs(sys.executable, "peer.py", options["library"]) if options["library"] else None
-    sides, found = Sides(Theirs(python, "theirs.py"), peer), {}
+    limit = options["limit_s"]
+    peer = Theirs(sys.executable, "peer.py", options["library"], limit_s=limit) if options["library"] else None
+    sides, found = Sides(Theirs(python, "theirs.py", limit_s=limit), peer), {}
     try:
         for name, base in bases(options["bases"], options["family"]).items():
             found[name] = family(lab, sides, name, base)

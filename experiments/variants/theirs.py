@@ -40,8 +40,11 @@ def shake(model, seed: int) -> None:
     stored = model.state_dict()
     buffers = [(name, value) for name, value in model.named_buffers() if name in stored and name.endswith("bias")]
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    fixed = {id(module.weight) for module in model.modules() if "Sinusoidal" in type(module).__name__}
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *buffers]:
+            if id(value) in fixed:
+                continue
             if value.dim() > 1 and "A_log" not in name:
                 spread = 1.0 if id(value) in tables else value.shape[-1] ** -0.5
                 value.copy_(torch.randn(value.shape, generator=random) * spread)

@@ -77,7 +77,7 @@ class Resolved:
         plain = Resolved(self.spec, _plain(self.config), self.naming, self.has, self.file)  # notes no key as read
         for name, source in self.spec.section("parameters").items():
             if (isinstance(source, Mapping) and any(limit in source for limit in LIMITS)
-                    and any(plain._look_up(key) not in (None, _MISSING) for key in plain.keys(source))):
+                    and plain._look_up(plain.keys(source))[0]):
                 plain.parameter(name)
 
     @contextmanager
@@ -107,13 +107,12 @@ class Resolved:
         if not isinstance(source, Mapping):
             return source
         keys = self.keys(source)
-        for key in keys:
-            value = self._look_up(key)
-            if value is None and "null" in source:
-                return source["null"]
-            if value is not None and value is not _MISSING:
-                self._found.add(key)
-                return self._mapped(where, key, source, value)
+        key, value = self._look_up(keys, "null" in source)
+        if value is None and key:
+            return source["null"]
+        if key:
+            self._found.add(key)
+            return self._mapped(where, key, source, value)
         default = source.get("default", _MISSING)
         if default is _MISSING:
             wanted = " or ".join(map(repr, keys)) or f"any key of {self.naming!r}"
@@ -129,20 +128,23 @@ class Resolved:
             keys = [name for key in keys for name in (f"{architecture}.{key}", key)]
         return keys
 
-    def _look_up(self, key: str) -> Any:
-        """`rope_scaling.factor` is key "factor" of the object "rope_scaling". None: JSON null."""
-        if self.naming == "gguf":
-            return _one_for_all(self.config.get(key, _MISSING))
-        found = _MISSING
+    def _look_up(self, keys: Sequence[str], nulls: bool = False) -> tuple[str, Any]:
+        """The first of some keys that has a value, and that; "" and None if none has. nulls: JSON null is one.
+
+        `rope_scaling.factor` is key "factor" of the object "rope_scaling". Any of the keys counts before what holds
+        where all are left out, and that before what the part has not and the whole has.
+        """
+        null: set[str] = set()
         for table in (self._part, self._left_out, self._rest):
-            value: Any = table
-            for word in key.split("."):
-                value = value.get(word, _MISSING) if isinstance(value, Mapping) else _MISSING
-            if value is None:
-                found = None
-            elif value is not _MISSING and (table is not self._left_out or found is _MISSING):
-                return _numbers(value)
-        return found
+            for key in keys:
+                value = _at(table, key, self.naming)
+                if value is None and nulls and _at(self._rest, key, self.naming) in (None, _MISSING):
+                    return key, None
+                if value is None:
+                    null.add(key)
+                elif value is not None and value is not _MISSING and (table is not self._left_out or key not in null):
+                    return key, _one_for_all(value) if self.naming == "gguf" else _numbers(value)
+        return "", None
 
     def _mapped(self, where: str, key: str, source: Mapping[str, Any], value: Any) -> Any:
         wrong = outside(key, source, value, lambda name, text: self._whole(f"{where}.{name}", text))
@@ -308,6 +310,14 @@ def left_out(spec: Spec, naming: str, config: Mapping[str, Any], part: Mapping[s
     for kind in (part.get("model_type"), config.get("model_type")) if tables else ():
         found |= tables.get(kind, {}) if isinstance(kind, str) else {}
     return found
+
+
+def _at(table: Mapping[str, Any], key: str, naming: str) -> Any:
+    """The value of a key, of JSON with objects inside, or of a flat header."""
+    value: Any = table
+    for word in [key] if naming == "gguf" else key.split("."):
+        value = value.get(word, _MISSING) if isinstance(value, Mapping) else _MISSING
+    return value
 
 
 def _numbers(value: Any) -> Any:

@@ -110,14 +110,14 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
         "inner_norm_eps": _float("norm_eps", "added to the mean square in those norms", above=0, most=1),
         "least_step": _float(0.0, "steps are at least this", 0),
-        "most_step": _float(1e30, "steps are at most this", above=0, most=1e30),
+        "most_step": _float(1e30, "steps are at most this", 0, most=1e30),
         "in_scale": _float(1.0, "state space: its input is multiplied by it"),
         "out_scale": _float(1.0, "state space: its output is multiplied by it"),
         **{f"{part}_scale": _float(1.0, f"state space: {what} after the input projection are multiplied by it")
            for part, what in (("z", "gates"), ("x", "values"), ("b", "keys"), ("c", "queries"), ("dt", "steps"))},
     },
     "conv": {
-        "taps": _int(4, "tokens that a causal depthwise convolution sees, the present one included", 2, 1 << 10),
+        "taps": _int(4, "tokens that a causal depthwise convolution sees, the present one included", 1, 1 << 10),
         "around": _int(0, "tokens that a convolution behind the layer sees of what the layer reads, as many on each "
                        "side, of a text that is there as a whole; it is added, and a norm follows; 0 = none", 0, 63),
         "around_groups": _int(1, "groups of its columns"),
@@ -236,8 +236,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "beta_slow": _float(1.0, "yarn", above=0),
         "truncate": _bool(True, "yarn: round the borders of the ramp to whole dimensions"),
         "attention_factor": _float(0.0, "multiplies cos and sin; 0 = the scaling's own rule", 0),
-        "short_attention_factor": _float(0.0, "longrope: attention_factor up to the original context; 0 = the same", 0),
-        "long_attention_factor": _float(0.0, "longrope: attention_factor beyond it; 0 = the same", 0),
+        "short_attention_factor": _float(0.0, "attention_factor up to the original context; 0 = the same", 0),
+        "long_attention_factor": _float(0.0, "attention_factor beyond it; 0 = the same", 0),
         "mscale": _float(0.0, "yarn", 0),
         "mscale_all_dim": _float(0.0, "yarn", 0),
         "short_factor": _list("none", "longrope: one divisor per frequency, up to the original context", above=0),

@@ -80,3 +80,19 @@ def test_differences_are_told(experiment):
     assert run.compared(near, [near[0] * np.nan], [1, 2], wanted, made).endswith("nan")
     assert run.compared(near, near, [2, 2], wanted, made) == "tokens [2, 2], not [1, 2]"
     assert run.compared(near, near, [2, 2], wanted, made | {"margin": 0.0}) == ""
+
+
+def test_a_request_that_hangs_is_passed_over_and_the_next_one_answered(tmp_path):
+    program = tmp_path / "theirs.py"
+    program.write_text("import json, sys, time\n"
+                       "for line in sys.stdin:\n"
+                       "    time.sleep(60 * json.loads(line)['hang'])\n"
+                       "    print(json.dumps({'ok': 1}), flush=True)\n")
+    theirs = _load(REPO / "experiments" / "variants" / "run.py").Theirs(
+        sys.executable, program, limit_s=0.5)
+    try:
+        first = theirs.ask(hang=1)
+        theirs.limit_s = 30
+        assert [first, theirs.ask(hang=0)] == [{"refused": "no answer within 0.5 s"}, {"ok": 1}]
+    finally:
+        theirs.close()

@@ -37,7 +37,8 @@ def test_lists_of_factors():
 @pytest.mark.parametrize(("keys", "expected"), [
     ({}, [math.sqrt(1 + math.log(8) / math.log(12))] * 2),
     ({"factor": 32.0}, [math.sqrt(1 + math.log(32) / math.log(12))] * 2),
-    ({"attention_factor": 1.25}, [1.25, 1.25]), ({"short_mscale": 1.1, "long_mscale": 1.3}, [1.1, 1.3])])
+    ({"attention_factor": 1.25}, [1.25, 1.25]),
+    ({"short_mscale": 1.1, "long_mscale": 1.3}, [math.sqrt(1 + math.log(8) / math.log(12))] * 2)])  # Phi-MoE's alone
 def test_the_factor_on_cosines_is_that_of_the_set(keys, expected):
     np.testing.assert_allclose(rows(lists(**keys), 12, 13)[2], expected, rtol=1e-6)
 

@@ -87,7 +87,7 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
     ("phi4_mini", "rope_scaling.long_factor", [0.0] * 8, "rope.long_factor: expected a list of numbers"),
     ("gemma2", "final_logit_softcapping", -1, "head.softcap"),
     ("granite", "residual_multiplier", 1e20, "block.residual_scale"),
-    ("gpt_oss", "num_experts_per_tok", 0, r"moe.top_k: .*, found 0 \(from num_experts_per_tok of .*config.json\)"),
+    ("gpt_oss", "num_experts_per_tok", -1, r"moe.top_k: .*, found -1 \(from num_experts_per_tok of .*config.json\)"),
     ("mistral", "num_key_value_heads", 3,
      r"multiple of attention.kv_heads 3, found 4 \(from num_attention_heads, num_key_value_heads of .*config.json\)"),
     ("mamba2", "n_groups", 4, r"recurrent.heads: .*, found 6 \(from n_groups, num_heads of .*config.json\)"),

@@ -101,7 +101,8 @@ def longrope(original: int, short: list[float], long: list[float], short_mscale:
         "long_mscale": long_mscale, "original_max_position_embeddings": original}}
 
 
-# Odd widths are rounded up. transformers 5.23 takes Phi-MoE's short factors for all lengths, 4.57 does not.
+# Odd widths are rounded up. transformers 5.23 and 5.24 take Phi-MoE's short factors for all lengths, 4.57
+# and the model's own code do not.
 ROTARY: dict[str, tuple] = {
     "albert_same_width": ("albert", {"embedding_size": 64}, (), SHORT_TEXTS),
     "apertus_empty_scaling": ("apertus", {"rope_theta": 5e5, "rope_scaling": {}}),
@@ -213,6 +214,51 @@ LEFT_OUT: dict[str, tuple] = {
     "ministral3_by_class": ("ministral3", {"rope_theta": 500.0}, ("rope_parameters",)),
     "mixtral_by_class": ("mixtral", {}, ("rope_theta", "num_experts_per_tok")),
 }
+# A convolution of one tap, which keeps nothing of a text.
+ONE_TAP: dict[str, tuple] = {
+    "lfm2_one_tap": ("lfm2_biased", {"conv_L_cache": 1}),
+    "mamba_one_tap": ("mamba", {"conv_kernel": 1}),
+    "mamba2_one_tap": ("mamba2", {"conv_kernel": 1, "hidden_act": "gelu", "time_step_limit": [
+        {"__float__": "Infinity"}, 0.3]}),
+    "olmo_hybrid_one_tap": ("olmo_hybrid", {"linear_value_head_dim": 24, "linear_conv_kernel_dim": 1}),
+    "qwen3_next_one_tap": ("qwen3_next", {"linear_conv_kernel_dim": 1}, (), SALTED),
+    "zaya_one_tap": ("zaya", {"cca_time0": 1}),
+}
+# Tokens that use no expert, tables of several stacks, layers of several groups.
+FEWER_AND_MORE: dict[str, tuple] = {
+    "albert_groups": ("albert", {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 3}, (),
+                      SHORT_TEXTS),
+    "bart_untied": ("bart", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
+    "deberta_v2_unrelated": ("deberta_v2", {"relative_attention": False}, (), SHORT_TEXTS),
+    "bloom_old_width": ("bloom", {"hidden_size": 24, "n_embed": 48, "n_inner": 24}),
+    "gemma_relu2": ("gemma", {"hidden_act": "relu2"}),
+    "longcat_flash_no_expert": ("longcat_flash", {"moe_topk": 0}),
+    "marian_tables": ("marian", {"tie_word_embeddings": False, "share_encoder_decoder_embeddings": False}, (),
+                      SHORT_TEXTS),
+    "mixtral_no_expert": ("mixtral", {"num_experts_per_tok": 0}),
+    "qwen2_moe_no_expert": ("qwen2_moe", {"num_experts_per_tok": 0}),
+    "seamless_m4t_untied": ("seamless_m4t", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
+}
+POSITIONS: dict[str, tuple] = {
+    "dots3_note_rope_kinds": ("dots3_note", {"index_n_heads": 24, "rope_parameters": {
+        "indexed_attention": RAMP, SLIDING: LINEAR | {"rope_theta": 70.0}}}),
+    "dots3_note_scaled": ("dots3_note_full", {"rope_scaling": {"type": "linear", "factor": 3.0}}),
+    "gpt_neox_japanese_ramp": ("gpt_neox_japanese", {"rope_scaling": RAMP | {"partial_rotary_factor": 0.5}}),
+    "jina_embeddings_v3_relu": ("jina_embeddings_v3", {"hidden_act": "relu", "rope_scaling": LINEAR}),
+    "olmo3_base_of_all": ("olmo3", {"rope_theta": 1e3}, ("rope_scaling",)),
+    "olmo3_base_of_whole": ("olmo3", {"rope_parameters": {FULL: {"rope_type": "default", "rope_theta": 1e3}}},
+                            ("rope_scaling", "rope_theta")),
+    "phimoe_ramp": ("phimoe", PHI | {"rope_scaling": RAMP | {"short_mscale": 1.25, "long_mscale": 1.5}}),
+}
+LEFT_OUT |= {
+    "bert_by_class": ("bert", {"hidden_size": 96}, ("num_attention_heads", "layer_norm_eps"), SHORT_TEXTS),
+    "glm_by_class": ("glm", {"num_key_value_heads": 2}, ("head_dim", "rms_norm_eps")),
+    "mistral_by_class": ("mistral", {"num_attention_heads": 16}, ("num_key_value_heads", "rms_norm_eps")),
+    "qwen2_by_class": ("qwen2", {"num_attention_heads": 32, "hidden_size": 64}, (
+        "num_key_value_heads", "num_hidden_layers", "rms_norm_eps")),
+    "stablelm_by_class": ("stablelm_parallel", {}, ("use_parallel_residual",)),
+    "starcoder2_by_class": ("starcoder2", {}, ("tie_word_embeddings",)),
+}
 QWEN = CASES["qwen3_5_multimodal"][1]["text_config"]
 OTHERS |= {
     "apertus_long": ("apertus", {"rope_scaling": {
@@ -240,4 +286,5 @@ def _variant(base: str, changes: dict, dropped: tuple = (), options: dict | None
     return kind, config, {**common, "lengths": (9, 41), **(options or {})}
 
 
-VARIANTS = {name: _variant(*parts) for name, parts in (LAYERS | ACTIVATIONS | ROTARY | LEFT_OUT | OTHERS).items()}
+KINDS_OF_VARIANTS = LAYERS | ACTIVATIONS | ROTARY | LEFT_OUT | OTHERS | ONE_TAP | FEWER_AND_MORE | POSITIONS
+VARIANTS = {name: _variant(*parts) for name, parts in KINDS_OF_VARIANTS.items()}

@@ -14,8 +14,10 @@ from tests.specs.case import VARIANT_FOLDER, load_case, memory_checkpoint, names
 from tests.specs.test_families import TOLERANCE
 from tests.specs.weights import values
 
-# An odd rotary width, two lists of rotary factors, an activation behind a convolution, one of a scan, one of a gate.
-ON_THE_PROCESSOR = ["qwen3_next_odd", "phimoe_long", "mamba2_gelu", "minimax_gelu", "recurrent_gemma_silu"]
+# An odd rotary width, two lists of rotary factors, an activation behind a convolution, one of a scan, one of a gate,
+# a convolution of one tap, no expert.
+ON_THE_PROCESSOR = ["qwen3_next_odd", "phimoe_long", "mamba2_gelu", "minimax_gelu", "recurrent_gemma_silu",
+                    "mamba2_one_tap", "qwen2_moe_no_expert"]
 RUNS = [("reference", name) for name in names(VARIANT_FOLDER)] + [("cpu", name) for name in ON_THE_PROCESSOR]
 
 

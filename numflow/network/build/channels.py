@@ -22,17 +22,24 @@ def short_convolution(b: Builder, x: View) -> View:
     return b.linear("conv_out", y, b.view("branch", width))
 
 
-def convolution(b: Builder, module: str, x: View, y: View, kind: str = "none", weight: str = "") -> View:
+def convolution(b: Builder, module: str, x: View, y: View, kind: str = "none", weight: str = "",
+                biased: bool = True) -> View:
     """Causal depthwise convolution of x [T, C] with the taps [C, K] of a module, and its bias where the file has one.
 
     kind: the activation behind it, or "none". y: another view than x. weight: the taps, if not those of the module.
+    biased: with that bias. A single tap is a factor for each column, and needs no state.
     """
     taps = b.option("conv", "taps")
-    weights = {"weight": weight or b.matrix(module, x.width, taps)}
-    if b.has(f"{module}.bias"):
-        weights["bias"] = b.vector(module, "bias", x.width)
-    within = kind if kind in CONV_KINDS else "none"
-    b.emit("causal_conv", (x,), (y,), module, weights, state=b.state(module, taps - 1, x.width, axis=1), kind=within)
+    bias = b.vector(module, "bias", x.width) if biased and b.has(f"{module}.bias") else ""
+    if taps == 1:
+        factors = weight or b.vector(module, "weight", x.width, flat=True)
+        b.emit("scale", (x,), (y,), module, {"weight": factors} | ({"shift": bias} if bias else {}), scale=1.0)
+        within = "none"
+    else:
+        weights = {"weight": weight or b.matrix(module, x.width, taps)} | ({"bias": bias} if bias else {})
+        within = kind if kind in CONV_KINDS else "none"
+        b.emit("causal_conv", (x,), (y,), module, weights, state=b.state(module, taps - 1, x.width, axis=1),
+               kind=within)
     if within != kind:
         b.emit("act", (y,), (y,), f"{module}_act", kind=kind)
     return y

@@ -12,6 +12,7 @@ from numflow.network.build.builder import Builder
 from numflow.ops import View
 
 _AT_ANY_RATE = 1e4  # beside scores up to 1
+_STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
 
 
 def feed_forward(b: Builder, x: View, routed_by: View | None = None) -> View:
@@ -160,6 +161,8 @@ def _experts(b: Builder, x: View, routed_by: View | None = None, name: str = "br
     experts, width = (b.option("moe", key) for key in ("experts", "width"))
     token = x
     through, void = (b.option("moe", key) for key in ("through_experts", "void_experts"))
+    if not b.option("moe", "top_k") + b.option("moe", "always") + b.option("moe", "router_width"):
+        return _none_chosen(b, x, b.view(name, x.width), experts + b.option("moe", "spare_experts") + through + void)
     scores, ids, gates = _route(b, x if routed_by is None else routed_by, experts + through + void,
                                 b.option("moe", "always"))
     # Kernels leave out experts that a stack has not, where they are told the number of its first.
@@ -194,6 +197,18 @@ def add_bias_of_experts(b: Builder, module: str, y: View) -> View:
     if b.has(f"{module}.weight") or b.has(f"{module}.bias"):
         role = "weight" if b.has(f"{module}.weight") else "bias"
         b.emit("scale", (y,), (y,), module, {"shift": b.vector(module, role, y.width)}, scale=1.0)
+    return y
+
+
+def _none_chosen(b: Builder, x: View, y: View, experts: int) -> View:
+    """Zeros for tokens that use no expert, plus the shared expert. Tensors of the others have no effect."""
+    for module in ("ffn_gate_inp", "exp_probs_b", "ffn_scale_exps", "ffn_latent_down", "ffn_latent_up", *_STACKS):
+        for expert in (None, *range(experts if module in _STACKS else 0)):
+            for role in ("weight", "bias"):
+                b.names.find(module, role, b.layer, b.stack, expert)
+    b.emit("scale", (x,), (y,), "no_experts", scale=0.0)
+    if b.option("moe", "shared_width"):
+        _shared_expert(b, x, y)
     return y
 
 

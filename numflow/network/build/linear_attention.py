@@ -149,6 +149,9 @@ def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
         dealt = heights != [*widths] and sum(heights) == sum(widths)
         for module, view, y, start, width in zip(modules, parts, found, starts, widths):
             weight = b.matrix_across(modules, module, start, width, taps) if dealt else ""
+            if dealt and taps == 1:
+                every = np.concatenate([tensor.f32().reshape(-1) for tensor in stored if tensor is not None])
+                weight = b.constant(weight, every[start:start + width])
             convolution(b, module, view, y, kind, weight)
     else:
         convolution(b, "ssm_conv1d", before, after, kind)

@@ -14,6 +14,7 @@ SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bi
 STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
 _EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # in a pattern, of its layer
+_LAYER = re.compile(r"\blayer\b")
 _BEYOND = 16  # blocks behind the last layer that a pattern stands for
 
 
@@ -52,7 +53,8 @@ class TensorNames:
             if stack == "draft":
                 pattern = pattern.replace("layers.{layer}", self.draft_layer)
             expressions = _EXPRESSION.findall(pattern)
-            per_layer, per_expert = "{layer}" in pattern or bool(expressions), "{expert}" in pattern
+            per_layer = "{layer}" in pattern or any(_LAYER.search(text) for text in expressions)
+            per_expert = "{expert}" in pattern
             if not pattern or (per_layer and layer is None) or per_expert != (expert is not None):
                 continue
             for text in expressions:

@@ -7,7 +7,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
-from numflow.network.build.channels import token_before
+from numflow.network.build.channels import convolution, token_before
 from numflow.ops import View
 
 _LEAST = 1e-20  # of the mean square of a query or key, whose length counts
@@ -144,9 +144,7 @@ def _two_convolutions(b: Builder, x: View, y: View, room: View, s: Heads) -> Non
     """y = the convolution of x by columns, then by heads. Biases of both are added last, as numbers: what is before a
     text passes the second one as the first one's bias."""
     heads, taps = s.heads + s.kv_heads, b.option("attention", "convolved")
-    taps_of_columns = b.matrix("attn_conv", x.width, b.option("conv", "taps"))
-    b.emit("causal_conv", (x,), (room,), "attn_conv", {"weight": taps_of_columns},
-           state=b.state("attn_conv", b.option("conv", "taps") - 1, x.width, axis=1))
+    convolution(b, "attn_conv", x, room, biased=False)
     matrices = b.numbers("attn_conv_heads", x.width * s.head_dim * taps).reshape(heads, s.head_dim, s.head_dim, taps)
     bias = _bias(b, "attn_conv", x.width).reshape(heads, s.head_dim)
     bias = np.einsum("hnkt,hk->hn", matrices, bias).reshape(-1) + _bias(b, "attn_conv_heads", x.width)

@@ -86,6 +86,9 @@ def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np
     further, further_scale = _frequencies(options, "long", long)
     border = int(options["original_context"])
     if options["scaling"] == "dynamic":
+        if scale != further_scale:
+            raise SpecError(f"rope.long_attention_factor: expected {scale:g} as up to the original context, where "
+                            f"rope.scaling is dynamic; found {further_scale:g}", ("rope.long_attention_factor",))
         odd = options["dims"] / 2 - 1 if options["dims"] % 2 else 0.0
         return Rotary(inv_freq, scale, border, None, scale, float(options["factor"]), odd)
     if scale == further_scale and np.array_equal(inv_freq, further):
@@ -112,7 +115,8 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
     """inv_freq and scale on a side of the original context, "short" or "long"; divisors: as in `rotary`."""
     dims, base = options["dims"], options["base"]
     powers = base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
-    attention_factor = options["attention_factor"] or 1.0
+    own = (options["scaling"] != "none" and options[f"{side}_attention_factor"]) or options["attention_factor"]
+    attention_factor = own or 1.0
     match options["scaling"]:
         case "linear" | "proportional":
             powers *= options["factor"]
@@ -120,12 +124,11 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
             powers = 1 / _by_wavelength(1 / powers, options)
         case "yarn":
             powers = 1 / _yarn(1 / powers, options)
-            attention_factor = options["attention_factor"] or _yarn_attention_factor(options)
+            attention_factor = own or _yarn_attention_factor(options)
         case "longrope":
             if divisors is None or options[f"{side}_factor"] is not None:
                 powers *= _longrope_divisors(options, pairs(dims), f"{side}_factor")
-            attention_factor = (options[f"{side}_attention_factor"] or options["attention_factor"]
-                                or _longrope_attention_factor(options))
+            attention_factor = own or _longrope_attention_factor(options)
     if not (powers >= 1 / _FASTEST).all():
         raise SpecError(f"rope.base and rope.factor: expected frequencies of up to {_FASTEST:g} in each pair",
                         ("rope.base", "rope.factor"))
