@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 from numflow import network
 from numflow.errors import FormatError, SpecError
 from numflow.formats.adapter import Adapter, open_adapter
-from numflow.network.adapters.apart import rows_together
 from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.merge import merged
+from numflow.network.adapters.modules import rows_together
 from numflow.network.adapters.steps import adaptable, parts_of
 from numflow.network.weights.source import WeightSource
 from numflow.reference.program import Program

@@ -8,8 +8,9 @@ import pytest
 from numflow import network
 from numflow.errors import FormatError
 from numflow.formats.adapter import Adapter
-from numflow.network.adapters.fit import fitted, tied_table
+from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.merge import merged
+from numflow.network.adapters.tables import tied_table
 from tests.network.test_adapters import FACTOR, PATH, Q, by_hand, low_rank, tensor, toy
 from tests.specs.case import load_case, memory_checkpoint
 

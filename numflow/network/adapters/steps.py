@@ -12,8 +12,9 @@ import numpy as np
 from numflow.errors import RequestError, option
 from numflow.formats.adapter import Adapter, LowRank, check_finite
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.network.adapters.fit import Fitted, as_stored, tied_table
+from numflow.network.adapters.fit import Fitted, as_stored
 from numflow.network.adapters.parts import AdaptedPart, AdaptedParts
+from numflow.network.adapters.tables import tied_table
 from numflow.network.weights.source import WeightSource
 from numflow.ops import Network, Part, Step, View, param
 
@@ -137,6 +138,8 @@ class _Parts:
     def _made(self, name: str, part: Part, place: _Place, number: int) -> AdaptedPart | None:
         own = self._fit.adapter
         if name in own.replaced:
+            if name in own.added:
+                raise _merge_it(own, name, "it has another tensor in its place, to which something is added")
             return self._in_place(name, part, place)
         change, bias = own.added.get(name), self._bias(name, part, place, number)
         if change is None:
