@@ -25,6 +25,7 @@ class LowRank:
     a, b:      [..., r, K] and [..., N, r].
     magnitude: [N], the length that each row of the sum gets (DoRA, arXiv 2402.09353); None: as it comes.
     by_column: the magnitude is [K], of columns.
+    loose:     rows whose magnitude is NaN are as long as they come.
     fixed:     a caller's scale does not act on it.
     wide:      a may have more columns than the base's matrix, which has the first of them.
     """
@@ -34,12 +35,20 @@ class LowRank:
     factor: float
     magnitude: Tensor | None = None
     by_column: bool = False
+    loose: bool = False
     fixed: bool = False
     wide: bool = False
 
     def factor_at(self, scale: float) -> float:
         """The factor at a caller's scale."""
         return self.factor if self.fixed else self.factor * scale
+
+    def lengthened(self, lengths: np.ndarray) -> np.ndarray:
+        """The factors by which rows, or columns, of such lengths get those that the magnitude says, in its shape."""
+        assert self.magnitude is not None
+        wanted = self.magnitude.f32().reshape(lengths.shape)
+        found = wanted / np.where(lengths > 0, lengths, 1)
+        return np.where(np.isnan(wanted), 1, found).astype(np.float32) if self.loose else found
 
     @property
     def rank(self) -> int:

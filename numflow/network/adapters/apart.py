@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import FormatError
-from numflow.formats.adapter import Adapter, LowRank, computed
+from numflow.formats.adapter import Adapter, LowRank, check_finite, computed
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.adapters.factors import multiplied
 from numflow.network.adapters.modules import Home, Modules, Rows
@@ -94,27 +94,23 @@ class _Cutter:
             return values.reshape(*stack, n, most)
 
         return LowRank(computed(place, (*stack, most, k), a), computed(place, (*stack, n, most), b), 1.0,
-                       self._lengths(place, parts, n, bool(stack)))
+                       self._lengths(place, parts, (*stack, n)), loose=True)
 
-    def _lengths(self, place: str, parts: Sequence[tuple[str, Home, LowRank]], n: int, stack: bool) -> Tensor | None:
-        """Lengths of all rows: those of rows that no part has stay as they are."""
-        told = [change.magnitude is not None for _, _, change in parts]
-        if not any(told):
+    def _lengths(self, place: str, parts: Sequence[tuple[str, Home, LowRank]], shape: tuple[int, ...]) -> Tensor | None:
+        """Lengths of all rows: those that no part with lengths has are as long as they come."""
+        if all(change.magnitude is None for _, _, change in parts):
             return None
-        if stack or not all(told):
-            names = ", ".join(repr(name) for name, _, _ in parts)
-            raise self._fail(f"DoRA of some of {names}, which are one tensor in {self._checkpoint.path}: this is not "
-                             f"read")
 
         def values() -> np.ndarray:
-            base = self._checkpoint.tensors[place].f32()
-            lengths = np.linalg.norm(base.T if parts[0][1].transposed else base, axis=-1)
-            for _, home, change in parts:
-                assert change.magnitude is not None
-                lengths[home.rows] = change.magnitude.f32().reshape(-1)
+            lengths = np.full(shape, np.nan, np.float32)
+            for name, home, change in parts:
+                if change.magnitude is not None:
+                    own = change.magnitude.f32().reshape(-1)
+                    check_finite(self._own.path, name, own)
+                    lengths.reshape(-1)[home.rows] = own
             return lengths
 
-        return computed(place, (n,), values)
+        return computed(place, shape, values)
 
     def joined_offsets(self, place: str, parts: Sequence[tuple[str, Home, tuple[Tensor, float]]]
                        ) -> tuple[Tensor, float]:

@@ -118,7 +118,7 @@ class _Names:
             return {name: value for name, value in given.items() if name not in left_out}
 
         added = {name: change for full, one in kept(own.added).items()
-                 for name, change in self._by_expert(full, one).items()}
+                 for name, change in self._by_expert(full, one, built).items()}
         own = replace(own, added=added, offsets=kept(own.offsets), replaced=kept(own.replaced),
                       multiplied=kept(own.multiplied))
         table = tied_table(built)
@@ -183,7 +183,7 @@ class _Names:
                  or name in own.replaced]
         return next(iter(known or self.heads), None)
 
-    def _by_expert(self, full: str, change: LowRank) -> dict[str, LowRank]:
+    def _by_expert(self, full: str, change: LowRank, built: Network) -> dict[str, LowRank]:
         """A change of a stack of experts as changes of the tensors that the checkpoint has for them."""
         modules, layer = _STACKS.get(full.rpartition(".")[2], ()), _LAYER.search(full)
         stacked = self._stored(full) is not None
@@ -191,6 +191,7 @@ class _Names:
             return {full: change}
         experts, size, found = change.a.shape[0], change.b.shape[1] // len(modules), {}
         own = rows_together(self._names.spec, "ffn_gate_up_exps", [size] * len(modules))
+        used = {part.tensor for weight in built.weights.values() for part in weight.parts}
         for rows, module in zip(own, modules, strict=True):
             whole = next((name for name in self._names.candidates(module, "weight", int(layer[1]), "")
                           if name in self._checkpoint.tensors), None)
@@ -199,7 +200,7 @@ class _Names:
                 continue
             for expert in range(experts + 1):
                 names = self._names.candidates(module, "weight", int(layer[1]), "", expert)
-                name = next((name for name in names if name in self._checkpoint.tensors), None)
+                name = next((name for name in names if name in used), None)
                 if (name is None) == (expert < experts):
                     raise FormatError(f"{self._adapter.path}: made for another model: {full!r} is for {experts} "
                                       f"experts, {self._checkpoint.path} has {'fewer' if name is None else 'more'}")

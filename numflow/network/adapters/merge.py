@@ -92,9 +92,10 @@ def _changed(base: Tensor, change: LowRank, scale: float, transposed: bool, path
         weight[..., rows, :] += more
     if change.magnitude is not None:
         axis = -2 if change.by_column else -1
-        lengths, magnitude = np.linalg.norm(weight, axis=axis), change.magnitude.f32().reshape(-1)
-        check_finite(path, base.name, lengths, magnitude)
-        weight *= np.expand_dims(magnitude / np.where(lengths > 0, lengths, 1), axis)
+        lengths = np.linalg.norm(weight, axis=axis)
+        factors = change.lengthened(lengths)
+        check_finite(path, base.name, lengths, factors)
+        weight *= np.expand_dims(factors, axis)
     return values
 
 

@@ -166,12 +166,10 @@ class _Parts:
 
     def _lengths(self, name: str, change: LowRank) -> np.ndarray:
         """Of each row of the sum, as long as the magnitude says, by the length that it has: f32 [N]."""
-        assert change.magnitude is not None
         a, b = change.matrices()
         rows = self._weight(self._fit.checkpoint.tensors[name], name) + np.float32(
             change.factor_at(self._scale)) * (b @ a)
-        norms = np.linalg.norm(rows, axis=-1)
-        return (change.magnitude.f32().reshape(-1) / np.where(norms > 0, norms, 1)).astype(np.float32)
+        return change.lengthened(np.linalg.norm(rows, axis=-1))
 
     def _in_place(self, name: str, part: Part, place: _Place) -> AdaptedPart:
         """A tensor in place of the base's: what it has more, times each input."""
