@@ -1,4 +1,4 @@
-"""What PEFT's methods beside LoRA make of a matrix W [N, K], from the tensors that they keep of a module.
+"""PEFT's methods beside LoRA: a matrix W [N, K] after each of them, from the tensors that it keeps of a module.
 
     AdaLoRA  W + alpha / init_r * B diag(E) A                        arXiv 2303.10512
     LoHa     W + alpha / r * (W1a W1b) o (W2a W2b), by elements      arXiv 2108.06098
@@ -25,7 +25,7 @@ from numflow.formats.checkpoint import Tensor
 
 @dataclass(frozen=True)
 class Module:
-    """What a file has of one module.
+    """Tensors of one module in a file.
 
     where:  file and module, for messages. config: the configuration's file, for messages.
     parts:  "hada_w1_a", "oft_R", ... -> tensor. shared: those of all modules.
@@ -186,7 +186,7 @@ def _boft(module: Module) -> Multiplied:
 
 
 @dataclass(frozen=True)
-class Kind:
+class AdapterMethod:
     """A method: the parts that its files have of a module, and the change that they are (None: of nothing)."""
 
     parts: tuple[str, ...]
@@ -194,11 +194,11 @@ class Kind:
 
 
 KINDS = {
-    "ADALORA": Kind(("lora_A", "lora_B", "lora_E"), _adalora),
-    "LOHA": Kind(("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"), _loha),
-    "LOKR": Kind(("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"), _lokr),
-    "VERA": Kind(("vera_lambda_b", "vera_lambda_d", "vera_A", "vera_B"), _vera),
-    "IA3": Kind(("ia3_l",), _ia3),
-    "OFT": Kind(("oft_R", "oft_embedding_R"), _oft),
-    "BOFT": Kind(("boft_R", "boft_s"), _boft),
+    "ADALORA": AdapterMethod(("lora_A", "lora_B", "lora_E"), _adalora),
+    "LOHA": AdapterMethod(("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"), _loha),
+    "LOKR": AdapterMethod(("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"), _lokr),
+    "VERA": AdapterMethod(("vera_lambda_b", "vera_lambda_d", "vera_A", "vera_B"), _vera),
+    "IA3": AdapterMethod(("ia3_l",), _ia3),
+    "OFT": AdapterMethod(("oft_R", "oft_embedding_R"), _oft),
+    "BOFT": AdapterMethod(("boft_R", "boft_s"), _boft),
 }

@@ -24,6 +24,9 @@ CASES = {
     "minimax_m3_saved": ("minimax_m3_full", {"target_modules": ["q_proj"], "modules_to_save": ["gate_up_proj"]}),
     "step3p7": ("step3p7", {"target_modules": ["q_proj"], "target_parameters": [
         "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}),
+    "longcat": ("longcat_flash", {"target_modules": ["o_proj"], "target_parameters": [
+        "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}),
+    "inkling": ("inkling_text", {"target_modules": ["q_proj"], "target_parameters": ["experts.down_proj"]}),
     "hrm_text": ("hrm_text_once", {"target_modules": "all-linear", "rank_pattern": {"o_proj": 2}}),
     "lfm2_head": ("lfm2", {"target_modules": ["lm_head", "out_proj"]}),
     "head_and_tokens": ("qwen2", {"target_modules": ["lm_head", "v_proj"], "trainable_token_indices": [1, 7, 9]}),

@@ -136,7 +136,7 @@ def test_rows_of_an_output_matrix_that_is_the_table():
 
 
 def test_a_block_that_layers_have_in_turns():
-    found, spec = opened("zamba2_one_block")
+    found, spec = opened("zamba2_adapted")
     shared = next(name for name in found.tensors if name.endswith("shared_transformer.self_attn.q_proj.weight"))
     adapter = Adapter(PATH, "hf", {shared: low_rank(shared, found.tensors[shared].shape)})
     with pytest.raises(FormatError, match="in turns"):

@@ -7,7 +7,7 @@ import numpy as np
 from numflow.errors import FormatError
 from numflow.formats.adapter import Adapter, LowRank, Multiplied, computed
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.network.adapters.modules import Modules, Values
+from numflow.network.adapters.modules import ModuleMatrix, Modules
 
 
 def multiplied(own: Adapter, modules: Modules, checkpoint: Checkpoint) -> Adapter:
@@ -32,7 +32,7 @@ def multiplied(own: Adapter, modules: Modules, checkpoint: Checkpoint) -> Adapte
     return replace(own, replaced=replaced, added=added)
 
 
-def _matrix(own: Adapter, name: str, modules: Modules, checkpoint: Checkpoint) -> Values:
+def _matrix(own: Adapter, name: str, modules: Modules, checkpoint: Checkpoint) -> ModuleMatrix:
     found = modules.matrix(name)
     if found is None:
         raise FormatError(f"{own.path}: made for another model: {checkpoint.path} has no tensor {name!r}")
@@ -42,7 +42,7 @@ def _matrix(own: Adapter, name: str, modules: Modules, checkpoint: Checkpoint) -
     return found
 
 
-def _made(factors: Multiplied, values: Values) -> Tensor:
+def _made(factors: Multiplied, values: ModuleMatrix) -> Tensor:
     """The tensor in place of a matrix, or of a bias, for which rows count alone."""
     rows = factors.rows
 

@@ -5,6 +5,7 @@ where a model has none of its own.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -147,14 +148,15 @@ class _Names:
 
     def check_alone(self, own: Adapter, built: Network) -> None:
         """Refuse changes of what several layers have in turns, each of which may have changes of its own."""
-        layers: dict[str, set[str]] = {}
+        uses = Counter(name for steps in built.entries.values() for step in steps for name in step.weights.values())
+        together = set[str]()
         for weight in built.weights.values():
-            _, layer, *module = [*weight.name.split("."), ""][:3]
-            for part in weight.parts if module and self._names.in_turns(module[0]) else ():
-                layers.setdefault(part.tensor, set()).add(layer)
+            module = next(iter(weight.name.split(".")[2:]), "")
+            several, each = self._names.in_turns(module)
+            if each or (several and uses[weight.name] > 1):
+                together |= {part.tensor for part in weight.parts}
         for name in (*own.added, *own.offsets, *own.replaced):
-            beside = f"{name.removesuffix('.bias')}.weight" if name.endswith(".bias") else name
-            if len(layers.get(name, ())) > 1 or len(layers.get(beside, ())) > 1:
+            if together & {name, f"{name.removesuffix('.bias')}.weight"}:
                 raise FormatError(f"{own.path}: {name!r} is in a block that several layers have in turns, and an "
                                   f"adapter changes it in each of them by itself: this is not read")
 
@@ -192,21 +194,33 @@ class _Names:
         experts, size, found = change.a.shape[0], change.b.shape[1] // len(modules), {}
         own = rows_together(self._names.spec, "ffn_gate_up_exps", [size] * len(modules))
         used = {part.tensor for weight in built.weights.values() for part in weight.parts}
+        at = self._layer(layer[1], modules[0], used)
         for rows, module in zip(own, modules, strict=True):
-            whole = next((name for name in self._names.candidates(module, "weight", int(layer[1]), "")
+            whole = next((name for name in self._names.candidates(module, "weight", at, "")
                           if name in self._checkpoint.tensors), None)
             if whole is not None:
                 found[whole] = rows_of_change(change, rows)
                 continue
             for expert in range(experts + 1):
-                names = self._names.candidates(module, "weight", int(layer[1]), "", expert)
-                name = next((name for name in names if name in used), None)
-                if (name is None) == (expert < experts):
+                names = [name for name in self._names.candidates(module, "weight", at, "", expert)
+                         if name in self._checkpoint.tensors]
+                name = next((name for name in names if name in used), None)  # one that computes nothing may be stored
+                if (name is None and not names) if expert < experts else name is not None:
                     raise FormatError(f"{self._adapter.path}: made for another model: {full!r} is for {experts} "
-                                      f"experts, {self._checkpoint.path} has {'fewer' if name is None else 'more'}")
+                                      f"experts, {self._checkpoint.path} has {'fewer' if expert < experts else 'more'}")
                 if name is not None:
                     found[name] = _of_expert(change, expert, rows)
         return found
+
+    def _layer(self, number: str, module: str, used: Collection[str]) -> int:
+        """The layer of the network whose experts have this number in their names, which may count otherwise."""
+        for layer in (int(number), *range(len(used))):
+            for expert in (None, 0):
+                for name in self._names.candidates(module, "weight", layer, "", expert):
+                    found = _LAYER.search(name)
+                    if found and found[1] == number and name in used:
+                        return layer
+        return int(number)
 
     def _all(self, given: Mapping[str, T]) -> dict[str, T]:
         found: dict[str, T] = {}

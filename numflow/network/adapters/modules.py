@@ -44,7 +44,7 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Values:
+class ModuleMatrix:
     """A module's matrix [N, K] or bias [N]. back: whether its tensor has the other orientation."""
 
     name: str
@@ -62,13 +62,13 @@ class Modules:
         self.stored, self._short, self._head = stored, short, head
         self._names, self._built, self._checkpoint = names, built, checkpoint
 
-    def matrix(self, name: str) -> Values | None:
+    def matrix(self, name: str) -> ModuleMatrix | None:
         """A module's matrix or bias as it multiplies, None if there is none."""
         place = self.stored(name) or self._head.get(name)
         if place is not None:
             shape, back = self.logical(place), self.transposed(place)
             base = self._checkpoint.tensors[place]
-            return Values(name, shape, back, lambda: base.f32().T if back else base.f32())
+            return ModuleMatrix(name, shape, back, lambda: base.f32().T if back else base.f32())
         if pieces := self.pieces(name):
             (_, *k), total = self.logical(pieces[0][0]), sum(len(rows) for _, rows in pieces)
 
@@ -79,7 +79,7 @@ class Modules:
                     values[rows.start:rows.stop:rows.step] = own.T if self.transposed(place) else own
                 return values
 
-            return Values(name, (total, *k), False, together)
+            return ModuleMatrix(name, (total, *k), False, together)
         home = self.home(name)
         if home is None or not home.there:
             return None
@@ -90,7 +90,7 @@ class Modules:
             base = self._checkpoint.tensors[home.tensor].f32()
             return (base.swapaxes(-1, -2) if home.transposed else base).reshape(-1, *width)[home.rows]
 
-        return Values(name, (len(home.rows), *width), False, some)
+        return ModuleMatrix(name, (len(home.rows), *width), False, some)
 
     def transposed(self, name: str) -> bool:
         """Whether a matrix is stored as [..., K, N]."""

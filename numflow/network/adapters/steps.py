@@ -122,11 +122,22 @@ class _Parts:
         some = [self._part(name, part, place, number)
                 for number, (name, part) in enumerate(zip(names, place.parts, strict=True))]
         if len(some) < place.experts:
-            if some[0] is not None and some[0].scale is not None:
-                raise _merge_it(self._fit.adapter, names[0], "DoRA of experts in one tensor")
-            some = _by_expert(some[0], place.experts, param(place.step, "first"))
+            for name, part in zip(names, some, strict=True):
+                if part is not None and part.scale is not None:
+                    raise _merge_it(self._fit.adapter, name, "DoRA of experts in one tensor")
+            some = self._by_expert(names, some, place)
         self.done.update(names)
         return some
+
+    def _by_expert(self, names: Sequence[str], some: Sequence[AdaptedPart | None],
+                   place: _Place) -> list[AdaptedPart | None]:
+        """The matrices of stacks one by one, of one stack or of several whole ones."""
+        if len(some) == 1:
+            return _by_expert(some[0], place.experts, param(place.step, "first"))
+        counts = [self._checkpoint.tensors[part.tensor].shape[0] for part in place.parts]
+        if sum(counts) != place.experts:
+            raise _merge_it(self._fit.adapter, names[0], "its experts are shared out among devices, in several tensors")
+        return [one for part, count in zip(some, counts, strict=True) for one in _by_expert(part, count, 0)]
 
     def _part(self, name: str, part: Part, place: _Place, number: int) -> AdaptedPart | None:
         with np.errstate(all="ignore"):  # overflow is found in the results

@@ -16,7 +16,7 @@ SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bi
 STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
 _EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # in a pattern, of its layer
-_SHARED = ("{owner}", "{use}")  # in patterns of what several layers have together
+_OWNER, _TURN = "{owner}", "{use}"  # in patterns of what several layers have together
 _BEYOND = 16  # blocks behind the last layer that a pattern stands for
 
 
@@ -110,9 +110,10 @@ class TensorNames:
                 found.setdefault(short, []).append((module, role, layer, None))
         return found
 
-    def in_turns(self, module: str) -> bool:
-        """Whether several layers may have a module together."""
-        return any(word in pattern for pattern in self.patterns.get(module, ()) for word in _SHARED)
+    def in_turns(self, module: str) -> tuple[bool, bool]:
+        """Whether several layers may have a module together, and whether it is one of as many as there are turns."""
+        patterns = self.patterns.get(module, ())
+        return any(_OWNER in pattern for pattern in patterns), any(_TURN in pattern for pattern in patterns)
 
     def _of_others(self, stored: str, name: str, role: str, layer: int | None, expert: int | None) -> bool:
         """Whether a module has the first of two names and not the second, which comes without a prefix."""
