@@ -14,10 +14,10 @@ from numflow.cuda.lang.scalar import f32, u32
 from numflow.cuda.program import Program
 from numflow.cuda.weights.pack import stored_bytes
 from numflow.ops import Batch
-from tests.cuda.matrices import linear_case
+from tests.cuda.matrices import FLOAT8, linear_case
 
 KINDS = ("F16", "BF16", "q8", "Q8_0", "q6", "q5", "q4", "Q4_0", "Q4_K", "q3h", "q3h+0.5%", "q3",
-         "q2")
+         "q2", "E4M3_128")
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336),
           "head": (128256, 4096)}
 COLD = 160 << 20  # bytes of the copies of a matrix: more than second caches hold
@@ -67,16 +67,17 @@ def _matrix(setting: Setting, kind: str, name: str, n: int, k: int) -> None:
     """One matrix, for each number of tokens: random numbers, and copies in turn that no cache holds."""
     copies = 2 if setting.quick else ceil(COLD, stored_bytes(kind, k) * n)
     case = linear_case(kind, n, k, 1, fill="repeated", copies=copies)
-    program = Program(case.network, case.weights, gpu=setting.device())
+    device = setting.device()
+    float8 = kind in FLOAT8 and device.wgmma
+    program = Program(case.network, case.weights, "fp8" if float8 else "int8", gpu=device)
     names = [step.weights["weight"] for step in case.network.entries["main"] if step.op == "linear"]
     size = case.weights.raw(names[0]).rows.nbytes
     for tokens in (1, 9) if setting.quick else (1, 4, 8, 16, 64, 256, 2048):
         if setting.is_over:
             break
         program.run(_batch(tokens), output=None)
-        device = program.device
         own = device.wgmma, device.tma
-        ways = {own: "", (True, False): " without TMA", (False, False): " by mma.sync"}
+        ways = {own: "", (True, False): " without TMA"} | ({} if float8 else {(False, False): " by mma.sync"})
         for way in ways if device.wgmma and tokens > 64 else (own,):
             device.wgmma, device.tma = way
             works = [work for step, calls in program.bound("main") if step.op == "linear" for call in calls

@@ -11,10 +11,11 @@ from numflow.network import WeightSource
 from numflow.ops import Batch
 from numflow.reference.program import Program as Reference
 from tests.cuda.kernels import APART
-from tests.cuda.matrices import QUANTISED, embed_case, linear_case
+from tests.cuda.matrices import FLOAT8, QUANTISED, embed_case, linear_case, of_float8
 from tests.cuda.small import CASES as SMALL
 
 BOUND = {"int8": 0.05, "f32": 1e-5}  # of matrices of every type; int8: rounded activations
+FLOAT8_BOUND = 0.02                  # beside exact sums of 8-bit floats: tensor cores keep some 14 bits of a sum
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", *(k for k in QUANTISED if k.startswith("q")), "q3h+0.5%")
 
 
@@ -36,6 +37,10 @@ def kernels(setting: Setting) -> None:
                 case = linear_case(kind, n, k, tokens, bias=True)
                 _compare(setting, case, BOUND[activations], activations=activations)
         _compare(setting, embed_case(kind, 512), 1e-5)
+    for kind in FLOAT8 if not setting.quick and setting.device().wgmma else ():
+        for n, k, tokens in (1000, 2816, 77), (257, 1024, 300):
+            case = of_float8(linear_case(kind, n, k, tokens, bias=True), k)
+            _compare(setting, case, FLOAT8_BOUND, activations="fp8")
 
 
 def _compare(setting: Setting, case, bound: float, **options) -> None:

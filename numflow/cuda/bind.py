@@ -111,7 +111,7 @@ def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable,
     (y,), found = step.outputs, []
     for form in forms:
         calls = PRODUCERS[step.op](step, ctx, form.kind, form.runs, form.rows) if form.kind else plain(step, ctx)
-        if product and form.runs == "many":
+        if product and form.runs != "few":
             done = linear.gates(product, ctx)
             calls = [call.only(lambda sizes, done=done: not done(sizes)) for call in calls]
             if form.kind and form.kind != "f16":
@@ -125,7 +125,8 @@ def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable,
 def _joining(step: Step, ctx: Context, few: str | None, many: str | None) -> list[Call]:
     """The calls of an attention that stores an operand too, of these kinds for few tokens and for many."""
     (y,), found = step.outputs, []
-    for runs, kind in (("few", few), ("many", many)):
+    more = (("some", many), ("tiles", None)) if ctx.activations == "fp8" else (("many", many),)
+    for runs, kind in (("few", few), *more):
         calls = attention.attention(step, ctx, Prepared(y, kind, runs) if kind else None)
         found += linear.limited(calls, runs, ctx.rows(y))
     return found

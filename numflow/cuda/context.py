@@ -62,7 +62,7 @@ class Context:
     """Everything the binders of one program share.
 
     device:      where the program runs.     batch: the batch in its memory (batch.py).
-    caches:      KVCache by name.            activations: "int8" or "f32", what quantised matrices are multiplied with.
+    caches:      KVCache by name.            activations: "int8", "fp8" or "f32" (program.py).
     world, index: where the devices of a plan meet, and which of them this is; None without a plan.
     host_embeddings: whether tables of tokens stay with the host. rooms: where its caches have theirs (cache_host.py).
     by_length:   rotary frequencies that depend on the length of a sequence.
@@ -140,11 +140,11 @@ class Context:
         whole = view.start % 4 == 0 and view.width == padded(view.width)
         x, stride = self.view(view)
         if whole and (kind == "rows" or (kind == "f32" and stride == view.width)):
-            return Operand(x, None, stride, ())
+            return Operand(kind, x, None, stride, ())
         kind = "f32" if kind == "rows" else kind
         x, aux = self.place(view, kind)
         made = replace(bind_operand(self, view, kind, x, aux), makes=Prepared(view, kind, runs))
-        return Operand(x, aux, padded(view.width), (made,))
+        return Operand(kind, x, aux, padded(view.width), (made,))
 
     def place(self, view: View, kind: str) -> tuple[Ref, Ref | None]:
         """Places of a view's operand of a kind: its numbers x, and their scales and sums if it has any."""

@@ -53,7 +53,7 @@ class Together:
     late:   by linear, eps of the norm that it takes late for few tokens.
     gates:  by linear, the product in front of it that may do the act_mul between them for more tokens (few_gemm.py).
     joined: attentions that store the int8 operand of the linear behind them where they join parts, for few tokens.
-    halves: attentions that store its float16 operand, for many.
+    halves: attentions that store its float16 operand, for many (with activations "fp8" for some).
     """
 
     groups: tuple[Group, ...] = ()
@@ -125,7 +125,7 @@ class _Finder:
                 for index, found in forms.items() if index in done or any(form.kind for form in found)}
         joined, halves = (frozenset(index for index, step in enumerate(steps)
                                     if step.op == "attention" and self.joins(index, demand))
-                          for demand in (("int8", "few"), ("f16", "many")))
+                          for demand in (("int8", "few"), ("f16", "some" if self.activations == "fp8" else "many")))
         return Together(grouped(steps, done), units, made, late, gates, joined, halves)
 
     def demands(self, index: int) -> tuple[tuple[str, str], ...]:
@@ -169,7 +169,7 @@ class _Finder:
     def kind_of_unit(self, index: int) -> str | None:
         """Kind of operand that few tokens want of a step: "int8", "rows" or "both"; None: another kind."""
         wanted = self.wanted(index)
-        kinds = {kind for kind, runs in wanted if runs != "many"}
+        kinds = {kind for kind, runs in wanted if runs == "few"}
         if self.kept(index) or "all" in {runs for _, runs in wanted} or not kinds <= {"int8", "rows"}:
             return None
         return "both" if len(kinds) == 2 else min(kinds, default=None)

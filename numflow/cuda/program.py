@@ -23,7 +23,7 @@ from numflow.cuda.state.matrix_state import slot_numbers
 from numflow.cuda.state.sequence_state import StateMemory
 from numflow.cuda.weights.quantise import Quantiser
 from numflow.decoding.choice import Choice, draws, encode
-from numflow.errors import RequestError, option
+from numflow.errors import DeviceError, RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import ADAPT, DECODE, MOST_STEPS, SAMPLE, TRACE, Progress, TraceRow
 from numflow.network.adapters.parts import AdaptedParts
@@ -36,7 +36,9 @@ class Program(OneDevice):
     """A network bound to a device.
 
     weights:     the network's WeightSource.
-    activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
+    activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere; "fp8": as
+                 "int8", and more than 64 tokens meet matrices of 8-bit floats as 8-bit floats, each token with a scale
+                 of its own, on cards of compute capability 9.0.
     threads:     accepted because every executor has it; a GPU has its own.
     block_size:  tokens per KV block.
     kv_type:     one of estimate.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
@@ -68,7 +70,7 @@ class Program(OneDevice):
                  units: bool = True, host_embeddings: bool = False, host_kv_percent: float = 0.0,
                  collectives: str = "auto", world: World | None = None, device: int = 0,
                  state_type: str = "auto"):
-        check_choice("activations", activations, ("int8", "f32"))
+        check_choice("activations", activations, ("int8", "fp8", "f32"))
         check_choice("collectives", collectives, CHOICES)
         kinds = kv_types("f32" if activations == "f32" else "f16", *(kv_type if kind == "auto" else kind
                                                                      for kind in (kv_k, kv_v)), known=KV_TYPES)
@@ -78,6 +80,9 @@ class Program(OneDevice):
         super().__init__(network, block_size)
         number = device if world is None else world.numbers[device]
         self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu
+        if activations == "fp8" and not self.device.wgmma:
+            raise DeviceError(f"{option('activations')} fp8 needs a GPU of compute capability 9.0 (H100, H200), "
+                              "whose tensor cores multiply 8-bit floats; int8 takes such matrices as float16")
         if world is not None:
             world.join(device, self.device, network, collectives)
         self.activations = activations

@@ -68,9 +68,10 @@ def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
 
     Those that a card has but does not launch, unless its variables say so, are left out.
     """
-    device = Notebook()
+    float8 = options.get("activations") == "fp8"  # which other cards do not have
+    device = Notebook(wgmma=float8)
     program, works = Program(network, weights, gpu=device, **options), device.launches
-    for device.wgmma, device.tma in ((False, False), (True, True)):
+    for device.wgmma, device.tma in ((float8, False), (True, True)):
         works += (work for rows, keys in SIZES for sequences in {1, rows}
                   for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
     program.close()

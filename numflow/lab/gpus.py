@@ -99,7 +99,8 @@ class _Bench:
         x = self._filled(columns * 4, np.ones(columns, np.float32)).at()
         y, matrix = self._room(rows * 4).at(), self._matrix(rows, columns)
         made, blocks = gemv_kernel(matrix, False, 1, rows, False)
-        args = gemv_args(Rows(y, rows), Operand(x, None, columns, ()), matrix, None, None, self._counts(1), 0, rows, 1)
+        operand = Operand("f32", x, None, columns, ())
+        args = gemv_args(Rows(y, rows), operand, matrix, None, None, self._counts(1), 0, rows, 1)
         return Launch(made, (blocks, 1, 1), args)
 
     def product(self, rows: int, columns: int, tokens: int) -> Launch:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from numflow.cuda.lang.float8 import e4m3_code
 from numflow.cuda.weights.pack import stored_bytes
 from numflow.formats.types import TYPES, to_f32
 from numflow.learn.cases.build import VOCABULARY, FakeWeights
@@ -11,10 +12,11 @@ from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.network.weights.source import RawMatrix
 from numflow.quant import SCHEMES, decode, encode, find
 from numflow.quant.grids import GRIDS
-from numflow.quant.hub_types import HUB_TYPES
+from numflow.quant.hub_types import HUB_TYPES, TABLES
 from numflow.quant.stored import STORED
 from tests.quant.hub import TYPES_TESTED, hub_rows
 
+FLOAT8 = ("E4M3_ROW", "E4M3_128", "E5M2_128")  # that tokens of 8-bit floats meet, with activations "fp8"
 QUANTISED = tuple(name for name in TYPES_TESTED if not STORED[name].kind.is_float)
 _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
            "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q1_0": (0,), "Q2_0": (0,),
@@ -29,8 +31,8 @@ REPEATED = 32  # random rows of matrices that repeat theirs
 
 
 def is_quantised(kind: str) -> bool:
-    """Whether the executor keeps codes of this type: one of QUANTISED, or such a scheme with outliers."""
-    return kind.partition("+")[0] in QUANTISED
+    """Whether the executor keeps codes of this type: one of QUANTISED or FLOAT8, or such a scheme with outliers."""
+    return kind.partition("+")[0] in (*QUANTISED, *FLOAT8)
 
 
 def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
@@ -127,6 +129,16 @@ def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, fill
             weights["bias"] = b.weight("bias", b.normal(n))
         b.step("linear", (x,), (y,), weights)
     return stored_as(b.case(y, (((0, tokens),),)), stored_rows)
+
+
+def of_float8(case, k: int):
+    """A case whose x, of k columns, is of 8-bit floats times a number for each token: rounding changes nothing."""
+    weights = case.weights
+    table = weights.arrays["table.0"].copy()
+    scale = np.abs(table[:, :k]).max(1, keepdims=True) / 448
+    table[:, :k] = TABLES["e4m3"][e4m3_code(table[:, :k] / scale)] * scale
+    arrays = weights.arrays | {"table.0": table}
+    return replace(case, weights=Stored(FakeWeights(arrays, weights.weights), weights.matrices))
 
 
 def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numflow.cuda.device.device import Launch, Simulated
-from numflow.cuda.lang import arithmetic
+from numflow.cuda.lang import arithmetic, float8
 from numflow.cuda.lang import intrinsics as i
 from numflow.cuda.lang.intrinsic import ALL, SharedArray
 from numflow.cuda.lang.kernel import REGISTRY, kernel
@@ -52,6 +52,8 @@ def test_bytes_are_permuted():
 
 def test_halves():
     assert arithmetic.pack_halves(1.0, -2.0) == 0xC0003C00
+    pairs = (1.0, -2.0), (1.0625, 1.1875), (500.0, -1e-3), (464.0, float("nan"))  # 9/8 is odd, the smallest 2^-9
+    assert [float8.pack_e4m3(*pair) for pair in pairs] == [0xC038, 0x3A38, 0x817E, 0x7F7E]
     assert arithmetic.low_half(0xC0003C00) == 1.0
     assert arithmetic.high_half(0xC0003C00) == -2.0
     assert arithmetic.half_to_float(arithmetic.float_to_half(0.1)) == np.float32(np.float16(0.1))

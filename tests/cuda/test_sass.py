@@ -10,7 +10,7 @@ from numflow.cuda.state.cache_code import pitch
 from numflow.quant.kv import CODED
 from numflow.quant.stored import KINDS, STORED
 from tests.cuda.kernels import APART, GROUPED, binary, compiler_is_there
-from tests.cuda.matrices import QUANTISED
+from tests.cuda.matrices import FLOAT8, QUANTISED
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
               pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with"),
@@ -66,6 +66,16 @@ def test_warpgroups(kind):
     code = "\n".join(listing(name, (9, 0)))
     begin, end = code.index("HGMMA"), code.index("WARPGROUP.DEPBAR.LE gsb0, 0x1")
     assert code.count("MEMBAR.ALL.GPU") == 2 and "MEMBAR.ALL.GPU" not in code[begin:end]   # of the cluster's barriers
+
+
+@pytest.mark.parametrize("kind", sorted(STORED[kind].kind.name for kind in FLOAT8))
+def test_warpgroups_of_8_bit_floats(kind):
+    """The same; where a matrix has scales of blocks, sums wait for the products before the next block's."""
+    name = f"wgmma_{kind}_float8_tma"
+    assert found(name, rf"QGMMA\.64x128x32\.F32\.{kind[:4].upper()}\.E4M3") == 4 and not found(name, "LDL|STL|CALL")
+    waits = found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0")
+    assert waits == (1 if kind.endswith("row") else 2) and found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1") == 1
+    assert found("operand_e4m3", r"F2FP\.SATFINITE\.E4M3") > 0
 
 
 @pytest.mark.parametrize("kind", sorted({STORED[kind].kind.name for kind in GROUPED}))

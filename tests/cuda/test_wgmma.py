@@ -42,6 +42,8 @@ from numflow.cuda.lang.warpgroup import (
     begin_tiles,
     fence_tiles,
     multiply_tiles_bf16,
+    multiply_tiles_e4m3,
+    multiply_tiles_e5m2,
     multiply_tiles_f16,
     send_tiles,
     tile_place,
@@ -53,9 +55,10 @@ from numflow.cuda.program import Program
 from numflow.cuda.survey import Notebook
 from numflow.errors import DeviceError
 from numflow.learn.cases.build import error, run_case
+from numflow.quant.hub_types import TABLES
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
-from tests.cuda.matrices import experts_case, linear_case
+from tests.cuda.matrices import experts_case, linear_case, of_float8
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 
@@ -76,12 +79,13 @@ class Told(FakeDriver):
         return super().cuLaunchKernel(name, *values)
 
 
-@pytest.mark.parametrize(("multiply", "bfloat"), [(multiply_tiles_f16, False), (multiply_tiles_bf16, True)])
-def test_tiles(multiply, bfloat):
+@pytest.mark.parametrize(("multiply", "kind"), [(multiply_tiles_f16, "f16"), (multiply_tiles_bf16, "bf16"),
+                                                (multiply_tiles_e4m3, "e4m3"), (multiply_tiles_e5m2, "e5m2")])
+def test_tiles(multiply, kind):
     """Sums of one warpgroup: copied tiles, of which one is multiplied while another one may still be on its way."""
     words, places, sums = SharedArray(u32, 192 * 16, ALIGNMENT), SharedArray(u32, 4), LocalArray(f32, 2 * SUMS)
 
-    @kernel(f"_tiles_{bfloat}", 128, hopper=True)
+    @kernel(f"_tiles_{kind}", 128, hopper=True)
     def _product(y: f32.ptr, x: u32.ptr):
         thread, tile, acc, other = u32(thread_index()), words(), sums(), places()
         for i in range(2 * SUMS):
@@ -108,7 +112,10 @@ def test_tiles(multiply, bfloat):
 
     rng, device = np.random.default_rng(0), Simulated(seed=3)
     x = rng.standard_normal((192, 32)).astype(np.float16)
-    if bfloat:
+    if kind in TABLES:
+        x = rng.integers(0, 120, (192, 64), np.uint8) | rng.integers(0, 2, (192, 64), np.uint8) << 7
+        numbers = np.concatenate([TABLES[kind][x[:64]], TABLES["e4m3"][x[64:]]])
+    elif kind == "bf16":
         x = (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         numbers = (x.astype(np.uint32) << 16).view(np.float32)
     else:
@@ -120,7 +127,7 @@ def test_tiles(multiply, bfloat):
     warp, lane, i = np.ogrid[:4, :32, :SUMS]
     rows, columns = 16 * warp + lane // 4 + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * (lane % 4) + i % 2
     expected = 1 + numbers[:64] @ numbers[64:].T
-    np.testing.assert_allclose(found, expected[rows, columns], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, expected[rows, columns], rtol=1e-4, atol=1e-4 * max(1, np.abs(expected).max()))
 
 
 @pytest.mark.slow
@@ -132,6 +139,34 @@ def test_products(kind, n, k, tokens):
     case = linear_case(kind, n, k, tokens, bias=True)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1, wgmma=True))
     assert error(actual, run_case(case, Reference)[0]) < (1e-2 if kind == "BF16" else 4e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tma", [True, False])
+@pytest.mark.parametrize(("kind", "n", "k", "tokens"), [
+    ("E4M3_ROW", 20, 96, 70), ("E4M3_128", 260, 256, 130), ("E5M2_128", 130, 640, 66)])
+def test_products_of_8_bit_floats(kind, n, k, tokens, tma):
+    """Columns of half a tile more, scales of tiles and of rows; a few tokens are as with other activations."""
+    case, device = of_float8(linear_case(kind, n, k, tokens, bias=True), k), Simulated(seed=1, wgmma=True)
+    device.tma = tma
+    case = replace(case, schedule=(((0, tokens),), ((0, 3),), ((0, 20),)))
+    found = zip(run_case(case, Program, gpu=device, activations="fp8"), run_case(case, Reference), (2e-5, 1e-5, 6e-3))
+    assert all(error(actual, expected) < bound for actual, expected, bound in found)
+
+
+@pytest.mark.slow
+def test_products_of_experts_of_8_bit_floats():
+    case = of_float8(replace(experts_case("E4M3_128", 40, 128, experts=2, chosen=1, bias=True),
+                             schedule=(((0, 150),), ((0, 9),))), 128)
+    found = zip(run_case(case, Program, gpu=Simulated(seed=2, wgmma=True), activations="fp8"),
+                run_case(case, Reference), (2e-5, 6e-3))
+    assert all(error(actual, expected) < bound for actual, expected, bound in found)
+
+
+def test_8_bit_floats_need_a_card_that_has_them():
+    case = linear_case("E4M3_ROW", 20, 96, 70)
+    with pytest.raises(DeviceError, match="activations fp8 needs a GPU of compute capability 9.0"):
+        Program(case.network, case.weights, gpu=Simulated(), activations="fp8")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from numflow.cuda.lang.float8 import e4m3_code
 from numflow.quant.bits import pack_planes
 from numflow.quant.hub_types import HUB_TYPES, TABLES
 from numflow.quant.stored import STORED
@@ -35,6 +36,15 @@ def hub_rows(kind: str, rows: int, columns: int, rng: np.random.Generator, most:
         scales16 = rng.integers(0, min(120, 57 + 8 * np.log2(most)), (*units.shape[:2], 1), dtype=np.uint8)
         units = np.concatenate([scales16, units], axis=2)
     return np.concatenate([*header, units.reshape(*shape, -1)], axis=2).reshape(rows, -1)
+
+
+def float8_rows(kind: str, rows: int, columns: int) -> np.ndarray:
+    """The same of weights as a model has them, quantised to E4M3 by their largest number: u8 [rows, row_bytes]."""
+    hub, rng = HUB_TYPES[kind], np.random.default_rng(rows)
+    blocks = rng.standard_normal((rows, columns // (hub.block or columns), hub.block or columns)) * columns ** -0.5
+    scales = np.abs(blocks).max(2) / 448
+    units = pack_planes(e4m3_code(blocks / scales[..., None]).astype(np.uint8).reshape(rows, -1, 16), hub.planes)
+    return np.concatenate([_bytes(scales, "F32"), units.reshape(*scales.shape, -1)], axis=2).reshape(rows, -1)
 
 
 def _bytes(values: np.ndarray, kind: str) -> np.ndarray:

@@ -177,8 +177,8 @@ def _load_matrices(transposed=""):
     return intrinsic_of("load_matrices", 2, typed, generate)
 
 
-def _multiply_tiles(kind):
-    """64 sums of a thread from two tiles of 32 columns, as warpgroup.py has them: two wgmma of 16 columns."""
+def _multiply_tiles(kinds, columns=16, flags="1, 1, 1, 0, 0"):
+    """64 sums of a thread from two tiles of 64 bytes a row, as warpgroup.py has them: two wgmma of 32 bytes."""
     def typed(sums, at, left, left_at, right, right_at):
         tiles = _is_pointer(left, "shared") and _is_pointer(right, "shared") and _is_pointer(sums, "local")
         return types.void(sums, at, left, left_at, right, right_at) if tiles else None
@@ -187,9 +187,9 @@ def _multiply_tiles(kind):
         places = [builder.gep(args[0], [builder.add(args[1], ir.Constant(args[1].type, i))]) for i in range(SUMS)]
         tiles = [_descriptor(builder, *args[i:i + 2], sig.args[i + 1]) for i in (2, 4)]
         sums = ", ".join(f"${i}" for i in range(SUMS))
-        text = "".join(f"wgmma.mma_async.sync.aligned.m{TILE}n{ACROSS}k16.f32.{kind}.{kind} {{{sums}}}, "
-                       f"${2 * SUMS + 2 * k}, ${2 * SUMS + 2 * k + 1}, 1, 1, 1, 0, 0; " for k in (0, 1))
-        further = [builder.add(tile, ir.Constant(tile.type, 32 >> 4)) for tile in tiles]   # 16 columns are 32 bytes
+        text = "".join(f"wgmma.mma_async.sync.aligned.m{TILE}n{ACROSS}k{columns}.f32.{kinds} {{{sums}}}, "
+                       f"${2 * SUMS + 2 * k}, ${2 * SUMS + 2 * k + 1}, {flags}; " for k in (0, 1))
+        further = [builder.add(tile, ir.Constant(tile.type, 32 >> 4)) for tile in tiles]
         _tied(builder, text, places, [*tiles, *further])
         return context.get_dummy_value()
     return intrinsic_of("multiply_tiles", 6, typed, generate)
@@ -235,6 +235,7 @@ BUILTINS = {
     "prefetch": _prefetch(), "as_u32": _view(types.uint32), "as_u16": _view(types.uint16),
     "as_f32": _view(types.float32),
     "cp_async": _copy_async(), "atomic_add": _atomic_add(), "ldmatrix4": _load_matrices(),
-    "ldmatrix4t": _load_matrices(".trans"), "wgmma_f16": _multiply_tiles("f16"),
-    "wgmma_bf16": _multiply_tiles("bf16"), "wgmma_wait": _wait_tiles(), **CLUSTER,
+    "ldmatrix4t": _load_matrices(".trans"), "wgmma_f16": _multiply_tiles("f16.f16"),
+    "wgmma_bf16": _multiply_tiles("bf16.bf16"), "wgmma_e4m3": _multiply_tiles("e4m3.e4m3", 32, "1, 1, 1"),
+    "wgmma_e5m2": _multiply_tiles("e5m2.e4m3", 32, "1, 1, 1"), "wgmma_wait": _wait_tiles(), **CLUSTER,
 }

@@ -1,9 +1,9 @@
 """Matrices of a warpgroup (wgmma, sm_90a): four warps multiply tiles that lie in shared memory, in the background.
 
-A tile has rows of 32 columns of 16 bits, 64 bytes each, in the order that the tensor cores call the swizzle of 64
-bytes: part p of 16 bytes of row r is at words 16 r + 4 (p ^ (r / 2) % 4), so that neither 8 rows of one part nor two
-rows with all parts meet in a bank. A tile begins at a multiple of 512 bytes (PTX ISA, "Shared Memory Matrix Layout" of
-wgmma.mma_async).
+A tile has rows of 32 columns of 16 bits, or 64 columns of 8 bits, 64 bytes each, in the order that the tensor cores
+call the swizzle of 64 bytes: part p of 16 bytes of row r is at words 16 r + 4 (p ^ (r / 2) % 4), so that neither 8 rows
+of one part nor two rows with all parts meet in a bank. A tile begins at a multiple of 512 bytes (PTX ISA, "Shared
+Memory Matrix Layout" of wgmma.mma_async).
 
 Who may touch what: after `fence_tiles` and a barrier of the block, tiles that threads wrote may be multiplied. From
 `multiply_tiles` to `wait_tiles` sums and tiles are the tensor cores'.
@@ -12,6 +12,7 @@ Who may touch what: after `fence_tiles` and a barrier of the block, tiles that t
 import numpy as np
 
 from numflow.cuda.lang.arithmetic import _bfloats, _halves
+from numflow.cuda.lang.float8 import e4m3_values, e5m2_values
 from numflow.cuda.lang.intrinsic import asm, builtin
 from numflow.cuda.lang.kernel import device
 from numflow.cuda.lang.scalar import f32, u32
@@ -44,28 +45,40 @@ def begin_tiles() -> None:
 def multiply_tiles_f16(sums, at: int, left, left_at: int, right, right_at: int) -> None:
     """sums[at : at + 64] += left [64, 32] times right [128, 32] transposed: tiles of float16 in shared memory (u32
     pointers) from these words on; a warp's 16 rows are those of its place in the warpgroup."""
-    _multiply(sums, at, left, left_at, right, right_at, _halves)
+    _multiply(sums, at, left, left_at, right, right_at, _halves, _halves)
 
 
 @builtin("wgmma_bf16")
 def multiply_tiles_bf16(sums, at: int, left, left_at: int, right, right_at: int) -> None:
     """multiply_tiles_f16 of bfloat16."""
-    _multiply(sums, at, left, left_at, right, right_at, _bfloats)
+    _multiply(sums, at, left, left_at, right, right_at, _bfloats, _bfloats)
 
 
-def _multiply(sums, at, left, left_at, right, right_at, values) -> None:
+@builtin("wgmma_e4m3")
+def multiply_tiles_e4m3(sums, at: int, left, left_at: int, right, right_at: int) -> None:
+    """sums[at : at + 64] += left [64, 64] times right [128, 64] transposed: tiles of 8-bit floats of 4 + 3 bits."""
+    _multiply(sums, at, left, left_at, right, right_at, e4m3_values, e4m3_values)
+
+
+@builtin("wgmma_e5m2")
+def multiply_tiles_e5m2(sums, at: int, left, left_at: int, right, right_at: int) -> None:
+    """multiply_tiles_e4m3 with a left tile of floats of 5 + 2 bits."""
+    _multiply(sums, at, left, left_at, right, right_at, e5m2_values, e4m3_values)
+
+
+def _multiply(sums, at, left, left_at, right, right_at, values, right_values) -> None:
     thread = NOW.thread
     first = thread.warp.first // 32 % 4 * 16
 
-    def rows(pointer, begin, wanted):
+    def rows(pointer, begin, wanted, values):
         begin = pointer.at(begin, 16 * (wanted[-1] + 1))
         parts = np.arange(4) ^ wanted[:, None] // 2 % 4
         places = begin + 16 * wanted[:, None, None] + 4 * parts[:, :, None] + np.arange(4)
-        return values(np.ascontiguousarray(pointer.array[places].reshape(len(wanted), 16)))
+        return values(np.ascontiguousarray(pointer.array[places].reshape(len(wanted), 16))).reshape(len(wanted), -1)
 
     def product(_):
-        own = rows(left, left_at, first + np.arange(16)).reshape(16, 32)
-        return own @ rows(right, right_at, np.arange(ACROSS)).reshape(ACROSS, 32).T
+        own = rows(left, left_at, first + np.arange(16), values)
+        return own @ rows(right, right_at, np.arange(ACROSS), right_values).T
 
     result, row, column = together(None, product), thread.lane // 4, thread.lane % 4 * 2
     for j in range(ACROSS // 8):

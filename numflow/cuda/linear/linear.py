@@ -12,6 +12,7 @@ from numflow.cuda.elementwise import act
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.linear import few_gemm
+from numflow.cuda.linear.float8 import meets_float8
 from numflow.cuda.linear.float_gemv import float_gemv
 from numflow.cuda.linear.gemm import few, gemm_sum, is_few, partial_sums, tile_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
@@ -27,12 +28,16 @@ from numflow.cuda.linear.parameters import (
     planes_of,
     units_of,
 )
+from numflow.cuda.linear.wgmma_gemm import TOKENS as TILE_TOKENS
 from numflow.cuda.linear.wgmma_gemm import cluster_for, gemm_for, rows_for, split_for
 from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
 
 FEW = 4  # tokens that matrix-vector kernels are for: with more, instructions bind them, not memory
+_SOME = TILE_TOKENS // 2  # tokens that a tile of wgmma_gemm.py is not for
+RUNS = {"few": (0, FEW), "many": (FEW + 1, 1 << 32),                      # least and most tokens by name of runs
+        "some": (FEW + 1, _SOME), "tiles": (_SOME + 1, 1 << 32)}          # "many" in two, with activations "fp8"
 
 
 def linear(step: Step, ctx, add: Step | None = None, late: float | None = None,
@@ -70,9 +75,14 @@ def many(step: Step, ctx, add: Step | None = None, act_mul: Step | None = None,
     act_mul:  of the results, done as well where `gates` holds, which leaves its operand in float16.
     unscaled: for which sizes the operand comes from such a product.
     """
-    weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(step.outputs[0])
+    (x,), weight, field = step.inputs, ctx.matrix(step.weights["weight"]), ctx.rows(step.outputs[0])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    return limited(_many(step, ctx, weight, bias, field, add, act_mul, unscaled), "many", field)
+    calls = []
+    for kind, runs in demands(weight, ctx.activations):
+        if runs != "few":
+            made = _many(step, ctx, weight, bias, field, ctx.operand(x, kind, runs), add, act_mul, unscaled)
+            calls += limited(made, runs, field)
+    return calls
 
 
 def gates(product: Step, ctx) -> Callable[[Sizes], bool]:
@@ -93,15 +103,18 @@ def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
     if is_exact(weight, activations):
         return ((kind, "all"),)
     few = ((kind, "few"), ("rows", "few")) if weight.outliers else ((kind, "few"),)
-    return *few, ("bf16" if weight.kind == "bf16" else "f16", "many")
+    many = "bf16" if weight.kind == "bf16" else "f16"
+    if activations == "fp8":
+        return *few, (many, "some"), ("e4m3" if meets_float8(weight) else many, "tiles")
+    return *few, (many, "many")
 
 
 def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
-    """The calls in runs of that name only: "few" tokens, "many", or "all"."""
+    """The calls in runs of that name only (RUNS)."""
     if runs == "all":
         return calls
-    return [call.only((lambda sizes: sizes.rows[field] <= FEW) if runs == "few" else
-                      (lambda sizes: sizes.rows[field] > FEW)) for call in calls]
+    least, most = RUNS[runs]
+    return [call.only(lambda sizes: least <= sizes.rows[field] <= most) for call in calls]
 
 
 def is_exact(weight: Kept, activations: str) -> bool:
@@ -109,11 +122,12 @@ def is_exact(weight: Kept, activations: str) -> bool:
     return weight.kind == "f32" or activations == "f32"
 
 
-def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: Step | None, act_mul: Step | None,
-          unscaled: Callable[[Sizes], bool] | None) -> list[Call]:
+def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, operand: Operand,
+          added: Step | None, act_mul: Step | None, unscaled: Callable[[Sizes], bool] | None) -> list[Call]:
     """The calls on tensor cores; added: as `add` of linear, done where sums of parts or of few tokens are stored."""
     (x,), (y,), units, apart = step.inputs, step.outputs, weight.pitch // UNIT, weight.outliers > 0
-    operand = ctx.operand(x, *demands(weight, ctx.activations)[-1])
+    float8 = operand.kind == "e4m3"
+    tiles = ceil(units, 2) if float8 else units
     partial = ctx.scratch("parts of sums", 4 * partial_sums())
     residual = Residual(*ctx.view(added.inputs[0]), factor=param(added, "scale"), present=1) if added else ALONE
     to = ctx.view((added or act_mul or step).outputs[0])
@@ -127,7 +141,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: 
     def parts(sizes: Sizes) -> int:
         if act_mul and at_end(sizes):
             return 1
-        return split_for(ctx.device, weight.kind, apart, y.width, sizes.rows[field], units)
+        return split_for(ctx.device, weight.kind, apart, y.width, sizes.rows[field], tiles)
 
     def at_end(sizes: Sizes) -> bool:  # whether the product's own kernel may add or do act_mul
         return is_few(weight.kind, tile_of(sizes.rows[field]), apart)
@@ -143,7 +157,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: 
             end = ends if not unscaled or not unscaled(sizes) else ends._replace(
                 rows=ctx.view(x).data, rows_stride=ctx.view(x).stride, unscaled=1)
             return Launch(few(weight.kind, y.width, gate=gate), grid, (to, *args, end))
-        return Launch(gemm_for(ctx.device, weight.kind, tile, apart=apart), grid,
+        return Launch(gemm_for(ctx.device, weight.kind, tile, apart=apart, float8=float8), grid,
                       (ctx.view(y), *args, weight.parts.get("outliers"), weight.outliers), cluster=cluster)
 
     def join(sizes: Sizes) -> Launch:
@@ -157,7 +171,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, added: 
 
 def uses_int8(weight: Kept, activations: str) -> bool:
     """Whether a matrix meets int8 activations: plain numbers and those of tables never do."""
-    return activations == "int8" and not weight.floats_only
+    return activations != "f32" and not weight.floats_only
 
 
 def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -> tuple[Kernel, int]:

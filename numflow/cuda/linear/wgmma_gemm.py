@@ -15,6 +15,10 @@ bound it at 460. So two blocks with the same tokens are a cluster (lang/cluster.
 of a tile of tokens to both, 20 KB a block and step, 730 TFLOP/s. Float weights come by cp.async, and so do the tokens
 of experts, whose rows lie anywhere, and all without the copy engine (device.tma).
 
+Matrices of 8-bit floats may meet tokens that are 8-bit floats too (float8): a tile has 64 columns then, its codes are
+copied as they are, and the tensor cores multiply twice as many numbers in a step. Where a matrix has scales of its own
+for so many columns, sums are kept as multiples of the scale now at work.
+
 Who may touch the tokens of a tile: at the count `full` of its place the block waits until they have come. At the count
 `free` all blocks of the cluster arrive before a tile is asked for, when they have multiplied the one before it there.
 """
@@ -61,6 +65,8 @@ from numflow.cuda.lang.warpgroup import (
     begin_tiles,
     fence_tiles,
     multiply_tiles_bf16,
+    multiply_tiles_e4m3,
+    multiply_tiles_e5m2,
     multiply_tiles_f16,
     send_tiles,
     tile_place,
@@ -68,6 +74,7 @@ from numflow.cuda.lang.warpgroup import (
     wait_tiles,
 )
 from numflow.cuda.linear import gemm as mma
+from numflow.cuda.linear.float8 import copy_codes, scales_of
 from numflow.cuda.linear.gemm import SCALE, code_fetch, code_halves, load_bias, put_sums
 from numflow.cuda.linear.parameters import Bias, Planes, Shape
 from numflow.cuda.weights.decode_scaled import row_header
@@ -90,26 +97,30 @@ _FREE = _FULL + 2 * STAGES
 
 
 @functools.cache
-def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
+def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool = False) -> Kernel:
     """grid (N / 256, rows / 128, parts); parameters as those of gemm.gemm, without outliers.
 
     tma: tokens come by the copy engine, shared by the blocks of a cluster along N; not grouped.
+    float8: of a matrix of 8-bit floats; x is the operand "e4m3", and a unit of 64 columns.
     """
     assert not (grouped and tma)
-    floats = kind in ("f16", "bf16")
+    floats = float8 or kind in ("f16", "bf16")
     copies = floats or not tma
-    multiply = multiply_tiles_bf16 if kind == "bf16" else multiply_tiles_f16
+    multiply = {"bf16": multiply_tiles_bf16, "e4m3": multiply_tiles_e4m3, "e5m2": multiply_tiles_e5m2}.get(
+        SCHEMES[kind].table if float8 else kind, multiply_tiles_f16)
+    copy_matrix, tiles_a_scale = (copy_codes, SCHEMES[kind].shared // 64) if float8 else (_copy_matrix, 0)
+    change_scales, apply_scales = scales_of(SCHEMES[kind]) if float8 else (None, None)
     fetch, halves = (_no_fetch, _no_halves) if floats else (code_fetch(kind), code_halves(kind))
-    has_rows = not floats and SCHEMES[kind].row_words > 0
+    has_rows = kind in SCHEMES and not float8 and SCHEMES[kind].row_words > 0
     row_of = row_header(SCHEMES[kind]) if has_rows else None
     words_in_all = STAGES * _STAGE + 4 * STAGES * tma
     memory = SharedArray(u32, words_in_all, ALIGNMENT, dynamic=True)
     sums, staged, coded = LocalArray(f32, 2 * SUMS), LocalArray(u32, 16), LocalArray(u32, 8)
-    sources, plus = LocalArray(u32, _COPIES // 2), LocalArray(f32, 4)
+    sources, plus, factors = LocalArray(u32, _COPIES // 2), LocalArray(f32, 4), LocalArray(f32, 4)
     put = put_sums(2, TOKENS // 8, 1.0 if floats else 1.0 / SCALE, grouped, TILE)
 
-    @kernel(f"wgmma_{kind}{'_grouped' * grouped}{'_tma' * tma}", THREADS + 32 * tma, blocks=1, hopper=True,
-            dynamic=4 * words_in_all)
+    @kernel(f"wgmma_{kind}{'_float8' * float8}{'_grouped' * grouped}{'_tma' * tma}", THREADS + 32 * tma, blocks=1,
+            hopper=True, dynamic=4 * words_in_all)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
         # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
@@ -124,16 +135,19 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
         elif first_token >= count:
             return
         # The units of this part. (Of 64 bits, this division would be a call, around which wgmma is not asynchronous.)
-        parts = u32(grid_z())
-        share = u32(u32(shape.units + parts - 1) // parts)
+        parts, units = u32(grid_z()), u32(shape.units + 1 >> u32(1)) if float8 else shape.units
+        share = u32(u32(units + parts - 1) // parts)
         unit = u32(block_z() * share)
-        last = u32(unit + share) if unit + share < shape.units else shape.units
+        last = u32(unit + share) if unit + share < units else units
         # The row that this thread decodes and what it has once, the tokens that it copies; instead of none the last.
-        acc, words, codes, rows_of = sums(), staged(), coded(), sources()
+        acc, words, codes, rows_of, scale = sums(), staged(), coded(), sources(), factors()
         for i in range(2 * SUMS):
             acc[i] = f32(0)
+        for i in range(4):
+            scale[i] = f32(1)
         row = u32(first_row + thread) if first_row + thread < shape.n else u32(shape.n - 1)
         row = u32(above_row + row)
+        lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
         if not tma:
             for i in range(_COPIES // 2):
                 at = u32(first_token + (thread + 256 * i >> 2))
@@ -149,8 +163,8 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
         if tma:
             rank, blocks = u32(cluster_rank()), u32(cluster_size())
             there = u32(count - first_token) if count - first_token < TOKENS else u32(TOKENS)
-            source = half_place(u32(first_token + TILE * rank), unit, u32(0), shape.units)
-            beyond = u32(shape.units * TILE_WORDS)
+            source = half_place(u32(first_token + TILE * rank), unit, u32(0), units)
+            beyond = u32(units * TILE_WORDS)
             _begin_counts(tile, blocks, thread)
             _clear_tokens(tile, there, thread)
         # Ask for tokens (and float weights) of two tiles; the first one's codes become halves.
@@ -159,10 +173,10 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
                 if tma:
                     _bring_tokens(tile, u32(i), x, u32(source + TILE_WORDS * i), beyond, there, rank, blocks, thread)
                 else:
-                    _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), shape.units, thread)
+                    _copy_tokens(tile, u32(i * _STAGE + _X_AT), x, rows_of, u32(unit + i), units, thread)
                 if floats and thread < THREADS:
-                    _copy_matrix(tile, u32(i * _STAGE), planes.low, first_row, above_row, shape.n, u32(unit + i),
-                                 shape.units, thread)
+                    copy_matrix(tile, u32(i * _STAGE), planes.low, planes.high, first_row, above_row, shape.n,
+                                u32(unit + i), shape.units, thread)
             if copies:
                 copy_commit()
         if not floats and unit < last and thread < THREADS:
@@ -182,7 +196,12 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
             if thread < THREADS:
                 if tma:
                     wait_turn(tile, u32(_FULL + 2 * turn), u32(number >> u32(2) & u32(1)))
-                # Multiply it in the background ...
+                # Sums as multiples of other scales; then multiply it in the background ...
+                if tiles_a_scale > 0:  # noqa: SIM102  the compiler drops what is behind such a constant by itself
+                    if number == 0 or unit % tiles_a_scale == 0:
+                        wait_tiles(acc)
+                        change_scales(acc, scale, planes.head, planes.above, planes.per_row, above_row, lane_row,
+                                      shape.n, unit, shape.units)
                 begin_tiles()
                 own, at = u32(turn * _STAGE + (warp >> u32(2)) * _GROUP), u32(turn * _STAGE + _X_AT)
                 multiply(acc, 0, tile, own, tile, at)
@@ -193,10 +212,10 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
                     if unit + 2 < last:
                         free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
                         if not tma:
-                            _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), shape.units, thread)
+                            _copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), units, thread)
                         if floats:
-                            _copy_matrix(tile, free, planes.low, first_row, above_row, shape.n, u32(unit + 2),
-                                         shape.units, thread)
+                            copy_matrix(tile, free, planes.low, planes.high, first_row, above_row, shape.n,
+                                        u32(unit + 2), shape.units, thread)
                     copy_commit()
                 if not floats and unit + 1 < last:
                     halves(words, codes, a, c, a16, c16)
@@ -218,7 +237,8 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False) -> Kernel:
             if thread >= THREADS:
                 return
         # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
-        lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
+        if float8:
+            apply_scales(acc, scale, planes.head, planes.above, planes.per_row, above_row, lane_row, shape.n)
         place, added = u32(first_token + 2 * (lane & u32(3))), plus()
         load_bias(added, bias.data + above_row if grouped and bias.present != 0 else bias.data,
                   bias.present != 0 and parts == 1, lane_row, shape.n, 2, TILE)
@@ -236,10 +256,11 @@ def on_hopper(device: Device, tokens: int, apart: bool) -> bool:
     return device.wgmma and tokens == TOKENS and not apart
 
 
-def gemm_for(device: Device, kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
-    """The kernel of a tile of so many tokens on a device."""
+def gemm_for(device: Device, kind: str, tokens: int, grouped: bool = False, apart: bool = False,
+             float8: bool = False) -> Kernel:
+    """The kernel of a tile of so many tokens on a device; float8: of an operand of 8-bit floats."""
     if on_hopper(device, tokens, apart):
-        return wgmma_gemm(kind, grouped, device.tma and not grouped)
+        return wgmma_gemm(kind, grouped, device.tma and not grouped, float8)
     return mma.gemm(kind, tokens, grouped, apart)
 
 
@@ -315,7 +336,7 @@ def _copy_tokens(tile, at, x, rows_of, unit, units, thread):
 
 
 @device
-def _copy_matrix(tile, at, matrix, first, above, n, unit, units, thread):
+def _copy_matrix(tile, at, matrix, high, first, above, n, unit, units, thread):
     """32 columns of rows first .. first + 255, of which n are there, `above` rows further down."""
     for i in range(_COPIES):
         place, part = u32(thread + 256 * i) >> u32(2), thread & u32(3)

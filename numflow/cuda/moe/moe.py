@@ -5,20 +5,24 @@ whose rows name their matrix. Longer batches are put in the order of their exper
 multiply tiles of routes of one expert each, in one launch for all experts.
 """
 
+from functools import partial
+
 from numflow.cuda.device.call import N_ROUTES, N_TOKENS, Call, Sizes, ceil, per_row
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.linear.float8 import meets_float8
 from numflow.cuda.linear.gemm import few, is_few
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
 from numflow.cuda.linear.parameters import NOTHING, Shape, bias_of, planes_of
+from numflow.cuda.linear.wgmma_gemm import TOKENS as TILE_TOKENS
 from numflow.cuda.linear.wgmma_gemm import gemm_for, rows_for
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
 from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, Routing, route_kernel
 from numflow.cuda.weights.layout import Matrix
-from numflow.cuda.weights.operand import UNIT
+from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.errors import NetworkError
 from numflow.ops import Step, param
 
@@ -73,21 +77,31 @@ def _few(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[C
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[Call]:
     """Tiles of routes of one expert each, on tensor cores."""
     (x, ids), (y,), first = step.inputs, step.outputs, param(step, "first")
-    operand = ctx.operand(x, "bf16" if weight.kind == "bf16" else "f16", runs)
     found = groups(ctx, ids, first, weight.groups, runs)
     shape = Shape(ctx.batch.counts, field=N_ROUTES, n=y.width, units=weight.pitch // UNIT)
-    args = (ctx.view(y), None, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, found.tiles,
-            found.order, int(_routes_of(step, ctx) > 1))
+    kind = "bf16" if weight.kind == "bf16" else "f16"
 
-    def multiply(sizes: Sizes) -> Launch:
+    def multiply(operand: Operand, sizes: Sizes) -> Launch:
         tile, apart = found.tile(sizes), weight.outliers > 0
+        args = (ctx.view(y), None, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, found.tiles,
+                found.order, int(_routes_of(step, ctx) > 1))
         grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), found.most_tiles(sizes), 1
         if is_few(weight.kind, tile, apart):
             return Launch(few(weight.kind, y.width, True), grid, (*args, NOTHING))
-        return Launch(gemm_for(ctx.device, weight.kind, tile, True, apart), grid,
+        return Launch(gemm_for(ctx.device, weight.kind, tile, True, apart, operand.kind == "e4m3"), grid,
                       (*args, weight.parts.get("outliers"), weight.outliers))
 
-    calls = [*operand.calls, *found.calls, Call(step, multiply)]
+    def of_kind(kind: str, runs: str) -> list[Call]:
+        operand = ctx.operand(x, kind, runs)
+        return [*operand.calls, Call(step, partial(multiply, operand))]
+
+    calls = [*found.calls]
+    if ctx.activations == "fp8" and meets_float8(weight):
+        for own, wide in (kind, False), ("e4m3", True):
+            calls += (call.only(lambda sizes, wide=wide: (found.tile(sizes) == TILE_TOKENS) == wide)
+                      for call in of_kind(own, f"{runs}, by tiles"))
+    else:
+        calls += of_kind(kind, runs)
     if "first" in step.params:  # others have experts too
         calls.append(per_row(None, absent, N_ROUTES, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(ids),
                              ctx.batch.counts, ids.width, first, weight.groups, y.width))

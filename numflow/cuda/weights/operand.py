@@ -5,6 +5,8 @@ f16   x words of two float16, tiles [T / 64][K / 32] of 64 rows and 32 columns a
       (lang/warpgroup.py), so that a tile is 4 KB in a row; each row is divided by its own scale f32 [T], so that no
       number is too large
 bf16  the same in bfloat16, and all scales are 1
+e4m3  the same of 8-bit floats, tiles [T / 64][K / 64] of 64 rows and 64 columns; each row is divided by its own scale,
+      so that its largest number is the largest that there is
 int8  x 4-byte words [T][2][K / 32][4], columns 0 .. 15 of all units, then columns 16 .. 31; and for each unit 4 floats:
       scale = max |v| / 127, scale * sum of its int8, scale * sum of the first 16, 0. A value is scale * int8.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from numflow.cuda.device.call import Call, ceil, per_row
 from numflow.cuda.device.device import Ref
 from numflow.cuda.lang.arithmetic import fabs, fmax, fmin, pack_bfloats, pack_halves, round_to_int
+from numflow.cuda.lang.float8 import LARGEST_E4M3, pack_e4m3
 from numflow.cuda.lang.intrinsic import LocalArray
 from numflow.cuda.lang.intrinsics import (
     after_previous,
@@ -36,13 +39,14 @@ UNIT = 32
 THREADS = 128
 MOST_HELD = 32768   # columns of a row that the registers of a block hold
 ROW_THREADS = 1024  # of a block that has a row for itself: it waits for memory as often as it goes round
-_SMALLEST = 1e-36  # below, 127 / max would overflow: such a unit counts as zeros
+_SMALLEST = 1e-35  # below, 448 / max would overflow: such a row or unit counts as zeros
 
 
 @dataclass(frozen=True)
 class Operand:
-    """x, with `pitch` columns in a row, and what goes with its units. calls: what makes it, if anything."""
+    """x of a kind, with `pitch` columns in a row, and what goes with its units. calls: what makes it, if anything."""
 
+    kind: str
     x: Ref
     aux: Ref | None
     pitch: int
@@ -59,6 +63,8 @@ def operand_bytes(rows: int, columns: int, kind: str) -> tuple[int, int]:
     pitch = padded(columns)
     if kind in ("f16", "bf16"):
         return ceil(rows, TILE) * TILE * pitch * 2, rows * 4
+    if kind == "e4m3":
+        return ceil(rows, TILE) * TILE * ceil(pitch, 2 * UNIT) * 2 * UNIT, rows * 4
     return (rows * pitch, rows * pitch // UNIT * 16) if kind == "int8" else (rows * pitch * 4, 0)
 
 
@@ -71,6 +77,8 @@ def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
         whole = view.width == pitch and view.start % 4 == 0 and pitch <= MOST_HELD
         chosen = _held(kind, ceil(pitch, 4 * ROW_THREADS)) if whole else _halves(kind == "bf16")
         return per_row(None, chosen, ctx.rows(view), 1, x, aux, pitch // 2, *source)
+    if kind == "e4m3":
+        return per_row(None, _float8, ctx.rows(view), 1, x, aux, ceil(pitch, 2 * UNIT), *source)
     return per_row(None, _f32, ctx.rows(view), ceil(pitch, THREADS), x, pitch, *source)
 
 
@@ -198,6 +206,32 @@ def finite(value):
 
 
 LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled
+
+
+@kernel("operand_e4m3", ROW_THREADS, hopper=True)
+def _float8(y: u32.ptr, scales: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
+            width: u32):
+    """A block for each row, a word of 4 columns of a thread at a time."""
+    row, thread = block_x(), u32(thread_index())
+    if row >= counts[rows]:
+        return
+    source, largest, column = x + row * x_stride, f32(0), thread
+    while column < width:
+        largest = fmax(largest, fabs(source[column]))
+        column = u32(column + ROW_THREADS)
+    largest = block_max(largest, ROW_THREADS // 32)
+    inverse = f32(LARGEST_E4M3) / largest if largest > f32(_SMALLEST) else f32(0)
+    if thread == 0:
+        scales[row] = largest * f32(1 / LARGEST_E4M3)
+    word = thread
+    while word < 16 * units:
+        column = u32(4 * word)
+        a = source[column] * inverse if column < width else f32(0)
+        b = source[column + 1] * inverse if column + 1 < width else f32(0)
+        c = source[column + 2] * inverse if column + 2 < width else f32(0)
+        d = source[column + 3] * inverse if column + 3 < width else f32(0)
+        y[half_word(u32(row), u32(2 * word), units)] = u32(u32(pack_e4m3(a, b)) | u32(pack_e4m3(c, d)) << u32(16))
+        word = u32(word + ROW_THREADS)
 
 
 @functools.cache

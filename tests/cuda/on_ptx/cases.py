@@ -26,8 +26,18 @@ from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
 from tests.cuda.attention_shapes import FORMS, attention_case, every_bias, latent_case
 from tests.cuda.kernels import APART, EVERY, GROUPED, decoder, many_rows
-from tests.cuda.matrices import QUANTISED, embed_case, experts_case, heads_case, linear_case, stored
+from tests.cuda.matrices import (
+    FLOAT8,
+    QUANTISED,
+    embed_case,
+    experts_case,
+    heads_case,
+    linear_case,
+    of_float8,
+    stored,
+)
 from tests.cuda.small import CASES
+from tests.quant.hub import float8_rows
 
 HALF, INT8, MODEL = 6e-3, 0.05, 0.2     # bounds: 11 bits (8 of bfloat16 are MODEL's), int8 activations, whole models
 ROWS = (1, 3, 5, 9, 17, 65)             # tokens: a kernel for each, of products on tensor cores the three tiles
@@ -71,6 +81,10 @@ def jobs() -> Iterator[Job]:
         case = replace(experts_case(kind, 280, 512, 2, 1), schedule=GROUPS[-1:])
         if kind not in APART:
             yield replace(_case(f"experts-{kind}-hopper", case, MODEL), wgmma=True)
+    for kind in FLOAT8:
+        for tma in (True, False):
+            yield Job(f"linear-{kind}-float8{'' if tma else '-copies'}", partial(_float8, kind), wgmma=True, tma=tma)
+    yield Job("model-E4M3_128-float8", partial(_model_float8, "E4M3_128"), wgmma=True)
     heads = replace(heads_case("F32", 21, 256, 3, 2), schedule=(((0, 1),), ((0, 3),), ((0, 5),)))
     yield _case("heads-F32", heads, 3e-5)
     yield Job("adapters", _adapters)
@@ -146,6 +160,22 @@ def _many_rows(kind: str, bound: float, device) -> None:
         _compare(linear_case(kind, 40, 512, 9, bias=True), bound, {}, device)
 
 
+def _float8(kind: str, device) -> None:
+    """A product of tokens that are 8-bit floats, over rows and columns in parts."""
+    _compare(of_float8(linear_case(kind, 280, 640, 130, bias=True), 640), 3e-5, {"activations": "fp8"}, device)
+    experts = replace(experts_case(kind, 280, 256, 2, 1), schedule=GROUPS[-1:])
+    _compare(of_float8(experts, 256), 3e-5, {"activations": "fp8"}, device)
+
+
+def _model_float8(kind: str, device) -> None:
+    """A decoder of one layer with a prompt of 70 tokens that are 8-bit floats, then one token."""
+    network, weights = decoder(Shape(1, 512, 4, 2, 256, 40, 128), kind, float8_rows)
+    ids = np.random.default_rng(0).integers(0, 40, 71, dtype=np.int32)
+    _compare_logits(network, weights, device, 5, (
+        Batch(ids[begin:end], np.arange(begin, end), np.array([0, end - begin]), np.arange(5)[None],
+              np.array([end - begin - 1])) for begin, end in ((0, 70), (70, 71))), bound=0.3, activations="fp8")
+
+
 def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
     """A decoder of one layer: one token, a few, a prompt; steps that kernels do together."""
     network, weights = decoder(Shape(1, width, 4, 2, ffn, 40, 64), kind, None if _is_made(kind) else stored)
@@ -157,7 +187,7 @@ def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
 
 
 def _compare_logits(network, weights, device, blocks: int, batches: Iterable[Batch], units: bool = True,
-                    **options) -> None:
+                    bound: float = MODEL, **options) -> None:
     """Logits of batches, one after the other, on the device and, where it checks, of the reference."""
     programs: list = [Program(network, weights, gpu=device, units=units, **options)]
     if hasattr(device, "checks"):
@@ -168,7 +198,7 @@ def _compare_logits(network, weights, device, blocks: int, batches: Iterable[Bat
         for batch in batches:
             found = [program.run(batch) for program in programs]
             if len(found) > 1:
-                _judge(error(*found), MODEL)
+                _judge(error(*found), bound)
     finally:
         for program in programs:
             program.close()

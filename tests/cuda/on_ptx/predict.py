@@ -77,24 +77,24 @@ class Sampling(PtxDevice):
 
 
 def layer(shape: str, weights: str, tokens: int, context: int,
-          how: How = ANY) -> list[tuple[Launch, Checks]]:
+          how: How = ANY, **options) -> list[tuple[Launch, Checks]]:
     """Launches of one layer for a step of `tokens` sequences, counted: those that a second layer adds to a first."""
-    one, two = (launches(shape, weights, tokens, context, layers, how) for layers in (1, 2))
+    one, two = (launches(shape, weights, tokens, context, layers, how, **options) for layers in (1, 2))
     names = [[work.kernel.name for work, _ in found] for found in (one, two)]
     same = next(at for at, (a, b) in enumerate(zip(*names)) if a != b)
     return two[same:same + len(two) - len(one)]
 
 
 def launches(shape_name: str, weights: str, tokens: int, context: int, layers: int,
-             how: How = ANY) -> list[tuple[Launch, Checks]]:
+             how: How = ANY, **options) -> list[tuple[Launch, Checks]]:
     """Launches of a model of so many layers for a step, counted.
 
-    context: earlier tokens of each sequence; negative: the tokens are a prompt, of one sequence.
+    context: earlier tokens of each sequence; negative: the tokens are a prompt, of one sequence. options: of a Program.
     """
     shape = find_shape(shape_name, layers=layers, vocabulary=256)
     network, source = decoder(shape, weights)
     device = Sampling(3 << 30, how)
-    program = Program(network, source, gpu=device)
+    program = Program(network, source, gpu=device, **options)
     prompt, sequences = context < 0, 1 if context < 0 else tokens
     blocks = -(-(tokens if prompt else context + 1) // program.block_size)
     program.reserve(sequences * blocks)
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1, help="sequences of a step")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", action="store_true", help="the tokens are those of one prompt")
+    parser.add_argument("--activations", default="int8", choices=["int8", "fp8", "f32"])
     parser.add_argument("--no-wgmma", action="store_true", help="mma.sync on Hopper too")
     parser.add_argument("--no-tma", action="store_true", help="wgmma without the copy engine and clusters")
     parser.add_argument("--lanes", type=int, default=LANES, help="of a launch that are run; what all blocks read "
@@ -134,7 +135,7 @@ def main() -> None:
     for weights in options.weights:
         found = layer(options.shape, weights, options.tokens, context,
                       How(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma, options.lanes,
-                          not options.no_tma))
+                          not options.no_tma), activations=options.activations)
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
               f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
               "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share | TFLOP/s |\n"

@@ -18,6 +18,9 @@ def _convert(step):
         high, low = (wide(operand, "f32") for operand in step.operands[1:3])
         pack = half_bits if to == "f16x2" else bfloat_bits
         return lambda machine: pack(low(machine)) | pack(high(machine)) << U32(16)
+    if to == "e4m3x2":
+        high, low = (wide(operand, "f32") for operand in step.operands[1:3])
+        return lambda machine: (e4m3_bits(low(machine)) | e4m3_bits(high(machine)) << U32(8)).astype(np.uint16)
     if of in ("f16", "bf16"):
         get = wide(source, "b16")
         number = _from_half if of == "f16" else _from_bfloat
@@ -52,6 +55,27 @@ def bfloat_bits(number) -> np.ndarray:
     bits = number.view(U32).astype(np.int64)
     near = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(U32)
     return np.where(np.isnan(number), U32(0x7FFF), near)
+
+
+def e4m3_bits(number) -> np.ndarray:
+    """Bits of floats of 4 + 3 bits, to nearest even, in 32; what is larger than 448 becomes that."""
+    size = np.nan_to_num(np.minimum(np.abs(number.astype(np.float64)), 448))
+    exponent = np.where(size, np.clip(np.frexp(size)[1] - 1, -6, 8), -6)
+    bits = (exponent + 6 << 3) + np.rint(np.ldexp(size, 3 - exponent)).astype(np.int64)  # 8 .. 16 eighths, or fewer
+    return np.where(np.isnan(number), 127, bits | np.signbit(number) * 128).astype(U32)
+
+
+def float8_values(exponent_bits: int) -> np.ndarray:
+    """float32 [256] of the codes of 8-bit floats with so many bits of exponent: 4 (without infinities) or 5."""
+    code, mantissa_bits, bias = np.arange(256), 7 - exponent_bits, 2 ** (exponent_bits - 1) - 1
+    exponent, mantissa = code >> mantissa_bits & 2 ** exponent_bits - 1, code & 2 ** mantissa_bits - 1
+    size = np.ldexp(mantissa + (exponent > 0) * 2.0 ** mantissa_bits, np.maximum(exponent, 1) - bias - mantissa_bits)
+    top = exponent == 2 ** exponent_bits - 1
+    if exponent_bits == 5:
+        size = np.where(top, np.where(mantissa, np.nan, np.inf), size)
+    else:
+        size = np.where(top & (mantissa == 7), np.nan, size)
+    return np.where(code & 128, -size, size).astype(F32)
 
 
 def _to(step, number, to: str):

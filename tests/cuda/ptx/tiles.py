@@ -125,7 +125,7 @@ class Tiles:
 
 @effect("wgmma")
 def _warpgroup(step):
-    """wgmma.fence, commit_group, wait_group, mma_async of two tiles of 16 bits in shared memory, K-major."""
+    """wgmma.fence, commit_group, wait_group, mma_async of two tiles of 16 or 8 bits in shared memory, K-major."""
     if "mma_async" in step.parts:
         return _product(step)
 
@@ -143,10 +143,12 @@ def _warpgroup(step):
 def _product(step):
     shape = next((part for part in step.parts if part.startswith("m64n")), "")
     kinds, flags = step.parts[-3:], [getattr(operand, "text", "") for operand in step.operands[3:]]
-    if not shape.endswith("k16") or kinds[0] != "f32" or kinds[1] != kinds[2] or kinds[1] not in ("f16", "bf16") \
-            or flags != ["1", "1", "1", "0", "0"] or isinstance(step.operands[1], Several):
+    bytes_ = {"e4m3", "e5m2"} >= {*kinds[1:]}
+    wide_ = kinds[1] == kinds[2] and kinds[1] in ("f16", "bf16")
+    if kinds[0] != "f32" or not (bytes_ or wide_) or not shape.endswith("k32" if bytes_ else "k16") \
+            or flags != ["1", "1", "1", *["0", "0"] * wide_] or isinstance(step.operands[1], Several):
         raise Fault(f"no such wgmma here: {step.text}")
-    across, read = int(shape[4:-3]), READERS[kinds[1]]
+    across, readers = int(shape[4:-3]), [READERS[kind] for kind in kinds[1:]]
     registers = step.operands[0].parts
     places = [wide(operand, "u64") for operand in step.operands[1:3]]
 
@@ -158,7 +160,7 @@ def _product(step):
         lanes = (chosen[:, None] * WARP + LANES).ravel().astype(np.int32)
         described = [_described(get(machine).reshape(-1, WARP)[chosen]) for get in places]
         reads = []
-        left, right = (_rows(machine, step, *one, chosen, lanes, reads, across if side else None, read)
+        left, right = (_rows(machine, step, *one, chosen, lanes, reads, across if side else None, readers[side])
                        for side, one in enumerate(described))
         product, row, column = np.matmul(left, right.transpose(0, 2, 1)), LANES // 4, LANES % 4 * 2
         numbers = {register.number for register in registers}
@@ -179,7 +181,8 @@ def _product(step):
         tiles._reads(tiles.begun[-1], warps, "keep")
         tiles.count[chosen] += 1
         if machine.counters:
-            machine.counters.products["wgmma"] += 16 * across * 16 * chosen.size
+            kind, depth = ("wgmma of bytes", 32) if bytes_ else ("wgmma", 16)
+            machine.counters.products[kind] += 16 * across * depth * chosen.size
     return run
 
 
@@ -203,12 +206,13 @@ def _described(words: np.ndarray) -> tuple:
 
 
 def _rows(machine, step, start, lead, stride, mode, chosen, lanes, reads, across, read) -> np.ndarray:
-    """float32 [warps, rows, 16] of a tile: the 16 rows of each warp's place in its group, or all `across` ones."""
+    """float32 [warps, rows, columns] of 32 bytes of rows: the 16 rows of each warp's place in its group, or all
+    `across` ones."""
     if ((start // ROW[mode] * ROW[mode]) % (8 * ROW[mode])).any() and mode:
         raise Fault(f"a tile begins within the pattern of its swizzle: {step.text}")
     count = across or 16
     row = np.arange(count) + (0 if across else 16 * (chosen % (machine.grid.threads // WARP) % GROUP)[:, None])
-    part = np.arange(2)[:, None, None]                                   # of 8 columns
+    part = np.arange(2)[:, None, None]                                   # of 16 bytes
     along = part * (16 if mode else lead[:, None])
     place = start[:, None] + row // 8 * stride[:, None] + row % 8 * ROW[mode] + along
     place ^= (place >> 7 & TURNED[mode]) << 4                            # [2, warps, rows]
@@ -227,4 +231,4 @@ def _rows(machine, step, start, lead, stride, mode, chosen, lanes, reads, across
         bytes_ = 32 * count * chosen.size // (GROUP if across else 1)
         machine.counters.of("shared", "read").add(chosen.size, bytes_ // 128, bytes_ // 128, bytes_)
     data = machine.shared.bytes[offset[..., None] + np.arange(16)].reshape(chosen.size, count, 32)
-    return read(np.ascontiguousarray(data).view(np.uint16)).reshape(chosen.size, count, 16)
+    return read(np.ascontiguousarray(data)).reshape(chosen.size, count, -1)

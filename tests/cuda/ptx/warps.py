@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .convert import _from_bfloat, _from_half
+from .convert import _from_bfloat, _from_half, float8_values
 from .effects import effect
 from .findings import Fault
 from .operands import address, wide
@@ -12,6 +12,7 @@ from .races import READ
 WARP = 32
 LANES = np.arange(WARP)
 U32, U64, F32 = np.uint32, np.uint64, np.float32
+_E4M3, _E5M2 = float8_values(4), float8_values(5)
 
 
 @effect("shfl")
@@ -149,4 +150,5 @@ def _multiply(step):
 
 READERS = {"s8": lambda bits: bits.view(np.int8), "u8": lambda bits: bits.view(np.uint8),
            "f16": lambda bits: _from_half(bits.view(np.uint16)),
-           "bf16": lambda bits: _from_bfloat(bits.view(np.uint16))}
+           "bf16": lambda bits: _from_bfloat(bits.view(np.uint16)),
+           "e4m3": lambda bits: _E4M3[bits.view(np.uint8)], "e5m2": lambda bits: _E5M2[bits.view(np.uint8)]}

@@ -1,0 +1,37 @@
+"""Floats of 8 bits: four of them in a word, as tensor cores of compute capability 9.0 multiply them."""
+
+import numpy as np
+
+from numflow.cuda.lang.intrinsic import asm
+from numflow.cuda.lang.scalar import f32, u16
+from numflow.quant.hub_types import TABLES
+
+LARGEST_E4M3 = 448.0
+_NOT_A_NUMBER = 127
+_POSITIVE = TABLES["e4m3"][:_NOT_A_NUMBER].astype(np.float64)  # of codes 0 .. 126, ascending
+_BETWEEN = (_POSITIVE[:-1] + _POSITIVE[1:]) / 2
+
+
+@asm((u16,), (f32, f32), "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;")
+def pack_e4m3(low, high) -> int:
+    """Two floats as floats of 4 + 3 bits in 16 bits, to the nearest, even where two are; larger ones become 448."""
+    return int(e4m3_code(low)) | int(e4m3_code(high)) << 8
+
+
+def e4m3_code(number):
+    """The codes of floats, to the nearest, even where two are; NaN is 127."""
+    number = np.asarray(number, np.float64)
+    size = np.abs(number)
+    below, upto = np.searchsorted(_BETWEEN, size, "left"), np.searchsorted(_BETWEEN, size, "right")
+    code = np.where(below % 2, upto, below)  # of two that are as near they differ
+    return np.where(np.isnan(number), _NOT_A_NUMBER, code | np.signbit(number) * 128).astype(np.uint32)
+
+
+def e4m3_values(words):
+    """float32 of the bytes of words."""
+    return TABLES["e4m3"][words.view(np.uint8)]
+
+
+def e5m2_values(words):
+    """The same of floats of 5 + 2 bits."""
+    return TABLES["e5m2"][words.view(np.uint8)]

@@ -1,0 +1,78 @@
+"""Matrices of 8-bit floats in the tiles of tensor cores (wgmma_gemm.py): their codes as they are, and their scales.
+
+A tile has 64 columns, two units of 32 (weights/layout.py), of which either plane holds 16 columns of each.
+"""
+
+from numflow.cuda.lang.arithmetic import fabs
+from numflow.cuda.lang.intrinsics import copy_async
+from numflow.cuda.lang.kernel import DeviceFunction, device
+from numflow.cuda.lang.scalar import f32, u32
+from numflow.cuda.lang.warpgroup import SUMS, TILE, tile_place
+from numflow.cuda.weights.decode import header
+from numflow.cuda.weights.decode_scaled import row_header
+from numflow.cuda.weights.layout import SCHEMES, Kept, Scheme
+from numflow.quant.stored import SCALED
+
+COLUMNS = 64          # of a tile
+_SMALLEST = 1e-20     # of a scale that sums are multiples of
+_ROWS = 4             # of the matrix, whose sums a thread has: 8 apart, and those a tile further
+
+
+def meets_float8(weight: Kept) -> bool:
+    """Whether the tensor cores can multiply the codes of a matrix: 8-bit floats, with scales of whole tiles."""
+    scheme = SCHEMES.get(weight.kind)
+    return (scheme is not None and scheme.table in ("e4m3", "e5m2") and scheme.bits == 8
+            and scheme.header == SCALED and scheme.shared % COLUMNS == 0 and not weight.outliers)
+
+
+@device
+def copy_codes(tile, at, low, high, first, above, n, unit, units, thread):
+    """64 columns of rows first .. first + 255, of which n are there, `above` rows further down. Where a row ends in
+    half a tile, its last unit comes twice: tokens are 0 there."""
+    for i in range(2):
+        place = u32(thread + 256 * i) >> u32(1)
+        row = u32(first + place) if first + place < n else u32(n - 1)
+        half = u32(2 * unit + (thread & u32(1)))
+        source = u32(((above + row) * units + (half if half < units else u32(units - 1))) * 4)
+        copy_async(tile, u32(at + tile_place(place, 2 * (thread & u32(1)))), low, source)
+        copy_async(tile, u32(at + tile_place(place, 2 * (thread & u32(1)) + 1)), high, source)
+
+
+def scales_of(scheme: Scheme) -> tuple[DeviceFunction, DeviceFunction]:
+    """change(sums, scale, ...): sums in multiples of `scale` become those of a tile's own scales, as scale does;
+    apply(sums, scale, ...): sums become numbers."""
+    row_of, header_of = row_header(scheme), header(scheme)
+    by_row = not scheme.shared
+
+    @device
+    def scale_at(head, tops, per_row, above, row, n, i, unit, units):
+        at = u32(row + 8 * (i & 1) + TILE * (i >> 1))
+        at = u32(above + (at if at < n else u32(n - 1)))
+        base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
+        if by_row:
+            base, step, z, dz = row_of(per_row, at)
+        own, _, _, _ = header_of(head, tops, u32(at * units + 2 * unit), base, step, z, dz)
+        return own
+
+    @device
+    def multiply(sums, i, factor):
+        for j in range(SUMS // 2):
+            sums[SUMS * (i >> 1) + 4 * (j >> 1) + 2 * (i & 1) + (j & 1)] *= factor
+
+    @device
+    def change(sums, scale, head, tops, per_row, above, row, n, unit, units):
+        for i in range(_ROWS):
+            own = scale_at(head, tops, per_row, above, row, n, i, unit, units)
+            if not fabs(own) >= f32(_SMALLEST):
+                own = f32(_SMALLEST) if own == own else own
+            multiply(sums, i, scale[i] / own)
+            scale[i] = own
+
+    @device
+    def apply(sums, scale, head, tops, per_row, above, row, n):
+        for i in range(_ROWS):
+            if by_row:
+                scale[i] = scale_at(head, tops, per_row, above, row, n, i, u32(0), u32(0))
+            multiply(sums, i, scale[i])
+
+    return change, apply
