@@ -160,11 +160,12 @@ def _memory(network, checkpoint) -> list[tuple[str, object]]:
     used = sum(size for _, _, size in describe.tensor_types(network, checkpoint).values())
     weights = sum(count for _, count, _ in describe.tensor_types(network, checkpoint).values())
     context = network.facts.get("context") or 0
-    whole, windows = describe.cache_bytes(network, context), describe.cache_bytes(network, 1 << 40) - (per_token << 40)
+    whole, windows = describe.cache_bytes(network, context), describe.window_bytes(network)
+    what = "16-bit keys and values" + " and float32 entries" * any(one.every for one in network.caches.values())
     if per_token and windows:
-        cache = f"{megabytes(per_token)} per token of 16-bit keys and values beside {megabytes(windows)} of windows, "
+        cache = f"{megabytes(per_token)} per token of {what} beside {megabytes(windows)} of windows, "
     else:
-        cache = f"{megabytes(per_token or windows)} per {'token' if per_token else 'text'} of 16-bit keys and values, "
+        cache = f"{megabytes(per_token or windows)} per {'token' if per_token else 'text'} of {what}, "
     return [("weights", f"{weights / 1e6:.1f} M in {megabytes(used)}, {8 * used / max(weights, 1):.2f} bits each"),
             ("memory", f"{megabytes(sum(map(weight_bytes, network.weights.values())))} of weights on the CPU"),
             ("cache", f"{cache}{megabytes(whole)} for {context} tokens" if per_token or windows else "none"),

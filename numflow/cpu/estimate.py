@@ -4,6 +4,7 @@ from numflow.cpu.state import kv_rows
 from numflow.cpu.weights.layout import Planned, tiles_of
 from numflow.cpu.weights.outliers import expected_bytes
 from numflow.network.weights.source import is_computed
+from numflow.network.windows import rows_per_token
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import with_outliers
@@ -35,8 +36,7 @@ def weight_bytes(weight: Weight) -> int:
     return nbytes + weight.groups * expected_bytes(form.outliers, rows, columns, cut)
 
 
-def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> int:
-    """Bytes of a cached token's keys and values of one attention."""
-    if cache.every:
-        return -(-sum(kv_rows.sizes(cache, "f32", "f32")) // cache.every)
-    return cache.kv_heads * sum(kv_rows.sizes(cache, kv_k, kv_v))
+def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> float:
+    """Bytes of a cached token's keys and values of one attention, or its part of an entry, which is of float32."""
+    kinds = ("f32", "f32") if cache.every else (kv_k, kv_v)
+    return cache.kv_heads * sum(kv_rows.sizes(cache, *kinds)) * rows_per_token(cache)

@@ -13,12 +13,12 @@ from numflow.cuda.exchange.exchange import HostCall, bind_exchange
 from numflow.cuda.linear import embed, head_linear, linear, unit
 from numflow.cuda.moe import moe
 from numflow.cuda.patterns import Form, Together, query_and_key
-from numflow.cuda.state import cache_write, convolution
+from numflow.cuda.state import cache_write, convolution, pool
 from numflow.cuda.state.cache_host import take_rooms, with_copies
 from numflow.cuda.weights.operand import bind_operand
 from numflow.errors import NetworkError
 from numflow.network.passes.grouping import Group, done_by
-from numflow.ops import EXCHANGES, Network, Step
+from numflow.ops import EXCHANGES, Step
 
 Where = Callable[[Sizes], bool]
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
@@ -26,8 +26,8 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": head_linear.head_linear,
-    "cache_write": cache_write.cache_write, "index_select": indexer.index_select, "attention": attention.attention,
-    "act": act.act, "act_mul": act.act_mul,
+    "cache_write": cache_write.cache_write, "pool": pool.pool, "index_select": indexer.index_select,
+    "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": row.sparsify, "match_rms": row.match_rms,
@@ -40,20 +40,6 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
 ADAPTING: dict[str, Callable[[Step, Context], list[Call]]] = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}
 PRODUCERS: dict[str, Callable] = {"rms_norm": norm.into_operand, "layer_norm": norm.into_operand,
                                   "act": act.into_operand, "act_mul": act.into_operand}
-
-
-def check(network: Network) -> None:
-    """That there is a kernel for every step, before weights are packed.
-
-    Raises:
-        NetworkError: there is none for an op.
-    """
-    known = {*BINDERS, *ADAPTING, *EXCHANGES}
-    for steps in network.entries.values():
-        for step in steps:
-            if step.op not in known or step.params.get("entries"):
-                raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}"
-                                   f"{' beside entries' * (step.op in known)}; device 'cpu' has")
 
 
 def bind(steps: tuple[Step, ...], ctx: Context, together: Together) -> list[tuple[Step, list[Call | HostCall]]]:

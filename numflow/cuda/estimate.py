@@ -7,6 +7,7 @@ from numflow.cuda.weights.layout import SCHEMES, Planned
 from numflow.cuda.weights.operand import padded
 from numflow.cuda.weights.outliers import expected_bytes
 from numflow.network.weights.source import is_computed
+from numflow.network.windows import rows_per_token
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import OutlierScheme, with_outliers
@@ -14,6 +15,7 @@ from numflow.quant.kv import CODED
 from numflow.quant.stored import Kind, kept_as
 
 _ALIGN = 256  # bytes that every part of a matrix begins on a multiple of
+_PIECE = 8  # columns that plain rows of keys and values are filled up to
 _PLAIN = {"f32": 4.0, "f16": 2.0}
 KV_TYPES = (*_PLAIN, *CODED)  # of keys and values on a GPU
 
@@ -49,7 +51,9 @@ def _planes(kind: Kind, rows: int, columns: int) -> int:
 
 
 def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> float:
-    """Bytes of a cached token's keys and values of one attention."""
-    sizes = ((kv_k, cache.k_dim), (kv_v, cache.v_dim))
-    return cache.kv_heads * sum(columns * _PLAIN[kind] if kind in _PLAIN else
-                                padded(columns) * CODED[kind].bits_per_value / 8 for kind, columns in sizes)
+    """Bytes of a cached token's keys and values of one attention, or its part of an entry, which is of float32."""
+    sizes = (("f32" if cache.every else kv_k, cache.k_dim), (kv_v, cache.v_dim))
+    return rows_per_token(cache) * cache.kv_heads * sum(
+        ceil(columns, _PIECE) * _PIECE * _PLAIN[kind] if kind in _PLAIN else
+        padded(columns) * CODED[kind].bits_per_value / 8
+        for kind, columns in sizes)

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import numpy as np
 
-from numflow.cuda.bind import bind, check
+from numflow.cuda.bind import bind
 from numflow.cuda.context import Context, Weights
 from numflow.cuda.device.call import N_LOGIT_ROWS, Call, Sizes
 from numflow.cuda.device.device import Device, Launch
@@ -76,7 +76,6 @@ class Program(OneDevice):
                                                                      for kind in (kv_k, kv_v)), known=KV_TYPES)
         if not 0 <= host_kv_percent <= 100:
             raise RequestError(f"{option('host_kv_percent')} should be in 0 .. 100, is {host_kv_percent!r}")
-        check(network)
         super().__init__(network, block_size)
         number = device if world is None else world.numbers[device]
         self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu

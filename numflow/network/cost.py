@@ -50,6 +50,23 @@ class Workload:
         return self.sequences * ((first + first + below - 1) * below // 2 + (self.new - below) * window)
 
 
+    def entries(self, every: int, most: int = 0) -> int:
+        """Entries of windows of so many tokens that are read, each sequence's once; most: of a query, 0 for all."""
+        whole = (self.cached + self.new) // every
+        return self.sequences * (min(whole, most * self.new) if most else whole)
+
+    def entry_pairs(self, every: int, most: int = 0) -> int:
+        """Pairs of a query and an entry that it sees."""
+        return self.sequences * (_ended(self.cached + self.new, every, most) - _ended(self.cached, every, most))
+
+
+def _ended(tokens: int, every: int, most: int) -> int:
+    """Sum over tokens of the windows that have ended with each, or of `most` where there are more."""
+    below = min(tokens, most * every - 1) if most else tokens
+    whole = below // every
+    return every * whole * (whole - 1) // 2 + whole * (below - whole * every + 1) + most * (tokens - below)
+
+
 @dataclass(frozen=True)
 class StepCost:
     """Bytes of weights, of cached keys and values and of states, and of activations that are moved; operations, 2 per
@@ -156,12 +173,33 @@ def _attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     else:
         window = reach(step)
         keys, pairs = load.keys(window), load.pairs(param(step, "causal"), window)
-    if name := param(step, "entries"):
-        every = network.caches[name].every
-        keys, pairs = keys + load.keys(0) // every, pairs + load.pairs(True, 0) // every
-    operations = 2 * pairs * param(step, "heads") * (cache.k_dim + cache.value_dim)
     read = keys * cache.kv_heads * (cache.k_dim + cache.v_dim) * kv_bytes
+    if name := param(step, "entries"):
+        entries, most = network.caches[name], _top_k(network, step)
+        pairs += load.entry_pairs(entries.every, most)
+        read += load.entries(entries.every, most) * entries.k_dim * _ELEMENT
+    operations = 2 * pairs * param(step, "heads") * (cache.k_dim + cache.value_dim)
     return StepCost(own.weights, read, own.activations, operations, operations)
+
+
+def _top_k(network: Network, step: Step) -> int:
+    """Entries that an index chooses for an attention, 0 for all."""
+    return next((param(other, "top_k") for steps in network.entries.values() for other in steps
+                 if other.op == "index_select" and set(other.outputs) & set(step.inputs)), 0)
+
+
+def _index_select(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
+    """All keys, or entries in float32, are read and multiplied with the queries of all heads."""
+    cache = network.caches[param(step, "cache")]
+    keys, pairs, size = (load.entries(cache.every), load.entry_pairs(cache.every), _ELEMENT) if cache.every else (
+        load.keys(), load.pairs(), kv_bytes)
+    return StepCost(0, keys * cache.k_dim * size, own.activations, 2 * pairs * param(step, "heads") * (cache.k_dim + 1))
+
+
+def _pool(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
+    """One of so many tokens ends a window, whose rows and those of the windows before are read."""
+    numbers = load.tokens * param(step, "series") * network.caches[param(step, "cache")].k_dim
+    return StepCost(own.weights, numbers * _ELEMENT, own.activations, 4 * numbers)
 
 
 def _causal_conv(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
@@ -170,8 +208,9 @@ def _causal_conv(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
 
 
 def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
-    written = sum(view.width for view in step.inputs) * load.tokens
-    return StepCost(0, written * kv_bytes, written * _ELEMENT, own.operations)
+    written, every = sum(view.width for view in step.inputs) * load.tokens, network.caches[param(step, "cache")].every
+    stored = written / every * _ELEMENT if every else written * kv_bytes
+    return StepCost(0, stored, written * _ELEMENT, own.operations)
 
 
 def _linear_attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
@@ -183,5 +222,5 @@ def _linear_attention(network, step, load, rows, weights, own, kv_bytes) -> Step
 
 _SPECIAL = {"embed": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,
             "head_linear": _linear, "expert_linear": _expert_linear, "attention": _attention,
-            "cache_write": _cache_write, "causal_conv": _causal_conv,
+            "index_select": _index_select, "pool": _pool, "cache_write": _cache_write, "causal_conv": _causal_conv,
             "linear_attention": _linear_attention}

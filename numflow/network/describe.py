@@ -1,5 +1,6 @@
 """A network in words and numbers, for `numflow inspect` and `numflow spec check`."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.passes.grouping import Group
 from numflow.network.weights.source import is_computed, stored_tensor
-from numflow.network.windows import CHUNK, cache_windows, kept_tokens
+from numflow.network.windows import CHUNK, cache_windows, kept_tokens, token_bytes
 from numflow.ops import Network, Step
 
 _STATE_ELEMENT = 4  # bytes of a number of a state
@@ -115,27 +116,26 @@ def bits_per_weight(network: Network, checkpoint: Checkpoint) -> float:
 
 def cache_bytes_per_token(network: Network, element_bytes: int = 2) -> int:
     """Bytes of keys and values that one more token of context takes: of all layers that see the whole text."""
-    return sum(_token_bytes(network, name, element_bytes) for name, window in cache_windows(network).items()
-               if not window)
+    return math.ceil(sum(token_bytes(network.caches[name], element_bytes)
+                         for name, window in cache_windows(network).items() if not window))
 
 
 def cache_bytes(network: Network, tokens: int, element_bytes: int = 2, chunk: int = CHUNK) -> int:
     """Bytes of keys and values that a text of so many tokens takes at most; layers with a window keep that one, and the
     tokens that run at once: `chunk` of a prompt, 1 of an answer."""
-    return sum(_token_bytes(network, name, element_bytes) * kept_tokens(window, tokens, chunk=chunk)
-               for name, window in cache_windows(network).items())
+    return math.ceil(sum(token_bytes(network.caches[name], element_bytes) * kept_tokens(window, tokens, chunk=chunk)
+                         for name, window in cache_windows(network).items()))
+
+
+def window_bytes(network: Network, element_bytes: int = 2, chunk: int = CHUNK) -> int:
+    """Of these the bytes of layers with a window, of a text that is longer than it."""
+    return math.ceil(sum(token_bytes(network.caches[name], element_bytes) * kept_tokens(window, 1 << 40, chunk=chunk)
+                         for name, window in cache_windows(network).items() if window))
 
 
 def state_bytes(network: Network) -> int:
     """Bytes of what recurrent steps keep of a text, however long it is."""
     return sum(_STATE_ELEMENT * state.size for state in network.states.values())
-
-
-def _token_bytes(network: Network, cache: str, element_bytes: int) -> int:
-    """Bytes of a cached token, of entries in float32 its part of one."""
-    own = network.caches[cache]
-    numbers = own.kv_heads * (own.k_dim + own.v_dim)
-    return -(-4 * numbers // own.every) if own.every else numbers * element_bytes
 
 
 def op_counts(network: Network) -> Mapping[str, int]:

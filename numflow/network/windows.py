@@ -6,7 +6,7 @@ a window are free for others. A window is what a query sees, itself included; 0 
 
 from collections.abc import Mapping
 
-from numflow.ops import Network, Step, param
+from numflow.ops import Cache, Network, Step, param
 
 CHUNK, BLOCK = 512, 64  # tokens of a prompt that run at once, and of a KV block, where nobody says otherwise
 STATE = -1  # among the kinds of memory, which are named by their windows
@@ -63,6 +63,17 @@ def kept_tokens(window: int, tokens: int, texts: int = 1, chunk: int = CHUNK) ->
     """Cached tokens for so many texts of `tokens` together, with blocks as they are by default, while so many tokens of
     each run at once."""
     return min(tokens, texts * BLOCK * most_blocks(window, tokens, chunk, BLOCK)) if window else tokens
+
+
+def rows_per_token(cache: Cache, block: int = BLOCK) -> float:
+    """Rows of a cache for each token that it has room for: of entries as many in a block as windows may end there."""
+    return -(-block // cache.every) / block if cache.every else 1
+
+
+def token_bytes(cache: Cache, element_bytes: float) -> float:
+    """Bytes of a cached token, in numbers of so many bytes; of entries in float32 its part of one."""
+    each = 4 if cache.every else element_bytes
+    return cache.kv_heads * (cache.k_dim + cache.v_dim) * each * rows_per_token(cache)
 
 
 def table_name(window: int) -> str:

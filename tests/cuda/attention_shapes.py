@@ -4,6 +4,7 @@ from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.survey import kernels_of
 from numflow.learn.cases.attention_cases import attention_cases
 from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.ops import View
 from numflow.quant.kv import CODED
 
 FORMS = ("q8", "q6", "q3h")  # types whose codes are read in the three ways there are
@@ -29,6 +30,26 @@ def latent_case(heads, k_dim, prefix, schedule=(((0, 5),),)):
     return b.case(y, schedule)
 
 
+def entries_case(heads, size, every, top_k=0, schedule=(((0, 5),),), **params):
+    """A case of a window of 8 keys beside entries, if every is not 0, of which an index may choose the best; with
+    sinks."""
+    b = Builder(f"entries-{heads}-{size}-{every}-{top_k}")
+    q, k, entry, query, weights = b.inputs(heads * size, size, size, 2 * 128, 2)
+    y, own = b.buffer(heads * size), b.cache(kv_heads=1, k_dim=size, prefix=size)
+    b.step("cache_write", (k,), (), cache=own)
+    chosen = (b.buffer(4, dtype="i32"),) if top_k else ()
+    if every:
+        entries, index = (b.cache(kv_heads=1, k_dim=columns, prefix=columns, every=every) for columns in (size, 128))
+        b.step("cache_write", (entry,), (), cache=entries)
+        params["entries"] = entries
+    if top_k:
+        b.step("cache_write", (View(entry.buffer, entry.start, 128),), (), cache=index)
+        b.step("index_select", (query, weights), chosen, cache=index, heads=2, top_k=top_k)
+    b.step("attention", (q, *chosen), (y,), {"sinks": b.weight("sinks", b.normal(heads))}, cache=own, heads=heads,
+           scale=size**-0.5, window=8, **params)
+    return b.case(y, schedule)
+
+
 def every_bias():
     """Softcap, slopes and sinks together, in heads of an odd size."""
     b = Builder("attention-every-bias")
@@ -42,7 +63,7 @@ def every_bias():
 
 def attention_kernels() -> dict[str, Kernel]:
     """Kernels on tensor cores by name, and the exact ones that decode: all biases, then every type of keys and values
-    at a usual size, then wide heads, then those of latent attention."""
+    at a usual size, then wide heads, then those of latent attention, and beside entries."""
     found, usual, wide = {}, attention_case(4, 1, 128, 128), attention_case(4, 1, 256, 256)
     buckets, far = (next(case for case in attention_cases() if case.name == f"attention-{name}")
                     for name in ("buckets-both-ways", "distances"))
@@ -58,5 +79,9 @@ def attention_kernels() -> dict[str, Kernel]:
     for kind in ("f16", *FORMS):
         for activations in ("int8", "f32"):
             found |= kernels_of(latent.network, latent.weights, kv_type=kind, activations=activations)
+    for every, top_k in ((0, 0), (4, 0), (4, 4)):
+        entries = entries_case(2, 512, every, top_k)
+        for kind in ("f16", *FORMS):
+            found |= kernels_of(entries.network, entries.weights, kv_type=kind)
     case = attention_case(4, 4, 192, 128)
     return found | kernels_of(case.network, case.weights, kv_k="q5", kv_v="f16")

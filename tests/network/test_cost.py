@@ -1,5 +1,7 @@
 """Costs of steps against loops that count."""
 
+from dataclasses import replace
+
 import pytest
 
 from numflow.network.cost import StepCost, Workload, step_cost, weight_bytes
@@ -26,6 +28,37 @@ def test_pairs_are_those_that_a_loop_counts(new, cached, window):
 
 def test_every_pair_of_a_bidirectional_text_is_seen():
     assert Workload(3, 7).pairs(causal=False) == 3 * 7 * 7
+
+
+@pytest.mark.parametrize("new", [1, 7])
+@pytest.mark.parametrize("cached", [0, 3, 20])
+@pytest.mark.parametrize("every", [1, 4, 30])
+@pytest.mark.parametrize("most", [0, 1, 3, 100])
+def test_entries_are_those_that_a_loop_counts(new, cached, every, most):
+    seen = [min((token + 1) // every, most or 1000) for token in range(cached, cached + new)]
+    load, whole = Workload(3, new, cached), (cached + new) // every
+    assert load.entry_pairs(every, most) == 3 * sum(seen)
+    assert load.entries(every, most) == 3 * min(whole, most * new or whole)
+
+
+def test_entries_are_read_as_they_are_chosen():
+    """One sequence of 8 tokens behind 32: 10 entries of 4 tokens, of which each query sees 2 or all."""
+    chosen, params = View("y", 64, 2), {"cache": "keys", "heads": 4, "scale": 1.0, "window": 5, "entries": "entries"}
+    index = Step("index_select", (X, View("x", 64, 2)), (chosen,), {}, {"cache": "entries", "heads": 2, "top_k": 2})
+    whole, best = (Step("attention", (X, *more), (View("y", 0, 64),), {}, params) for more in ((), (chosen,)))
+    pool = Step("pool", (), (View("y", 0, 16),), {}, {"cache": "rows", "every": 4, "series": 2})
+    write = Step("cache_write", (View("y", 0, 16),), (), {}, {"cache": "entries"})
+    made = replace(network(index, whole, best, pool, write), caches={
+        "keys": Cache("keys", 1, 16, 0, prefix=16), "entries": Cache("entries", 1, 16, 0, prefix=16, every=4),
+        "rows": Cache("rows", 1, 64, 0, prefix=64, every=1)})
+    cost = {name: step_cost(made, step, Workload(1, 8, 32), kv_bytes=2) for name, step in (
+        ("index", index), ("whole", whole), ("best", best), ("pool", pool), ("write", write))}
+    ended = 3 * 8 + 4 * 9 + 10  # of the queries at 32 .. 39
+    assert cost["index"].cache == 10 * 16 * 4 and cost["index"].operations == 2 * ended * 2 * 17
+    assert cost["whole"].cache == 12 * 16 * 2 + 10 * 16 * 4
+    assert cost["whole"].operations == 2 * (8 * 5 + ended) * 4 * 32
+    assert cost["best"].cache == 12 * 16 * 2 + 10 * 16 * 4 and cost["best"].operations == 2 * (8 * 5 + 16) * 4 * 32
+    assert cost["pool"].cache == 8 * 2 * 64 * 4 and cost["write"].cache == 8 / 4 * 16 * 4
 
 
 def test_a_linear_reads_its_matrix_once_whatever_the_batch():

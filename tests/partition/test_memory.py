@@ -1,6 +1,7 @@
 """What the planner says that devices will take of memory, against what their programs take."""
 
 import json
+import math
 
 import pytest
 
@@ -8,14 +9,20 @@ import numflow
 from numflow.cli.app import app
 from numflow.cpu import program as executor
 from numflow.cpu.estimate import cache_bytes, weight_bytes
+from numflow.cpu.state.cache import KVCache as CpuCache
+from numflow.cuda.estimate import cache_bytes as of_gpu
+from numflow.cuda.state.cache import KVCache as GpuCache
+from numflow.cuda.survey import Notebook
 from numflow.lab import machine
 from numflow.lab.shapes import find_shape, random_network
-from numflow.network import WeightSource
+from numflow.network import WeightSource, describe
+from numflow.network.windows import BLOCK, cache_windows
 from numflow.partition.cut.cut import partition
 from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 from numflow.partition.price.price import Prices
 from numflow.partition.run.program import PlanProgram
 from tests.conftest import shared
+from tests.partition.plans import model_of
 
 BLOCKS = 3
 SIZES = {"layers": 2, "width": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "vocabulary": 300}
@@ -38,6 +45,20 @@ def test_predictions_are_within_a_hundredth(devices, weights, kv):
         assert [m.cache for m in predicted] == pytest.approx(program.device_kv_bytes, rel=0.01)
     finally:
         program.close()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4", "deepseek_v4_ratios", "deepseek_v4_heavy"])
+def test_entries_take_what_is_said(name):
+    """Of float32, as many in a block as windows may end there: 16 of 4 tokens, 22 of 3, 1 of 128."""
+    network, *_ = model_of(name)
+    for cache in network.caches.values():
+        on_cpu, on_gpu = CpuCache(cache, BLOCK, "f16", "f16"), GpuCache(Notebook(), cache, BLOCK, "f16", "f16")
+        assert (on_cpu.block_bytes, on_gpu.block_bytes) == (BLOCK * cache_bytes(cache), BLOCK * of_gpu(cache))
+    plain = {own: 4 * cache.k_dim * -(-BLOCK // cache.every) if cache.every else 2 * cache.k_dim * BLOCK
+             for own, cache in network.caches.items()}
+    whole = sum(plain[own] for own, window in cache_windows(network).items() if not window)
+    assert describe.cache_bytes_per_token(network) == math.ceil(whole / BLOCK)
+    assert describe.cache_bytes(network, 50 * BLOCK) == 50 * whole + describe.window_bytes(network)
 
 
 FIGURES = {"memory": 4e9, "bandwidth": 1e10, "operations": 1e11, "step": 1e-6, "host_bandwidth": 1e10, "latency": 1e-6,

@@ -4,7 +4,7 @@ y = softmax(softcap(scale * q k^T) + bias, over the visible keys of the sequence
 
     attention_exact   float32 throughout: activations "f32", float32 caches, keys of more than 1024 columns, buckets of
                       distances, whose branches leave no registers for the sums of tensor cores, vectors of distances,
-                      and where an index chooses the keys
+                      where an index chooses the keys, and entries beside keys
     attention_few     tensor cores, for sequences with so few new tokens that 16 rows hold the queries of a key head,
                       and for all where keys or values have more than 256 columns
     attention_many    tensor cores, for the other sequences of the batch
@@ -20,13 +20,14 @@ from numflow.cuda.attention.exact import exact_kernel
 from numflow.cuda.attention.few import WIDEST, few_kernel, slices_of
 from numflow.cuda.attention.join import MOST_PARTS, join
 from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
-from numflow.cuda.attention.parameters import BatchTables, Biases, Far, Halves, Heads, Scores
+from numflow.cuda.attention.parameters import BatchTables, Biases, Entries, Far, Halves, Heads, Scores
 from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Prepared, Sizes, ceil
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.state.cache_code import width
 from numflow.cuda.weights.operand import bind_operand
+from numflow.network.windows import reach
 from numflow.ops import Step, View, param
 
 PART_KEYS = 128   # keys of a part, at least
@@ -59,8 +60,9 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     is_self = shape.kind == "self"
     exact = (n_buckets if causal else n_buckets // 2) // 2
     spread = math.log(param(step, "bucket_distance") / exact) if buckets else 1.0
+    more = ctx.caches[param(step, "entries")] if param(step, "entries") else None
     is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None or bool(beside) \
-        or max(shape.k_dim, shape.value_dim) > MOST_COLUMNS
+        or more is not None or max(shape.k_dim, shape.value_dim) > MOST_COLUMNS
     most = max(EXACT_ROWS * heads * MOST_PARTS, ROWS * BLOCKS) if is_exact else ROWS * BLOCKS
     partial = ctx.scratch("parts of attention", 4 * most * (shape.value_dim + 2))
     tables = BatchTables(
@@ -80,8 +82,9 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
     if is_exact:
         bits = IntRows(*(ctx.view(chosen[0]) if chosen else (None, 0)))
-        kernel = exact_kernel(*sizes_of, *flags, cache.v_row, bool(chosen), bool(far))
-        calls, parts = _exact(step, (*args, bits, _far(step, ctx, far)), kernel, heads, most)
+        kernel = exact_kernel(*sizes_of, *flags, cache.v_row, bool(chosen), bool(far), more is not None)
+        calls, parts = _exact(step, (*args, bits, _far(step, ctx, far), _entries(ctx, more)), kernel, heads, most,
+                              _seen(step, more))
         made = None
     else:
         calls, parts, made = _tensor(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row, most, halves)
@@ -96,6 +99,14 @@ def _far(step: Step, ctx, views: list[View]) -> Far:
     of_keys = ctx.view(views[1]) if len(views) > 1 else (None, 0)
     return Far(*ctx.view(views[0]), *of_keys, ctx.vector(places),
                ctx.network.weights[places].shape[0] // 2, views[0].width // heads)
+
+
+def _entries(ctx, cache) -> Entries:
+    """Rows of a cache of entries, or none."""
+    if cache is None:
+        return Entries(None, None, 0, 0, 0)
+    return Entries(cache.k, ctx.batch.ref(cache.table), cache.block_rows, width("f32", cache.shape.k_dim),
+                   cache.shape.every)
 
 
 def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves: Prepared | None,
@@ -115,11 +126,19 @@ def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves:
     return calls
 
 
-def _exact(step: Step, args: tuple, attend: Kernel, heads: int, most: int):
+def _seen(step: Step, entries) -> Callable[[Sizes], int]:
+    """Rows that the last query of the longest sequence sees, by which parts are counted: with entries, few keys."""
+    if entries is None:
+        return lambda sizes: sizes.keys
+    window, every = reach(step), entries.shape.every
+    return lambda sizes: min(filter(None, (window, sizes.keys)), default=0) + sizes.keys // every
+
+
+def _exact(step: Step, args: tuple, attend: Kernel, heads: int, most: int, seen: Callable[[Sizes], int]):
     """The call, and how many parts there are; most: rows of parts that there is room for, one for each head."""
     def parts(sizes: Sizes) -> int:
         many = sizes.rows[N_TOKENS] > EXACT_ROWS
-        return 1 if many else max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, _room(sizes, heads, most)))
+        return 1 if many else max(1, min(MOST_PARTS, seen(sizes) // PART_KEYS, _room(sizes, heads, most)))
 
     return [Call(step, lambda sizes: Launch(attend, (heads, sizes.rows[N_TOKENS], parts(sizes)), args))], parts
 

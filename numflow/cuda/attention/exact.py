@@ -1,22 +1,22 @@
 """Attention in float32 throughout, for keys and values of any type: what activations "f32" and float32 caches get.
 
 A warp works for one query head of one row, over 32 keys at a time: a lane has a key of the scores, then columns of the
-values. With few rows and many keys several warps share the keys of a head, and join.py joins what they leave.
+values. With few rows and many keys several warps share the keys of a head, and join.py joins what they leave. Entries
+that are seen beside the keys come behind them (entries.py), and are shared likewise.
 """
 
 import functools
 
 from numflow.cuda.attention.bias import biased, seen
+from numflow.cuda.attention.entries import entry_walker, weighed
 from numflow.cuda.attention.join import LOWEST
-from numflow.cuda.attention.parameters import BatchTables, Biases, Far, Heads, Scores
+from numflow.cuda.attention.parameters import BatchTables, Biases, Entries, Far, Heads, Scores
 from numflow.cuda.device.call import N_TOKENS
-from numflow.cuda.lang.arithmetic import exp, fmax
 from numflow.cuda.lang.hadamard import rotate
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import block_x, block_y, block_z, grid_z, lane_index, load4, sync_warp
 from numflow.cuda.lang.kernel import Kernel, kernel
 from numflow.cuda.lang.parameters import IntRows, Rows
-from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.state.cache_code import PIECE, element, floats, name_of_values, pitch, region, width
 from numflow.quant.kv import BLOCK, CODED
@@ -25,9 +25,10 @@ from numflow.quant.kv import BLOCK, CODED
 @functools.cache
 def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool, has_slopes: bool,
                  has_sinks: bool, has_buckets: bool, v_row: int, has_chosen: bool = False,
-                 has_far: bool = False) -> Kernel:
+                 has_far: bool = False, has_entries: bool = False) -> Kernel:
     """Grid (heads, rows, parts). v_row: columns of the row in memory that a value begins. has_chosen: only keys whose
-    bits are set are seen. has_far: queries and keys meet vectors of their distances, too."""
+    bits are set are seen; with entries, only such entries. has_far: queries and keys meet vectors of their distances,
+    too."""
     k_width, columns = width(k_type, k_dim), -(-width(v_type, v_dim) // 32)
     pieces, v_width = k_width // 8, width(v_type, v_dim)
     turned, turned_back = k_type in CODED, v_type in CODED
@@ -38,13 +39,14 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     bias = biased(has_cap, has_slopes, has_buckets, 1.0)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
-    extras += "_chosen" * has_chosen + "_far" * has_far
+    extras += "_entries" * has_entries + "_chosen" * has_chosen + "_far" * has_far
+    walk = entry_walker(columns, has_cap, has_chosen) if has_entries else None
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=8 if is_wide else 12,
             exact=has_buckets)
     def _attention(y: Rows, partial: f32.ptr, q: Rows, k: u32.ptr, v: u32.ptr, biases: Biases, batch: BatchTables,
-                   shape: Heads, rule: Scores, chosen: IntRows, far: Far):
+                   shape: Heads, rule: Scores, chosen: IntRows, far: Far, entries: Entries):
         # Place in the grid: a head of queries and a row; the keys that the row sees.
         head, t, lane = block_x(), block_y(), u32(lane_index())
         if t >= batch.counts[N_TOKENS]:
@@ -78,7 +80,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
             key = i32(begin + lane)
             score, block, place = f32(LOWEST), u32(0), u32(0)
             inside = u32(1) if key < end else u32(0)
-            if has_chosen and inside != 0:
+            if has_chosen and not has_entries and inside != 0:
                 word = u32(chosen.data[t * chosen.stride + (u32(key) >> u32(5))])
                 inside = u32(u32(word >> u32(u32(key) & u32(31))) & u32(1))
             if key < end:  # also of keys that were not chosen, whose values are multiplied by 0
@@ -107,11 +109,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
                 score = bias(dot, rule.scale, rule.cap, biases.slopes, biases.buckets, i32(key - position), head,
                              shape.heads, rule.n_buckets, rule.spread, rule.causal)
             # Online softmax: rescale the sums by exp(old maximum - new maximum).
-            larger = fmax(peak, warp_max(score))
-            weight = exp(score - larger) if inside != 0 else f32(0)
-            fade = exp(peak - larger)
-            total = total * fade + warp_sum(weight)
-            peak = larger
+            weight, fade, peak, total = weighed(score, inside, peak, total)
             p[lane], ids[lane], places[lane] = weight, block, place
             # Barrier: weights of all lanes are in shared memory; then values: a lane has columns.
             sync_warp()
@@ -128,13 +126,26 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
                 j = u32(j + 1)
             sync_warp()
             begin = i32(begin + 32)
+        # Entries, which are not rotated: the sums are turned back, and the query is loaded as it is.
+        if has_entries:
+            for i in range(columns):
+                acc[i] = rotate(acc[i], lane) if turned_back else acc[i]
+            column = lane
+            while turned and column < k_width:
+                query[column] = q.data[t * q.stride + head * shape.k_dim + column] if column < shape.k_dim else f32(0)
+                column = u32(column + 32)
+            sync_warp()
+            peak, total = walk(acc, query, p, ids, peak, total, entries.rows,
+                               entries.table + sequence * batch.table_stride, entries.places, entries.width,
+                               entries.every, shape.block_size, u32(position + 1), chosen.data, u32(t * chosen.stride),
+                               rule.scale, rule.cap, lane)
         # Epilogue: y, or for several parts what attention_join joins.
         to = partial + ((t * shape.heads + head) * shares + block_z()) * (shape.v_dim + 2)
         if shares > 1 and lane == 0:
             to[0], to[1] = peak, total
         for i in range(columns):
             column = u32(lane + 32 * i)
-            value = rotate(acc[i], lane) if turned_back else acc[i]
+            value = rotate(acc[i], lane) if turned_back and not has_entries else acc[i]
             if column < shape.v_dim and shares > 1:
                 to[column + 2] = value
             elif column < shape.v_dim:

@@ -26,6 +26,19 @@ class Far(NamedTuple):
     count: u32
 
 
+class Entries(NamedTuple):
+    """Rows f32 [blocks][places][width], each for a window of `every` tokens, at the place of its last one.
+
+    table: their blocks of each sequence.
+    """
+
+    rows: f32.ptr
+    table: i32.ptr
+    places: u32
+    width: u32
+    every: u32
+
+
 class BatchTables(NamedTuple):
     """Rows and keys of the batch; starts: first token of each sequence, lengths: keys that it has."""
 

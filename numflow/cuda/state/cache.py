@@ -2,7 +2,9 @@
 
 Token p of a sequence lies in block table[p // block_size] at place p % block_size; a block holds a region for each head
 of K, and in other memory one for each of V, in the type that each has: cache_code.py says what a region is. Where
-values are a prefix of keys there is no V, and its rows are those of K.
+values are a prefix of keys there is no V, and its rows are those of K. Entries, one for `every` tokens, are rows of
+float32, one after the other, as many in a block as windows may end there: each at the place of its last token divided
+by `every`.
 """
 
 import numpy as np
@@ -20,7 +22,7 @@ TILE = 64  # keys that attention works on at a time: they must lie in one block
 class KVCache:
     """Memory of `cache` for blocks of `block_size` tokens; K and V each in their own type. sizes: bytes of a block.
 
-    window: of the attention that reads it, 0: the whole text.
+    window: of the attention that reads it, 0: the whole text. block_rows: rows of a block, fewer of entries.
     host: in pinned memory of the host, which kernels reach over the bus. While steps are bound, such a cache has a
     `room` on the device, to which what a batch reads is copied (cache_host.py): keys and values, or None.
     """
@@ -28,11 +30,12 @@ class KVCache:
     def __init__(self, device: Device, cache: Cache, block_size: int, kv_k: str, kv_v: str, host: bool = False,
                  window: int = 0):
         self.device, self.shape, self.block_size, self.blocks = device, cache, block_size, 0
-        self.types, self.window = (kv_k, kv_k if cache.prefix else kv_v), window
+        self.types = ("f32", "f32") if cache.every else (kv_k, kv_k if cache.prefix else kv_v)
+        self.window, self.block_rows = window, -(-block_size // max(cache.every, 1))
         self.host, self.room = host, None
         if block_size < TILE or block_size % TILE:
             raise RequestError(f"block_size should be a multiple of {TILE}, is {block_size}")
-        self.sizes = tuple(cache.kv_heads * region_bytes(kind, size, block_size)
+        self.sizes = tuple(cache.kv_heads * region_bytes(kind, size, self.block_rows)
                             for size, kind in zip((cache.k_dim, cache.v_dim), self.types))
         self.v_row = cache.k_dim if cache.prefix else cache.v_dim  # columns of the row that a value begins
         self._memory = [None, None]

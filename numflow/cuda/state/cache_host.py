@@ -20,7 +20,7 @@ from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import i32, u32
 from numflow.cuda.state.cache import LEAST, KVCache
-from numflow.ops import Network, Step
+from numflow.ops import Network, Step, caches_of
 
 THREADS = 256
 BLOCKS = 32  # of the copy's grid: enough to keep a bus busy, few enough to leave the multiprocessors to the layers
@@ -74,8 +74,9 @@ def _spans(steps: Sequence[Step], names: Sequence[str]) -> list[tuple[str, int, 
     """Each cache that is used, with its first and last step, in the order of the first."""
     uses: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
-        if step.params.get("cache") in names:
-            uses.setdefault(step.params["cache"], []).append(index)
+        for name in caches_of(step).values():
+            if name in names:
+                uses.setdefault(name, []).append(index)
     return [(name, found[0], found[-1]) for name, found in uses.items()]
 
 
@@ -93,7 +94,7 @@ def with_copies(bound: list[tuple[Step, list]], ctx) -> list[tuple[Step, list]]:
     if not spans:
         return bound
     calls, rooms = [list(calls) for _, calls in bound], ctx.rooms.count
-    read = {step.params["cache"] for step, _ in bound if step.op == "attention"}
+    read = {name for step, _ in bound if step.op != "cache_write" for name in caches_of(step).values()}
     before = [_order("begin", False, False), _order("begin", True, True)]
     for turn, (name, first, _) in enumerate(spans):
         copied = [_copy(ctx, name)] if name in read else []

@@ -46,6 +46,8 @@ THREADS = 128
 def cache_write(step: Step, ctx) -> list[Call]:
     """k f32 [T, G * E], v f32 [T, G * E_v], if values are stored: each token's row goes to its position."""
     cache, batch = ctx.caches[param(step, "cache")], ctx.batch
+    if cache.shape.every:
+        return _entries(step, ctx)
     calls = []
     parts = list(zip(step.inputs, cache.types, (cache.shape.k_dim, cache.shape.v_dim)))
     for to, (view, kind, size) in (pair for place in cache.places for pair in zip(place, parts)):
@@ -55,6 +57,29 @@ def cache_write(step: Step, ctx) -> list[Call]:
                              batch.places(cache.table, ctx.rows(view)), size, width(kind, size), cache.shape.kv_heads,
                              cache.block_size))
     return calls
+
+
+def _entries(step: Step, ctx) -> list[Call]:
+    """k f32 [T, E]: the rows of tokens that end a window go to its place."""
+    (k,), cache = step.inputs, ctx.caches[param(step, "cache")]
+    columns, places = width("f32", k.width), ctx.batch.places(cache.table, ctx.rows(k))
+    return [per_row(step, _write_entries, ctx.rows(k), ceil(columns, THREADS), to, ctx.view(k), places, k.width,
+                    columns, cache.block_size, cache.block_rows, cache.shape.every) for to, _ in cache.places]
+
+
+@kernel("cache_write_entries", THREADS)
+def _write_entries(cache: f32.ptr, x: Rows, places: Places, size: u32, width: u32, block_size: u32, block_rows: u32,
+                   every: u32):
+    """One thread for each number; columns beyond the `size` of a row become zero."""
+    t, column = block_x(), u32(block_y() * 128 + thread_index())
+    if t >= places.counts[places.field] or column >= width:
+        return
+    position = u32(places.positions[t])
+    if u32(position + 1) % every != 0:
+        return
+    block = u32(places.table[places.sequence_of[t] * places.table_stride + position // block_size])
+    value = x.data[t * x.stride + column] if column < size else f32(0)
+    cache[(block * block_rows + position % block_size // every) * width + column] = value
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from numflow.network.cost import StepCost, Workload, step_cost, tables, weight_bytes
 from numflow.network.describe import state_bytes
-from numflow.network.windows import cache_windows, kept_tokens
+from numflow.network.windows import cache_windows, kept_tokens, token_bytes
 from numflow.ops import EXCHANGES, Cache, Network, Step, Weight, param
 from numflow.partition.cut.plan import DevicePart, Plan, layer_of
 from numflow.partition.price.events import Collective, Receive, Script, Send, Work
@@ -114,7 +114,7 @@ class Prices:
                      hold: Callable[[Cache], float] | None = None) -> float:
         """Bytes of so many tokens in the caches, of all queries together; of an encoder-decoder, as many that are read
         and as many that are written. Layers with a window keep the last ones of each query, recurrent ones a state."""
-        hold = hold or self.hold or (lambda cache: cache.kv_heads * (cache.k_dim + cache.v_dim) * self.kv_bytes)
+        hold = hold or self.hold or (lambda cache: token_bytes(cache, self.kv_bytes))
         windows = cache_windows(network)
         return queries * state_bytes(network) + sum(
             hold(cache) * kept_tokens(windows.get(name, 0), tokens, queries) for name, cache in network.caches.items())

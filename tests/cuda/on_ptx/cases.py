@@ -13,8 +13,8 @@ import numpy as np
 from numflow.cuda.program import Program
 from numflow.cuda.weights import quantise
 from numflow.lab.shapes import Shape, random_network
-from numflow.learn.cases.build import error, run_case
-from numflow.network import WeightSource
+from numflow.learn.cases.build import Case, error, run_case
+from numflow.network import WeightSource, build, choose_spec
 from numflow.network.adapters.parts import AdaptedPart
 from numflow.network.adapters.steps import adaptable
 from numflow.network.states import matrix_states
@@ -24,7 +24,7 @@ from numflow.quant.kv import CODED
 from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
-from tests.cuda.attention_shapes import FORMS, attention_case, every_bias, latent_case
+from tests.cuda.attention_shapes import FORMS, attention_case, entries_case, every_bias, latent_case
 from tests.cuda.kernels import APART, EVERY, GROUPED, decoder, many_rows
 from tests.cuda.matrices import (
     FLOAT8,
@@ -38,6 +38,7 @@ from tests.cuda.matrices import (
 )
 from tests.cuda.small import CASES
 from tests.quant.hub import float8_rows
+from tests.specs.case import load_case, memory_checkpoint
 
 HALF, INT8, MODEL = 6e-3, 0.05, 0.2     # bounds: 11 bits (8 of bfloat16 are MODEL's), int8 activations, whole models
 ROWS = (1, 3, 5, 9, 17, 65)             # tokens: a kernel for each, of products on tensor cores the three tiles
@@ -89,6 +90,7 @@ def jobs() -> Iterator[Job]:
     yield _case("heads-F32", heads, 3e-5)
     yield Job("adapters", _adapters)
     yield Job("model-long", _long)
+    yield Job("model-entries", _entries)
     yield from _functions()
 
 
@@ -129,6 +131,10 @@ def _attention() -> Iterator[Job]:
     for kind in ("f16", *FORMS):
         for activations in ("int8", "f32"):
             yield _case(f"attention-latent-{kind}-{activations}", latent, HALF, kv_type=kind, activations=activations)
+    for kind in ("f16", *FORMS):
+        for every, top_k in ((0, 0), (4, 0), (4, 4)):
+            entries = entries_case(2, 512, every, top_k, (((0, 20),), ((0, 3), (1, 1)), ((0, 1), (1, 1))))
+            yield _case(f"attention-entries-{kind}-{every}-{top_k}", entries, HALF, kv_type=kind)
     yield _case("attention-biases", replace(every_bias(), schedule=(((0, 40), (1, 3)), ((0, 1), (1, 1)))), HALF,
                 kv_type="f16")
     narrow = attention_case(4, 1, 64, 64, (((0, 40), (1, 3)), ((0, 1), (1, 1))))
@@ -250,6 +256,16 @@ def _long(device) -> None:
     _compare_logits(network, weights, device, 5, (
         Batch(ids[begin:end], np.arange(begin, end), np.array([0, end - begin]), np.arange(5)[None],
               np.array([end - begin - 1])) for begin, end in ((0, 300), (300, 301))), block_size=64)
+
+
+def _entries(device) -> None:
+    """A model of layers with entries of 4 and of 8 tokens, chosen and not: texts in pieces and side by side."""
+    stored_case = load_case("deepseek_v4")
+    checkpoint = memory_checkpoint(stored_case.configs[0], stored_case.tensors)
+    built = build(choose_spec(checkpoint), checkpoint)
+    case = Case("model-entries", built, WeightSource(built, checkpoint),
+                (((0, 30), (1, 7)), ((1, 7), (0, 1)), ((0, 1), (1, 1))))
+    _compare(case, 1e-4, {"activations": "f32"}, device)
 
 
 def _functions() -> Iterator[Job]:
