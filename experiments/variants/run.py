@@ -4,7 +4,9 @@ Each variant begins with the configuration of a tiny checkpoint, changes some of
 save a random checkpoint of it, and runs that there and here, in float32. What transformers itself refuses, or turns
 into NaN, and what hangs on rounding, is passed over and counted. Where numbers differ, or numflow refuses, changes are
 taken back one by one as long as that stays so: the keys that are left are the fault's. A variant is made again by its
-family, its seed and its number.
+family, its seed and its number. With `format=gguf` llama.cpp's converter makes a GGUF file of each checkpoint
+(`converter=PATH`, convert_hf_to_gguf.py), and its library (`library=FOLDER`, of libllama.so) says what is right where
+it runs the file.
 """
 
 import collections
@@ -15,14 +17,17 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from .bases import bases
 from .changes import PARTS, applied, draw
+from .gguf_files import FILE, LIKE_PEER, LIKE_THEIRS, NOT_ASKED, converted, judged, peers
 
-OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7}
+OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7,
+           "format": "safetensors", "converter": "", "library": ""}
 TOLERANCE, STEADY, MARGIN = 1e-4, 3e-3, 1e-3
 LENGTHS = (9, 45, 71)
 CONTEXT = re.compile("max_position_embeddings|n_positions|n_ctx|max_length|context_length|max_seq|seq_length")
@@ -30,15 +35,18 @@ RIGHT, REFUSED, WRONG, PASSED = "right", "refused", "wrong", "passed over"
 
 
 class Theirs:
-    """The process of transformers; started again where it ends."""
+    """A process that answers, a line of JSON each; started again where it ends.
 
-    def __init__(self, python: str):
-        self.python, self.process = python, None
+    command: Python, a file beside this one, what that is given.
+    """
+
+    def __init__(self, python: str, file: str, *more: str):
+        self.command, self.process = [python, str(Path(__file__).with_name(file)), *more], None
 
     def ask(self, **request) -> dict:
         if self.process is None or self.process.poll() is not None:
-            self.process = subprocess.Popen([self.python, Path(__file__).with_name("theirs.py")], text=True,
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self.process = subprocess.Popen(self.command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                            stderr=subprocess.DEVNULL)
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
@@ -53,6 +61,19 @@ class Theirs:
             self.process.wait()
 
 
+@dataclass(frozen=True)
+class Sides:
+    """The processes of transformers, and of llama.cpp where it is asked."""
+
+    theirs: Theirs
+    peer: Theirs | None
+
+    def close(self) -> None:
+        self.theirs.close()
+        if self.peer is not None:
+            self.peer.close()
+
+
 def run(lab):
     options, python = lab.options, lab.options["python"] or sys.executable
     if lab.quick:
@@ -62,14 +83,15 @@ def run(lab):
         lab.text("transformers and torch are not installed, so nothing was compared: name a Python that has them, "
                  "`--set python=/path/to/python`.")
         return
-    theirs, found = Theirs(python), {}
+    peer = Theirs(sys.executable, "peer.py", options["library"]) if options["library"] else None
+    sides, found = Sides(Theirs(python, "theirs.py"), peer), {}
     try:
         for name, base in bases(options["bases"], options["family"]).items():
-            found[name] = family(lab, theirs, name, base)
+            found[name] = family(lab, sides, name, base)
             kinds = collections.Counter(row["result"] for row in found[name])
             lab.say(f"{name}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
     finally:
-        theirs.close()
+        sides.close()
     lab.results |= {"variants": found}
     report(lab, found)
 
@@ -78,59 +100,87 @@ def available() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def family(lab, theirs: Theirs, name: str, base: dict) -> list[dict]:
+def family(lab, sides: Sides, name: str, base: dict) -> list[dict]:
     """A row for each variant: its number, the result, the line that says it, and the changes that do it."""
     with tempfile.TemporaryDirectory() as place:
-        own = theirs.ask(do="keys", config=base, folder=place)
+        own = sides.theirs.ask(do="keys", config=base, folder=place)
     if "ok" not in own:
         return [{"number": 0, "result": PASSED, "line": own["refused"], "changes": []}]
     rows, known = [], set()
     for number in range(lab.options["n"]):
         dice = random.Random(f"{name} {lab.options['seed']} {number}")
         changes, saved = draw(base, own["ok"], dice) if number else [], dice.random() < 0.4
-        row = {"number": number, "saved": saved} | tried(lab, theirs, applied(base, changes), saved, number)
-        if row["result"] in (WRONG, REFUSED) and (row["result"] == WRONG or row["line"] not in known):
+        row = {"number": number, "saved": saved} | tried(lab, sides, applied(base, changes), saved, number)
+        if row["result"] not in (RIGHT, PASSED) and (row["result"] != REFUSED or row["line"] not in known):
             known.add(row["line"])
-            changes, row = smallest(lab, theirs, base, changes, row)
+            changes, row = smallest(lab, sides, base, changes, row)
             lab.say(f"  {name} {number}, {row['result']}: {row['line']}; {'saved; ' * saved}{json.dumps(changes)}")
         rows.append(row | {"changes": changes})
     return rows
 
 
-def smallest(lab, theirs: Theirs, base: dict, changes: list[dict], row: dict) -> tuple[list[dict], dict]:
+def smallest(lab, sides: Sides, base: dict, changes: list[dict], row: dict) -> tuple[list[dict], dict]:
     """Fewer changes of which the same comes, and what comes of them."""
     for change in list(changes):
         fewer = [each for each in changes if each is not change]
-        again = tried(lab, theirs, applied(base, fewer), row["saved"], row["number"])
+        again = tried(lab, sides, applied(base, fewer), row["saved"], row["number"])
         if again["result"] == row["result"]:
             changes, row = fewer, row | again
     return changes, row
 
 
-def tried(lab, theirs: Theirs, config: dict, saved: bool, seed: int) -> dict:
+def tried(lab, sides: Sides, config: dict, saved: bool, seed: int) -> dict:
     """The result of one configuration."""
-    import numflow
-
     with tempfile.TemporaryDirectory() as place:
-        given = prompts(config, seed)
+        given, gguf = prompts(config, seed), lab.options["format"] == "gguf"
         decoder = "ForCausalLM" in str(config.get("architectures")) or "LMHead" in str(config.get("architectures"))
-        made = theirs.ask(do="make", config=config, folder=place, saved=saved, seed=seed, prompts=given, greedy=decoder)
+        made = sides.theirs.ask(do="make", config=config, folder=place, saved=saved, seed=seed, prompts=given,
+                                greedy=decoder and not gguf)
         if "ok" not in made:
             return {"result": PASSED, "line": made["refused"]}
         if made["ok"]["moved"] > STEADY:
             return {"result": PASSED, "line": f"rounding decides ({made['ok']['moved']:.2g})"}
         with np.load(Path(place) / "expected.npz") as file:
             wanted = [file[f"logits_{at}"] for at in range(len(given))]
-        try:
-            with_options = (place, given, made["ok"], wanted[0].ndim == 1, lab.options["backend"])
-            whole, texts = ours(numflow, *with_options)
-            cut, _ = ours(numflow, *with_options, chunk=lab.options["chunk"])
-        except numflow.NumflowError as problem:
-            return {"result": REFUSED, "line": str(problem).replace(place, "")}
-        except Exception as problem:  # a fault of ours, which is what is looked for
-            return {"result": WRONG, "line": f"{type(problem).__name__}: {problem}"}
+        if gguf:
+            return as_gguf(lab, sides, config, place, given, wanted, made["ok"])
+        found = guarded(lambda numflow: [ours(numflow, place, given, made["ok"], wanted[0].ndim == 1,
+                                              lab.options["backend"], **chunks)
+                                         for chunks in ({}, {"chunk": lab.options["chunk"]})], place)
+    if isinstance(found, dict):
+        return found
+    (whole, texts), (cut, _) = found
     line = compared(whole, cut, texts, wanted, made["ok"])
     return {"result": WRONG if line else RIGHT, "line": line}
+
+
+def as_gguf(lab, sides: Sides, config: dict, place: str, given: list[dict], wanted: list, made: dict) -> dict:
+    """The result of what llama.cpp's converter makes of the checkpoint."""
+    problem = converted(sides, config, place, lab.options["converter"])
+    if problem:
+        return {"result": PASSED, "line": problem}
+    found = guarded(lambda numflow: ours(numflow, str(Path(place) / FILE), given, made, wanted[0].ndim == 1,
+                                         lab.options["backend"])[0], place)
+    refused = isinstance(found, dict)
+    scores = wanted[0].ndim == 1
+    peer = NOT_ASKED if scores else peers(sides, config, place, given, 1 if refused else found[0].shape[-1])
+    if refused:
+        runs = not isinstance(peer, str) or found["result"] == WRONG
+        return found if runs else {"result": PASSED, "line": f"llama.cpp: {peer}; numflow: {found['line']}"}
+    result, line = judged(found, peer, wanted, made["moved"])
+    return {"result": result, "line": line}
+
+
+def guarded(run, place: str):
+    """Numbers of numflow, or a result where there are none."""
+    import numflow
+
+    try:
+        return run(numflow)
+    except numflow.NumflowError as problem:
+        return {"result": REFUSED, "line": str(problem).replace(place, "")}
+    except Exception as problem:  # a fault of ours, which is what is looked for
+        return {"result": WRONG, "line": f"{type(problem).__name__}: {problem}"}
 
 
 def prompts(config: dict, seed: int) -> list[dict]:
@@ -181,12 +231,13 @@ def compared(whole, cut, texts, wanted, made) -> str:
 
 
 def report(lab, found: dict[str, list[dict]]) -> None:
-    results = (RIGHT, WRONG, REFUSED, PASSED)
+    results = (RIGHT, LIKE_PEER, LIKE_THEIRS, WRONG, REFUSED, PASSED)
     counts = {name: collections.Counter(row["result"] for row in rows) for name, rows in found.items()}
     lab.table(["family", *results], [[name, *(count[kind] for kind in results)] for name, count in counts.items()]
               + [["all", *(sum(count[kind] for count in counts.values()) for kind in results)]])
     lab.claim("Nothing was wrong.", not any(count[WRONG] for count in counts.values()), "Some variants were wrong.")
-    for kind, title in ((WRONG, "Wrong"), (REFUSED, "Refused by numflow")):
+    for kind, title in ((WRONG, "Wrong"), (REFUSED, "Refused by numflow"), (LIKE_THEIRS, "Not as llama.cpp has it"),
+                        (LIKE_PEER, "Not as transformers has it")):
         rows = [(name, row) for name, each in found.items() for row in each if row["result"] == kind]
         if rows:
             lab.heading(title)

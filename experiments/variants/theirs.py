@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from converted import convert
 
 MOST_PARAMETERS = 3_000_000
 GREEDY = 6
@@ -111,7 +112,8 @@ def greedy(model, given: dict) -> dict:
 def answer(request: dict) -> dict:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            found = {"keys": keys, "make": lambda config, folder: make(request, folder)}[request["do"]](
+            found = {"keys": keys, "make": lambda config, folder: make(request, folder),
+                     "convert": lambda config, folder: convert(folder, request["converter"])}[request["do"]](
                 request["config"], Path(request["folder"]))
         return {"ok": found}
     except Exception as problem:  # a class may raise anything; it is told, and counted

@@ -291,7 +291,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "router_scale": _float(1.0, "the router's scores are multiplied by it"),
         "router_width": _int(0, "columns of a router of several matrices: down, to which what the layer before had is "
                              "added, a norm, two with gelu behind them, and the scores; 0 = one matrix", 0),
-        "early": _bool(False, "the router reads what the layer does, before attention and without a norm"),
+        "early": _bool(False, "the router, or experts beside a dense part by their norm, read what the layer reads"),
         "beside": _bool(False, "a dense part and the experts side by side, each with norms of its own"),
         "latent_width": _int(0, "columns that the experts' inputs and outputs are projected to and from; 0 = none", 0),
         "shared_width": _int(0, "width of the expert that every token uses; 0 = none", 0),

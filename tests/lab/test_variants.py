@@ -52,6 +52,23 @@ def test_changes_that_do_not_matter_are_taken_back(experiment, monkeypatch):
     assert left == [{"hidden_act": "gelu"}] and row["line"] == "whole"
 
 
+def test_who_is_right_about_a_gguf_file(experiment):
+    """llama.cpp is, where it runs the file; close numbers count only where it agrees with transformers."""
+    judged = sys.modules[f"{experiment[0].__name__}.gguf_files"].judged
+    base = [np.random.default_rng(0).normal(size=(9, 20)).astype(np.float32)]
+    close, far = [base[0] + 1e-3], [base[0] + 0.1]
+    for ours, peer, result in (
+            (base, base, "right"), (far, far, "as llama.cpp alone"), (base, far, "as transformers alone"),
+            (far, base, "wrong"), (close, base, "wrong"), (close, close, "right"), (close, far, "wrong"),
+            ([base[0] * np.nan], base, "wrong"), ([base[0][:, :8]], base, "wrong"),
+            (base, "no tensor", "right"), (far, "no tensor", "passed over"), (far, "not asked", "wrong"),
+            ([base[0][:, :8]], "not asked", "passed over")):
+        assert judged(ours, peer, base, 0.0)[0] == result
+    hidden = [base[0][:, :8]]
+    assert judged(hidden, hidden, base, 0.0) == ("right", "")
+    assert judged(far, base, base, 0.0)[1].startswith("0.1 from llama.cpp, 0.1 from transformers")
+
+
 def test_differences_are_told(experiment):
     run, _ = experiment
     wanted = [np.random.default_rng(0).normal(size=(9, 20)).astype(np.float32)]

@@ -50,6 +50,11 @@ REFUSED |= {
     "minicpm3_plain_query": "step is linear, and would be read as rms_norm",
     "cohere2_moe_sum": "step is add, and would be read as scale", "dbrx_plain": "normalize is False",
     "nemotron_h_omni": "softplus: least is 0.001", "eurobert": "output: step is linear"}
+REFUSED |= {
+    "laguna": "router_softcap", "mimo_v2_flash": "blk.0.angles: columns", "minimax_m3": "limit is 1.5",
+    "minimax_m3_full": "alpha is 1.5", "hrm_text_once": "kind is gelu",
+    "mistral4_groups": "step is linear, and would be read as rms_norm"}
+NEW = ("mimo_v2_flash", "hrm_text", "step3p7")
 NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32", "distilbert", "electra",
                    "electra_generator", "gemma3_multimodal", "glm", "glm4_moe_lite", "glm_moe_dsa", "gpt_neo", "gptj",
                    "llama4_multimodal", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
@@ -60,20 +65,23 @@ NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32
 NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_mamba", "falcon_mamba_biased",
                     "gemma4_unified",
                     "gemma4_unified_multimodal", "hyperclovax", "hyperclovax_plain", "iquestcoder", "kolibri1",
-                    "kolibri1_defaults", "laguna", "laguna_by_column", "lfm3", "lfm3_plain", "ministral",
-                    "ministral_window", "mistral4", "mistral4_groups", "mistral4_multimodal", "persimmon",
+                    "kolibri1_defaults", "lfm3", "lfm3_plain", "ministral",
+                    "ministral_window", "mistral4_multimodal", "persimmon",
                     "persimmon_plain", "xglm", "xglm_relu", "youtu", "youtu_plain_query")
-NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith(("qwen3_vl", "hy_v3")))
+NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith(("qwen3_vl", "hy_v3", *NEW)))
 MORE = MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS
-NO_ARCHITECTURE += tuple(name for name in MORE if not name.startswith(("dbrx", "granite_docling", "nemotron_h")))
+NO_ARCHITECTURE += tuple(name for name in MORE if name not in REFUSED
+                         and not name.startswith(("dbrx", "granite_docling", "nemotron_h", "step3p7")))
 NO_ARCHITECTURE += tuple(name for name in names() if name.startswith("deberta"))
 FURTHER = FURTHER_DECODERS | FURTHER_ENCODERS | FURTHER_TRANSLATORS | MORE_MOE | LOOPS
-NO_ARCHITECTURE += tuple(name for name in FURTHER if name != "mt5_encoder")
+NO_ARCHITECTURE += tuple(name for name in FURTHER if name != "mt5_encoder" and not name.startswith(NEW))
 NO_ARCHITECTURE += ("cosmos3_omni", "emu3", "fuyu", "hyperclovax_vision")
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
-# their sum, a least step and factors are not written.
-PATTERNS = ("afmoe", "apertus", "bitnet", "falcon_h1", "gemma3n", "gemma4", "kimi_linear", "nemotron_h")
+# their sum, a least step and factors are not written. MiMo always has a window; a shared expert of MiniMax-M3 is a
+# multiple of others.
+PATTERNS = ("afmoe", "apertus", "bitnet", "falcon_h1", "gemma3n", "gemma4", "kimi_linear", "nemotron_h",
+            "mimo_v2_flash", "minimax_m3")
 # Rows of layers that rotate nothing are in whatever order.
 OTHER_ROWS = {"granitemoehybrid": {"blk.1.attn_k.weight", "blk.1.attn_q.weight"},
               "smollm3": {"blk.3.attn_k.weight", "blk.3.attn_q.weight"}}
@@ -92,6 +100,7 @@ OTHERWISE = {"bloom": {"context_length"}, "granitemoehybrid": {"context_length"}
              "modernbert_embedding": {"pooling_type", "classifier.pooling_type", "attention.layer_norm_epsilon",
                                       "attention.layer_norm_rms_epsilon"},
              "nemotron": {"attention.layer_norm_rms_epsilon"},
+             **{f"hrm_text{end}": {"hrm.prefix_lm"} for end in ("", "_cycles")},
              "exaone": {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"},
              "minicpm3": {"rope.scaling.attn_factor", "rope.scaling.original_context_length"},
              "granite_swa_defaults": {"attention.rope_pattern"}, "granitemoe_swa_defaults": {"attention.rope_pattern"}}

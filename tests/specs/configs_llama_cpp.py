@@ -108,6 +108,9 @@ for gated in (True, False):
         | {"enc.blk.0.attn_rel_b.weight": (32, HEADS)}
         | {name: shape for name, shape in T5.items() if gated or "ffn_gate" not in name}, hidden=True,
         **({"tolerance": 2 * GELU} if gated else {}))
+# UMT5 has buckets in each layer.
+CASES["umt5_encoder"] = (CASES["t5_encoder"][0], CASES["t5_encoder"][1] | {
+    f"enc.blk.{layer}.attn_rel_b.weight": (32, HEADS) for layer in range(LAYERS)}, CASES["t5_encoder"][2])
 
 # Which of two kinds of positions a file has is told by its number of layers, 32 or 40.
 LLAMA_NORMS = norms("attn_norm", "ffn_norm")
@@ -231,3 +234,97 @@ case("hy_v3", "hy_v3", RMS | {
     "expert_gating_func": 2, "rope.freq_base": 5000.0, "leading_dense_block_count": 1},
     table() | HEAD | layers(attention(2) | LLAMA_NORMS | HEAD_NORMS) | layers(ffn(), (0,)) | layers(
         experts(5, 20) | SHARED | {"exp_probs_b": (5,)}, (1, 2)))
+
+# Attention in both directions, of models that fill in masks.
+BOTH_WAYS = {"attention.head_count_kv": 2, "rope.dimension_count": HEAD_DIM, "attention.causal": False}
+case("llada", "llada", RMS | BOTH_WAYS, table() | HEAD | layers(attention(2) | ffn() | LLAMA_NORMS))
+case("dream", "dream", RMS | BOTH_WAYS, table() | HEAD | layers(attention(2) | ffn() | LLAMA_NORMS | {
+    "attn_q.bias": (WIDTH,), "attn_k.bias": (2 * HEAD_DIM,), "attn_v.bias": (2 * HEAD_DIM,)}))
+for name in ("llada-moe", "rnd1"):
+    case(name.replace("-", "_"), name, RMS | BOTH_WAYS | {
+        "expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 20},
+        table() | HEAD | layers(attention(2) | experts(5, 20) | LLAMA_NORMS | HEAD_NORMS))
+# Layers that run twice, with a norm between.
+for skipped in (False, True):
+    case(f"nanbeige{'_unnormed' * skipped}", "nanbeige", RMS | {
+        "attention.head_count_kv": 2, "rope.dimension_count": HEAD_DIM, "num_loops": 2,
+        "skip_loop_final_norm": skipped},
+        table() | HEAD | layers(attention(2) | ffn() | LLAMA_NORMS))
+WINDOWED = RMS | {"attention.head_count_kv": 2, "attention.sliding_window": 6, "rope.freq_base": 5000.0,
+                  "rope.freq_base_swa": 100.0, "attention.sliding_window_pattern": [True, False, True],
+                  "rope.dimension_count": HEAD_DIM}
+case("spark2_5", "spark2_5", WINDOWED | {"rope.dimension_count": 8, "rope.dimension_count_swa": HEAD_DIM},
+     table() | HEAD | layers({"attn_qkv.weight": (WIDTH + 4 * HEAD_DIM, WIDTH), "attn_gate.weight": (HEADS, WIDTH)}
+                             | OUT | ffn() | LLAMA_NORMS), tolerance=GELU)
+case("maple", "maple", WINDOWED | {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 20,
+                                   "swiglu_clamp_exp": [0.5, 0.25, 0.5]},
+     table() | HEAD | layers(attention(2) | experts(5, 20) | LLAMA_NORMS | HEAD_NORMS))
+
+# Ranks, and queries that grow with the position.
+case("mistral4", "mistral4", RMS | {
+    "attention.head_count_kv": 1, "attention.q_lora_rank": 28, "attention.kv_lora_rank": 24, "attention.key_length": 32,
+    "attention.value_length": 24, "attention.key_length_mla": 20, "attention.value_length_mla": 14,
+    "rope.dimension_count": 8, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16, "rope.scaling.yarn_log_multiplier": 0.1, "expert_count": 5,
+    "expert_used_count": 2, "expert_feed_forward_length": 20, "expert_shared_count": 1, "expert_weights_scale": 1.5,
+    "expert_weights_norm": True, "leading_dense_block_count": 1, "attention.temperature_scale": 0.2,
+    "attention.temperature_length": 8},
+    table() | HEAD | layers(LLAMA_NORMS | norms("attn_kv_a_norm", width=24) | norms("attn_q_a_norm", width=28) | {
+        "attn_q_a.weight": (28, WIDTH), "attn_q_b.weight": (80, 28), "attn_kv_a_mqa.weight": (32, WIDTH),
+        "attn_k_b.weight": (4, 24, 12), "attn_v_b.weight": (4, 14, 24), "attn_output.weight": (WIDTH, 56)})
+    | layers(ffn(), (0,)) | layers({"ffn_gate_inp.weight": (5, WIDTH), "ffn_gate_up_exps.weight": (5, 40, WIDTH),
+                                    "ffn_down_exps.weight": (5, WIDTH, 20)} | SHARED, (1, 2)))
+# Heads, windows, rotation, experts and cuts of each layer.
+PATTERN = WINDOWED | {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 20,
+                      "leading_dense_block_count": 1, "attention.value_length": HEAD_DIM,
+                      "attention.key_length": HEAD_DIM}
+STEP = {name: shape for layer, heads in enumerate((6, 4, 6)) for name, shape in layers(
+    attention(2, heads) | {"attn_gate.weight": (heads, WIDTH)}, (layer,)).items()}
+case("step35", "step35", PATTERN | {
+    "attention.head_count": [6, 4, 6], "attention.head_count_kv": [2, 2, 2], "rope.dimension_count": HEAD_DIM,
+    "expert_shared_feed_forward_length": 20, "expert_weights_scale": 1.7, "expert_weights_norm": True,
+    "expert_gating_func": 2, "swiglu_clamp_exp": [0.0, 0.4, 0.0], "swiglu_clamp_shexp": [0.0, 0.0, 0.5]},
+    table() | HEAD | STEP | layers(LLAMA_NORMS | HEAD_NORMS) | layers(ffn(), (0,))
+    | layers(experts(5, 20) | SHARED | {"exp_probs_b.bias": (5,)}, (1, 2)))
+case("mimo2", "mimo2", PATTERN | {
+    "attention.head_count_kv": [4, 2, 4], "attention.key_length": 24, "rope.dimension_count": 8,
+    "attention.value_scale": 0.7, "expert_gating_func": 2},
+    table() | HEAD | layers(LLAMA_NORMS) | layers(ffn(), (0,))
+    | layers(experts(5, 20) | {"exp_probs_b.bias": (5,)}, (1, 2))
+    | {name: shape for layer, count in enumerate((4, 2, 4)) for name, shape in layers({
+        "attn_qkv.weight": (96 + 40 * count, WIDTH), "attn_output.weight": (WIDTH, WIDTH)}
+        | ({"attn_sinks.weight": (HEADS,)} if layer != 1 else {}), (layer,)).items()})
+# Blocks of keys that an index would choose from: no more than it chooses.
+case("minimax_m3", "minimax-m3", RMS | {
+    "attention.head_count_kv": 2, "expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 20,
+    "expert_shared_count": 1, "expert_weights_scale": 1.7, "expert_weights_norm": True, "expert_gating_func": 2,
+    "leading_dense_block_count": 1, "rope.dimension_count": 8, "attention.key_length": HEAD_DIM,
+    "attention.value_length": HEAD_DIM, "rope.freq_base": 5000.0, "attention.indexer.head_count": 2,
+    "attention.indexer.key_length": 8, "attention.indexer.top_k": 16, "attention.indexer.block_size": 8,
+    "attention.indexer.local_blocks": 1},
+    table() | HEAD | layers(attention(2) | LLAMA_NORMS | HEAD_NORMS) | layers(ffn(), (0,)) | layers(
+        experts(5, 20) | SHARED | {"exp_probs_b.bias": (5,), "indexer.q_proj.weight": (16, WIDTH),
+                                   "indexer.k_proj.weight": (8, WIDTH)}
+        | norms("indexer.q_norm", "indexer.k_norm", width=8), (1, 2)))
+# Gates of heads and of columns; every fourth layer sees everything, from the first on, and is stretched.
+LAGUNA = PATTERN | {"attention.sliding_window_pattern": None, "expert_shared_feed_forward_length": 20,
+                    "expert_weights_scale": 1.7, "expert_weights_norm": True, "expert_gating_func": 2,
+                    "rope.dimension_count": 8, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+                    "rope.scaling.original_context_length": 16}
+GATED = experts(5, 20) | SHARED | {"exp_probs_b.bias": (5,)}
+case("laguna", "laguna", LAGUNA | {"block_count": 5, "attention.head_count": [6, 4, 2, 4, 6],
+                                   "rope.dimension_count_swa": HEAD_DIM},
+     table() | HEAD | layers(LLAMA_NORMS | HEAD_NORMS, range(5)) | layers(ffn(), (0,)) | layers(GATED, range(1, 5))
+     | {name: shape for layer, heads in enumerate((6, 4, 2, 4, 6)) for name, shape in layers(
+         attention(2, heads) | {"attn_gate.weight": (heads, WIDTH)}, (layer,)).items()})
+case("laguna_by_column", "laguna", LAGUNA | {"attention.sliding_window": None},
+     table() | HEAD | layers(attention(2) | LLAMA_NORMS | HEAD_NORMS | {"attn_gate.weight": (WIDTH, WIDTH)})
+     | layers(ffn(), (0,)) | layers(GATED, (1, 2)))
+# Matrices of their own for images, which text does not meet.
+case("cogvlm", "cogvlm", RMS | {"attention.head_count_kv": HEADS, "rope.freq_base": 10000.0},
+     table() | HEAD | layers(QKV | OUT | ffn() | LLAMA_NORMS | {
+         "vis_attn_qkv.weight": (3 * WIDTH, WIDTH), "vis_attn_output.weight": (WIDTH, WIDTH),
+         "vis_gate.weight": (FFN, WIDTH), "vis_up.weight": (FFN, WIDTH), "vis_down.weight": (WIDTH, FFN)}))
+case("arctic", "arctic", RMS | {"attention.head_count_kv": 2, "expert_count": 5, "expert_used_count": 2,
+                                "feed_forward_length": 40, "rope.dimension_count": HEAD_DIM},
+     table() | HEAD | layers(attention(2) | ffn(WIDTH) | experts(5, 40) | LLAMA_NORMS | norms("ffn_norm_exps")))

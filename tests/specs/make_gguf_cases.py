@@ -48,6 +48,7 @@ LEFT_OUT = {
     "minicpm3_plain_query": "no factors, and no original context",
     "mistral": "no window",
     "qwen2_window": "no window",
+    "step3p7": "no word that gates are divided by their sum",
     "starcoder2_window": "no window",
     "youtu_plain_query": "no word on neighbours that rotate together",
 }

@@ -39,6 +39,8 @@ def logits(name, changes):
     ("qwen2", {"rope.scaling.yarn_attn_factor": 1.4}, {}),
     ("qwen2", {"rope.scaling.type": "longrope", "rope.scaling.factor": 3.0},
      {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0}),
+    ("pythia", {"rope.scaling.type": "longrope", "rope.scaling.factor": 3.0},
+     {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0}),
     ("cohere", {"logit_scale": None}, {"logit_scale": 1.0}),
     ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None},
      {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),

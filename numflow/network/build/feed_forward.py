@@ -55,6 +55,15 @@ def dense_and_experts(b: Builder, x: View, stream: View) -> View:
     return y
 
 
+def dense_and_early_experts(b: Builder, x: View, entry: View) -> View:
+    """A dense part, which reads x, and experts, which read what the layer does by a norm of their own."""
+    dense = _dense(b, x, "dense")
+    early = b.norm("ffn_norm_exps", entry, b.view("normed_exps", entry.width))
+    y = _experts(b, early, early)
+    b.emit("add", (y, dense), (y,), "dense_add")
+    return y
+
+
 def adapter(b: Builder, x: View) -> None:
     """x, the sum behind the feed-forward part, and up(act(down(norm(x)))) of it, in its place."""
     h = x

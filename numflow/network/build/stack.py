@@ -12,7 +12,13 @@ from numflow.network.build.channels import (
 )
 from numflow.network.build.compressed import compressed_attention
 from numflow.network.build.distances import convolution_around
-from numflow.network.build.feed_forward import adapter, add_late, dense_and_experts, feed_forward
+from numflow.network.build.feed_forward import (
+    adapter,
+    add_late,
+    dense_and_early_experts,
+    dense_and_experts,
+    feed_forward,
+)
 from numflow.network.build.linear_attention import (
     begin_side,
     beside,
@@ -203,7 +209,7 @@ def _feed_forward(b: Builder, stream: View, entry: View | None):
     """The feed-forward block of this layer. stream: what its input is the norm of, which some experts read. entry: what
     the layer read, if routers do."""
     if b.option("moe", "beside"):
-        return lambda b, x: dense_and_experts(b, x, stream)
+        return lambda b, x: dense_and_experts(b, x, stream) if entry is None else dense_and_early_experts(b, x, entry)
     if entry is not None:
         return lambda b, x: feed_forward(b, x, entry)
     return shifted_feed_forward if b.option("ffn", "token_shift") else feed_forward

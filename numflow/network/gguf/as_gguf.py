@@ -127,9 +127,14 @@ class _Writing:
         return network.build(self.chosen, empty, fuse=False)
 
     def _divisors(self, target: Network) -> dict[str, Tensor]:
-        """Divisors from the frequencies that GGUF's metadata yields to those of the model, as a tensor."""
-        found = None
+        """Divisors from the frequencies that GGUF's metadata yields to those of the model, as a tensor.
+
+        Ones follow where other layers rotate more.
+        """
+        found, most = None, 0
         for ours, other in zip(self.network.entries["main"], target.entries["main"], strict=True):
+            if ours.op == "rope_angles":
+                most = max(most, ours.outputs[0].width // 2)
             if ours.op == "rope_angles" and found is None:
                 a = np.asarray(self.network.weights[ours.weights["inv_freq"]].constant, np.float64)
                 b = np.asarray(target.weights[other.weights["inv_freq"]].constant, np.float64)
@@ -141,7 +146,7 @@ class _Writing:
         name = self._written("rope_freqs")
         if name is None:
             raise Mismatch("model", "a rotary frequency", "what the source says", "another number")
-        return {name: _literal(name, found)}
+        return {name: _literal(name, np.concatenate([found, np.ones(most - len(found))]))}
 
     def _factors(self) -> dict[str, Tensor]:
         """Divisors of rotary frequencies that a configuration lists, as the tensors that some GGUF files have."""

@@ -21,7 +21,7 @@ _PARTS = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate"
 _RELATED = {**_PARTS, **{part: (whole,) for whole, parts in _PARTS.items() for part in parts}}
 _CUT = {"attn_k_b": ("attn_kv_b",), "attn_v_b": ("attn_kv_b",)}  # modules that GGUF has cut in two
 _ROLES = {"exp_probs_b": "bias"}  # what a tensor is whose name in the source does not tell
-_BARE = ("ssm_a", "ssm_d")  # modules whose tensors are called so, without ".weight"
+_BARE = ("ssm_a", "ssm_d", "pass_start")  # modules whose tensors are called so, without ".weight"
 _APART = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")  # whose taps lie in three dimensions
 
 
