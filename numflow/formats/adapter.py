@@ -25,7 +25,9 @@ class LowRank:
     a, b:      [..., r, K] and [..., N, r].
     magnitude: [N], the length that each row of the sum gets (DoRA, arXiv 2402.09353); None: as it comes.
     by_column: the magnitude is [K], of columns.
+    loose:     rows whose magnitude is NaN are as long as they come.
     fixed:     a caller's scale does not act on it.
+    wide:      a may have more columns than the base's matrix, which has the first of them.
     """
 
     a: Tensor
@@ -33,11 +35,20 @@ class LowRank:
     factor: float
     magnitude: Tensor | None = None
     by_column: bool = False
+    loose: bool = False
     fixed: bool = False
+    wide: bool = False
 
     def factor_at(self, scale: float) -> float:
         """The factor at a caller's scale."""
         return self.factor if self.fixed else self.factor * scale
+
+    def lengthened(self, lengths: np.ndarray) -> np.ndarray:
+        """The factors by which rows, or columns, of such lengths get those that the magnitude says, in its shape."""
+        assert self.magnitude is not None
+        wanted = self.magnitude.f32().reshape(lengths.shape)
+        found = wanted / np.where(lengths > 0, lengths, 1)
+        return np.where(np.isnan(wanted), 1, found).astype(np.float32) if self.loose else found
 
     @property
     def rank(self) -> int:
@@ -54,6 +65,36 @@ class LowRank:
 
 
 @dataclass(frozen=True)
+class Multiplied:
+    """diag(rows) W T in place of a matrix W [N, K] of the base.
+
+    rows:  N numbers, None for ones. bias: they act on the matrix's bias too.
+    turn:  [X, K / X, K / X], the blocks on the diagonal of T; None: T is one.
+    every: turn has one block, for all.
+    """
+
+    rows: Tensor | None = None
+    bias: bool = False
+    turn: Tensor | None = None
+    every: bool = False
+
+    def fits(self, n: int, k: int) -> bool:
+        """Whether it is for matrices of this shape."""
+        rows, turn = self.rows, self.turn
+        return (rows is None or rows.rows * rows.columns == n) and (turn is None or (
+            k % turn.shape[1] == 0 and turn.shape[0] == (1 if self.every else k // turn.shape[1])))
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """The matrix [N, K] in place of this one."""
+        found = np.asarray(values, np.float32)
+        if self.turn is not None:
+            blocks = self.turn.f32()
+            parts = found.reshape(len(found), -1, blocks.shape[1]).swapaxes(0, 1)
+            found = (parts @ blocks).swapaxes(0, 1).reshape(found.shape)
+        return found if self.rows is None else self.rows.f32().reshape(-1, 1) * found
+
+
+@dataclass(frozen=True)
 class Adapter:
     """The content of an adapter's files.
 
@@ -61,6 +102,7 @@ class Adapter:
     added:    name of a matrix -> what is added to it.
     offsets:  name of a matrix -> (vector [N], factor) that is added to its bias, which need not be there.
     replaced: name of a tensor -> the one in its place.
+    multiplied: name of a matrix -> its factors.
     tokens:   name of a table -> (numbers of rows, the rows in their places).
     repeated: tensors of the base that the files have once more.
     head_too: whether an output matrix that is the embedding table gets what is added to that table.
@@ -71,6 +113,7 @@ class Adapter:
     added: Mapping[str, LowRank]
     offsets: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    multiplied: Mapping[str, Multiplied] = field(default_factory=dict)
     tokens: Mapping[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
     repeated: Mapping[str, Tensor] = field(default_factory=dict)
     architecture: str = ""

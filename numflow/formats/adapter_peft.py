@@ -4,7 +4,7 @@ A pair NAME.lora_A.weight [r, K] and NAME.lora_B.weight [N, r] is for NAME.weigh
 alpha / sqrt(r) (rsLoRA). Patterns of the configuration give single modules another alpha and r. What has no part of a
 pair in its name replaces the base's tensor of that name (modules_to_save, trained biases). Rows of a table have others
 in their places (trainable_token_indices). Of target_parameters, a pair is for a parameter that is a stack of experts:
-A has r rows of each, B a column of each, r times.
+A has r rows of each, B a column of each, r times. Methods beside LoRA have other parts (adapter_kinds.py).
 """
 
 import math
@@ -18,16 +18,21 @@ import numpy as np
 
 from numflow.errors import FormatError, ModelNotFoundError, quoted
 from numflow.formats import pickle, safetensors
-from numflow.formats.adapter import Adapter, LowRank, check_floats, check_pair, computed, turned
+from numflow.formats.adapter import Adapter, LowRank, Multiplied, check_floats, check_pair, computed, turned
+from numflow.formats.adapter_kinds import KINDS, Module
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import read_json, show
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = {"adapter_model.safetensors": safetensors.read, "adapter_model.bin": pickle.read}
 _PREFIX = "base_model.model."
-_PART = re.compile(r"(.+)\.(lora_(?:embedding_)?[AB]|lora_magnitude_vector)((?:\.\w+){0,2})")
-_COPY = re.compile(r"(.+?)(?:\.token_adapter)?\.base_layer(\.(?:weight|bias))")
-_TOKENS = re.compile(r"(.+?)(?:\.token_adapter)?\.trainable_tokens_delta")
+_LORA = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
+_PART = re.compile(rf"(.+)\.({'|'.join({*_LORA, *(part for kind in KINDS.values() for part in kind.parts)})})"
+                   r"((?:\.\w+){0,2})")
+_SHARED = _PREFIX.split(".")[0]  # what has parts for all modules
+_OTHER_PART = re.compile(r"lora_|trainable_tokens|\.(?:hada|lokr|vera|ia3|b?oft)_")
+_COPY = re.compile(r"(.+?)(?:\.base_layer|\.token_adapter)+(\.(?:weight|bias))")
+_TOKENS = re.compile(r"(.+?)(?:\.base_layer|\.token_adapter)*\.trainable_tokens_delta")
 _INNER = ".base_layer"  # of a module's parameters, the first that it declares is the innermost
 _TIED = ("embed_tokens", "lm_head")  # targets with which ensure_weight_tying has an effect
 _DECLARED = ("gate_up_proj", "up_proj", "down_proj")  # parameters with experts, as modules declare them
@@ -36,7 +41,7 @@ _OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer
                 "use_bdlora", "use_qalora", "velora_config")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # the others change the base's weights too
 _YES_OR_NO = ("use_rslora", "use_dora", "ensure_weight_tying")
-_BIASES = (None, "none", "all", "lora_only")
+_BIASES = (None, "none", "all")
 # Patterns come from a file, and Python's matcher may take exponential time for some.
 _PATTERN_LENGTH, _PATTERN_REPEATS = 300, 3
 _NESTED = re.compile(r"\([^()]*[*+{][^()]*\)[*+{]")
@@ -57,18 +62,20 @@ def read(folder: Path) -> Adapter:
     if config.get("trainable_token_indices") and not found.tokens:
         raise FormatError(f"{folder / name}: {CONFIG} says trainable_token_indices, but there is no tensor "
                           f"...trainable_tokens_delta")
-    added = found.added()
+    added, multiplied = found.added()
     offsets = found.offsets(added)
-    if not (added or offsets or found.replaced or found.tokens):
+    if not (added or offsets or multiplied or found.replaced or found.tokens):
         raise FormatError(f"{folder / name}: an adapter without tensors")
-    return Adapter(folder, "hf", added, offsets, found.replaced, found.tokens, found.repeated, head_too=found.ties())
+    return Adapter(folder, "hf", added, offsets, found.replaced, multiplied, found.tokens, found.repeated,
+                   head_too=found.ties())
 
 
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse what is no LoRA, or one with another formula."""
+    """Refuse what is none of the kinds that are read, or has another formula."""
     kind = config.get("peft_type")
-    if not isinstance(kind, str) or kind.upper() != "LORA":
-        raise FormatError(f"{path}: peft_type: expected 'LORA', found {quoted(kind)}: such adapters are not read")
+    if not isinstance(kind, str) or kind.upper() not in ("LORA", *KINDS):
+        raise FormatError(f"{path}: peft_type: expected LORA, {', '.join(KINDS)}, found {quoted(kind)}: such adapters "
+                          f"are not read")
     for key in _OTHER_KINDS:
         if config.get(key):
             raise FormatError(f"{path}: {key} is set ({quoted(config[key])}), which changes the formula of LoRA: such "
@@ -76,8 +83,9 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
     for key in _YES_OR_NO:
         if not isinstance(config.get(key), bool | None):
             raise FormatError(f"{path}: {key}: expected true or false, found {quoted(config[key])}")
-    if config.get("bias") not in _BIASES:
-        raise FormatError(f"{path}: bias: expected 'none', 'all' or 'lora_only', found {quoted(config['bias'])}")
+    own = f"{'lora' if kind.upper() == 'ADALORA' else kind.lower()}_only"
+    if config.get("bias") not in (*_BIASES, own):
+        raise FormatError(f"{path}: bias: expected 'none', 'all' or {own!r}, found {quoted(config['bias'])}")
     start = config.get("init_lora_weights")
     if start not in _PLAIN_STARTS:
         raise FormatError(f"{path}: init_lora_weights {quoted(start)} has changed the base's weights as well: save the "
@@ -92,6 +100,9 @@ class _Parts:
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]):
         self.path, self.config, self.settings = folder / name, folder / CONFIG, config
+        method = str(config["peft_type"]).upper()
+        self._kind = KINDS.get(method)
+        self._kinds = _LORA if self._kind is None else self._kind.parts
         self.pairs: dict[str, dict[str, Tensor]] = {}
         self.replaced: dict[str, Tensor] = {}
         self.repeated: dict[str, Tensor] = {}
@@ -103,6 +114,9 @@ class _Parts:
     def _sort(self, name: str, tensor: Tensor) -> None:
         if part := _PART.fullmatch(name):
             module, kind, rest = part.groups()
+            if kind not in self._kinds:
+                raise FormatError(f"{self.path}: tensor {show(tensor.name)}: {CONFIG} says peft_type "
+                                  f"{quoted(self.settings['peft_type'])}, which has no {kind}")
             kind += ".bias" if rest.endswith(".bias") else ""
             if self.pairs.setdefault(module, {}).setdefault(kind, tensor) is not tensor:
                 raise FormatError(f"{self.path}: tensor {show(tensor.name)}: there are two of {kind} of {show(module)}")
@@ -111,7 +125,7 @@ class _Parts:
             (self.replaced if trained else self.repeated)[copy[1] + copy[2]] = tensor
         elif table := _TOKENS.fullmatch(name):
             self.tokens[f"{table[1]}.weight"] = self._rows(table[1], tensor), tensor
-        elif "lora_" in name or "trainable_tokens" in name:
+        elif _OTHER_PART.search(name):
             raise FormatError(f"{self.path}: tensor {show(tensor.name)}: of a kind of adapter that is not read")
         elif ".original_module." not in name:
             self.replaced[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = tensor
@@ -127,8 +141,13 @@ class _Parts:
                               f"{tensor.rows} numbers, as {show(tensor.name)} has rows, found {quoted(said)}")
         return tuple(said)
 
-    def added(self) -> dict[str, LowRank]:
-        """Changes of matrices, by name."""
+    def added(self) -> tuple[dict[str, LowRank], dict[str, Multiplied]]:
+        """Changes of matrices and their factors, by name."""
+        if self._kind is not None:
+            made = {f"{module}.weight": change for module, parts in self.pairs.items() if module != _SHARED
+                    and (change := self._kind.made(self._module(module, parts))) is not None}
+            return ({name: change for name, change in made.items() if isinstance(change, LowRank)},
+                    {name: change for name, change in made.items() if isinstance(change, Multiplied)})
         found = {}
         for module, parts in self.pairs.items():
             parameter, whole = self._parameter(module), module.replace(_INNER, "")
@@ -137,7 +156,13 @@ class _Parts:
                 raise FormatError(f"{self.path}: {show(name)}: one of target_parameters has A and B alone, found "
                                   f"{', '.join(parts)}")
             found[name] = self._pair(name if parameter else whole, parts, bool(parameter))
-        return found
+        return found, {}
+
+    def _module(self, module: str, parts: Mapping[str, Tensor]) -> Module:
+        def stated(key: str, patterns: str) -> Any:
+            return self._stated(key, patterns, module) if patterns else self.settings.get(key)
+
+        return Module(f"{self.path}: {show(module)}", str(self.config), parts, self.pairs.get(_SHARED, {}), stated)
 
     def _parameter(self, module: str) -> str:
         """The parameter that a pair is for, where it is one of target_parameters; else ""."""

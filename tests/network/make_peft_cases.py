@@ -1,4 +1,5 @@
-"""Writes peft/NAME.npz: what PEFT computes for adapters whose modules are cut otherwise than the files of their bases.
+"""Writes peft/NAME.npz: what PEFT computes for adapters whose modules are cut otherwise than the files of their bases,
+and for its methods beside LoRA.
 
     python -m tests.network.make_peft_cases [NAME ...]
 
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -35,10 +36,14 @@ def make(name: str) -> None:
         def opened():
             return CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
-        get_peft_model(opened(), LoraConfig(r=3, lora_alpha=6, **settings)).save_pretrained(adapter)
+        more = {key: value for key, value in settings.items() if key != "peft_type"}
+        own = PEFT_TYPE_TO_CONFIG_MAPPING[settings["peft_type"]](**more) if "peft_type" in settings else LoraConfig(
+            r=3, lora_alpha=6, **more)
+        get_peft_model(opened(), own).save_pretrained(adapter)
         path = adapter / "adapter_model.safetensors"
         with safe_open(path, "numpy") as file:
-            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()  # noqa: SIM118
+                      if not key.endswith("base_layer.weight")}  # the base's, once more
         save_file({key: adapter_values(key, shape) for key, shape in shapes.items()}, path)
         said = json.loads((adapter / "adapter_config.json").read_text())
         ids = [5 + (7 * i * i + 3 * i) % 40 for i in range(9)]

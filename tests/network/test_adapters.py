@@ -13,9 +13,10 @@ from numflow.errors import FormatError, RequestError
 from numflow.formats.adapter import Adapter, LowRank
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
-from numflow.network.adapters.fit import fitted, tied_table
+from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.merge import merged
 from numflow.network.adapters.steps import adaptable, parts_of
+from numflow.network.adapters.tables import tied_table
 from numflow.network.weights.source import WeightSource
 from numflow.spec import load_spec
 from tests.network.toy import CONFIG, checkpoint, shapes

@@ -8,15 +8,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from numflow import network
-from numflow.errors import FormatError, SpecError
+from numflow.errors import FormatError, RequestError, SpecError
 from numflow.formats.adapter import Adapter, open_adapter
-from numflow.network.adapters.apart import rows_together
 from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.merge import merged
+from numflow.network.adapters.modules import rows_together
 from numflow.network.adapters.steps import adaptable, parts_of
 from numflow.network.weights.source import WeightSource
 from numflow.reference.program import Program
-from tests.network.peft_cases import CASES, FOLDER, adapter_values
+from tests.network.peft_cases import CASES, FOLDER, MERGED, adapter_values
 from tests.network.test_adapters import FACTOR, PATH, low_rank, tensor
 from tests.network.test_adapters_names import opened
 from tests.specs.case import _batch, load_case, memory_checkpoint, relative_error, run
@@ -39,6 +39,10 @@ def test_against_peft(name, tmp_path):
     with closing(Program(built, WeightSource(built, found))) as program:
         base = run(program, about["ids"], output)[rows]
         assert relative_error(base, expected) > 0.1
+        if name in MERGED:
+            with pytest.raises(RequestError, match="merge the adapter"):
+                parts_of(built, found, fitted(adapter, found, spec), 1.0)
+            return
         program.set_adapter(1, parts_of(built, found, fitted(adapter, found, spec), 1.0))
         batch = _batch(program, about["ids"], 0)
         batch.adapters = np.ones(1, np.int32)
@@ -83,6 +87,27 @@ def test_lengths_and_biases_of_rows_that_no_module_has_stay():
     assert (some[bias].f32() == np.repeat([0, 0, 7], n // 3)).all()
 
 
+def test_lengths_of_some_parts_alone():
+    found, spec = opened("nomic_bert")
+    n, k = found.tensors[WHOLE].shape
+    changes = {of_module(letter): low_rank(letter * 3, (n // 3, k), magnitude=letter == "q") for letter in "qk"}
+    adapter, base = Adapter(PATH, "hf", changes), found.tensors[WHOLE].f32()
+    q, old_k, v = np.split(merged(found, spec, [(adapter, 0.5)]).tensors[WHOLE].f32(), 3)
+    assert np.allclose(np.linalg.norm(q, axis=1), changes[of_module("q")].magnitude.f32(), atol=1e-5)
+    plain = changes[of_module("k")]
+    assert np.allclose(old_k, base[n // 3:2 * n // 3] + 0.5 * FACTOR * plain.b.f32() @ plain.a.f32(), atol=1e-5)
+    assert np.array_equal(v, base[2 * n // 3:])
+    ids, whole = [5, 8, 13, 21], merged(found, spec, [(adapter, 0.5)])
+    with closing(Program(built := network.build(spec, whole), WeightSource(built, whole))) as program:
+        expected = run(program, ids, "hidden")
+    built = adaptable(network.build(spec, found), found)
+    with closing(Program(built, WeightSource(built, found))) as program:
+        program.set_adapter(1, parts_of(built, found, fitted(adapter, found, spec), 0.5))
+        batch = _batch(program, ids, 0)
+        batch.adapters = np.ones(1, np.int32)
+        assert relative_error(program.run(batch, entry="main", output="hidden"), expected) < 1e-5
+
+
 def test_changes_of_experts_in_a_stack_of_all():
     case = load_case("qwen3_5_moe")
     shapes = {name: shape for name, shape in case.tensors.items() if ".experts." not in name}
@@ -116,8 +141,6 @@ def test_changes_of_experts_in_a_stack_of_all():
     (Adapter(PATH, "hf", {of_module("q"): low_rank("x", (32, 32)), WHOLE: low_rank("w", (96, 32))}), "twice"),
     (Adapter(PATH, "hf", {of_module("q"): low_rank("x", (32, 32)),
                           f"nomic_bert.{of_module('q')}": low_rank("x", (32, 32))}), "twice"),
-    (Adapter(PATH, "hf", {of_module("q"): low_rank("x", (32, 32), True), of_module("k"): low_rank("k", (32, 32))}),
-     "DoRA of some"),
     (Adapter(PATH, "hf", {of_module("q"): low_rank("x", (32, 32))},
              replaced={of_module("k"): tensor("x", np.ones((32, 32)))}), "in place of some rows"),
     (Adapter(PATH, "hf", {}, replaced={of_module("k"): tensor("x", np.ones((32, 16)))}), r"\[32, 16\]")])

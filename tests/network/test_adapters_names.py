@@ -7,9 +7,10 @@ import pytest
 
 from numflow import network
 from numflow.errors import FormatError
-from numflow.formats.adapter import Adapter
-from numflow.network.adapters.fit import fitted, tied_table
+from numflow.formats.adapter import Adapter, LowRank
+from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.merge import merged
+from numflow.network.adapters.tables import tied_table
 from tests.network.test_adapters import FACTOR, PATH, Q, by_hand, low_rank, tensor, toy
 from tests.specs.case import load_case, memory_checkpoint
 
@@ -132,3 +133,40 @@ def test_rows_of_an_output_matrix_that_is_the_table():
     before, after = found.tensors[table].f32(), some.tensors[name].f32()
     assert np.allclose(after[[3, 1]], 1) and np.allclose(after[5], before[5])
     assert np.allclose(some.tensors[table].f32()[5], 2) and np.allclose(some.tensors[table].f32()[3], before[3])
+
+
+def test_a_block_that_layers_have_in_turns():
+    found, spec = opened("zamba2_adapted")
+    shared = next(name for name in found.tensors if name.endswith("shared_transformer.self_attn.q_proj.weight"))
+    adapter = Adapter(PATH, "hf", {shared: low_rank(shared, found.tensors[shared].shape)})
+    with pytest.raises(FormatError, match="in turns"):
+        fitted(adapter, found, spec)
+    own = next(name for name in found.tensors if name.endswith("mamba.out_proj.weight"))
+    assert fitted(Adapter(PATH, "hf", {own: low_rank(own, found.tensors[own].shape)}), found, spec).adapter.added
+
+
+def test_a_bias_that_a_model_has_no_place_for():
+    found, spec = opened("deepseek_v3")
+    name = next(name for name in found.tensors if name.endswith("kv_b_proj.weight"))
+    n = found.tensors[name].shape[0]
+    adapter = Adapter(PATH, "hf", {name: low_rank(name, found.tensors[name].shape)},
+                      offsets={name: (tensor("b", np.ones(n)), 1.0)})
+    with pytest.raises(FormatError, match=r"adapter: gives the base '.*kv_b_proj.bias', which it has no place for"):
+        merged(found, spec, [(adapter, 1.0)])
+
+
+def test_experts_of_two_kinds_in_one_list():
+    found, spec = opened("ernie4_5_vl_moe")
+    at = "model.language_model.layers.1.mlp"
+    n, k = found.tensors["model.layers.1.mlp.experts.0.up_proj.weight"].shape
+    text, seen = (f"{at}.{kind}_moe.experts.down_proj" for kind in ("text", "vision"))
+    rng = np.random.default_rng(0)
+    change = LowRank(tensor("a", rng.standard_normal((4, 2, n))), tensor("b", rng.standard_normal((4, k, 2))), 1.0)
+    told = []
+    some = merged(found, spec, [(Adapter(PATH, "hf", {text: change, seen: change}), 1.0)], told.append).tensors
+    for expert in range(8):
+        name = f"model.layers.1.mlp.experts.{expert}.down_proj.weight"
+        moved = some[name].f32() - found.tensors[name].f32()
+        expected = change.b.f32()[expert] @ change.a.f32()[expert] if expert < 4 else 0
+        assert np.allclose(moved, expected, atol=1e-5)
+    assert len(told) == 1 and seen in told[0]

@@ -4,56 +4,38 @@ one matrix of them, or the other way round.
     rearranged(adapter, names, built, checkpoint)      # the same adapter, for the matrices as they are stored
 
 Rows of a matrix are outputs, so a change of some of its modules is B with rows of zeros for the others, and A with the
-rows of all; a change of several modules at once is cut by the rows of B. Both are exact. Which rows of a fused matrix
-are a module's, the network knows.
+rows of all; a change of several modules at once is cut by the rows of B. Both are exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from numflow.errors import FormatError, SpecError
-from numflow.formats.adapter import Adapter, LowRank, computed
+from numflow.errors import FormatError
+from numflow.formats.adapter import Adapter, LowRank, check_finite, computed
 from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.network.adapters.factors import multiplied
+from numflow.network.adapters.modules import Home, Modules, Rows
 from numflow.network.build.names import TensorNames
-from numflow.ops import Network, Part
-from numflow.spec.reader import Spec
-
-# Modules that may be one matrix: the module that it is then, and what the network calls their rows of it.
-_WHOLES: dict[str, dict[str, tuple[str, ...]]] = {
-    "attn_qkv": {"attn_q": (".q",), "attn_k": (".k",), "attn_v": (".v",)},
-    "ssm_in": {"attn_qkv": (".q", ".k", ".v"), "attn_gate": (".z",), "ssm_beta": (".b",), "ssm_alpha": (".a",)},
-    **{f"ffn_gate_up{end}": {f"ffn_gate{end}": (".gate",), f"ffn_up{end}": (".up",)}
-       for end in ("", "_shexp", "_exps")}}
-Rows = range  # of a module's outputs
-_WHOLE_OF = {part: (whole, ends) for whole, parts in _WHOLES.items() for part, ends in parts.items()}
-
-
-@dataclass(frozen=True)
-class _Home:
-    """Rows of a stored tensor, by their numbers after leading dimensions are flattened; of the matrix as it multiplies.
-
-    there: whether the file has the tensor.
-    """
-
-    tensor: str
-    rows: np.ndarray
-    transposed: bool
-    there: bool = True
+from numflow.ops import Network
 
 
 def rearranged(own: Adapter, stored: Callable[[str], str | None], short: Callable[[str], str], names: TensorNames,
-               built: Network, checkpoint: Checkpoint) -> Adapter:
-    """The adapter with changes of the matrices that the checkpoint has, where its modules are cut otherwise.
+               built: Network, checkpoint: Checkpoint, head: Mapping[str, str]) -> Adapter:
+    """The adapter with changes of the matrices that the checkpoint has, where its modules are cut otherwise, and with
+    what factors make of them in their places.
 
-    stored: the tensor that a name is for, None if there is none. short: a name without prefix.
+    stored: the tensor that a name is for, None if there is none. short: a name without prefix. head: names of an output
+    matrix that is a table, which it has.
 
     Raises:
         FormatError: a module's change does not fit its rows, or rows are changed twice.
     """
-    cutter = _Cutter(own, stored, short, names, built, checkpoint)
+    modules = Modules(stored, short, names, built, checkpoint, head)
+    own = multiplied(own, modules, checkpoint)
+    cutter = _Cutter(own, modules, checkpoint)
     added = cutter.all(own.added, rows_of_change, cutter.joined_changes)
     offsets = cutter.all(own.offsets, lambda each, rows: (_rows_of(each[0], rows), each[1]), cutter.joined_offsets)
     replaced = cutter.all(own.replaced, _rows_of, cutter.joined_tensors)
@@ -61,91 +43,32 @@ def rearranged(own: Adapter, stored: Callable[[str], str | None], short: Callabl
 
 
 class _Cutter:
-    def __init__(self, own: Adapter, stored: Callable[[str], str | None], short: Callable[[str], str],
-                 names: TensorNames, built: Network, checkpoint: Checkpoint):
-        self._own, self._stored, self._short = own, stored, short
-        self._names, self._built, self._checkpoint = names, built, checkpoint
+    def __init__(self, own: Adapter, modules: Modules, checkpoint: Checkpoint):
+        self._own, self._modules, self._checkpoint = own, modules, checkpoint
 
     def all(self, given: Mapping[str, Any], cut: Callable, join: Callable) -> dict[str, Any]:
         """Changes of one kind by the names of stored tensors, where they had others."""
         found: dict[str, Any] = {}
-        joined: dict[str, list[tuple[str, _Home, Any]]] = {}
+        joined: dict[str, list[tuple[str, Home, Any]]] = {}
         for name, value in given.items():
-            if self._stored(name) is None and (pieces := self._pieces(name)):
+            if self._modules.stored(name) is None and (pieces := self._modules.pieces(name)):
                 self._expect(name, _rows(value), sum(len(rows) for _, rows in pieces))
                 found |= {place: cut(value, rows) for place, rows in pieces}
-            elif self._stored(name) is None and (home := self._home(name)) is not None:
+            elif self._modules.stored(name) is None and (home := self._modules.home(name)) is not None:
                 self._expect(name, _rows(value), len(home.rows))
                 joined.setdefault(home.tensor, []).append((name, home, value))
             else:
                 found[name] = value
         for place, parts in joined.items():
             every = np.concatenate([home.rows for _, home, _ in parts])
-            if place in {self._stored(name) for name in found} or len(np.unique(every)) < len(every):
+            if place in {self._modules.stored(name) for name in found} or len(np.unique(every)) < len(every):
                 raise self._fail(f"{place!r} is changed twice")
             found[place] = join(place, parts)
         return found
 
-    def _pieces(self, name: str) -> list[tuple[str, Rows]]:
-        """Stored tensors of the modules that a name stands for together, and which of its rows they are; none where
-        they are not."""
-        for module, role, layer, expert in self._names.modules_of(self._short(name)):
-            places = [self._place(part, role, layer, expert) for part in _WHOLES.get(module, ())]
-            if places and all(places):
-                found = [place for place in places if place]
-                sizes = [self._logical(place)[-2 if role == "weight" else -1] for place in found]
-                return list(zip(found, rows_together(self._names.spec, module, sizes), strict=True))
-        return []
-
-    def _place(self, module: str, role: str, layer: int | None, expert: int | None) -> str | None:
-        names = self._names.candidates(module, role, layer, "", expert)
-        return next((name for name in names if name in self._checkpoint.tensors), None)
-
-    def _logical(self, name: str, transposed: bool | None = None) -> tuple[int, ...]:
-        """Shape of a matrix as it multiplies, [..., N, K]."""
-        shape = self._checkpoint.tensors[name].shape
-        if transposed is None:
-            transposed = any(part.tensor == name and part.transpose for weight in self._built.weights.values()
-                             for part in weight.parts)
-        return (*shape[:-2], *shape[:-3:-1]) if transposed and len(shape) > 1 else shape
-
-    def _home(self, name: str) -> _Home | None:
-        """The rows of a module in the matrix of several, None if it has none there."""
-        for module, role, layer, expert in self._names.modules_of(self._short(name)):
-            whole, ends = _WHOLE_OF.get(module, ("", ()))
-            for forms in (tuple(f"{whole}{end}" for end in ends), (module,) if expert is not None else ()):
-                if (home := self._of_weights(forms, role, layer, expert)) is not None:
-                    return home
-                matrix = self._of_weights(forms, "weight", layer, expert) if role == "bias" else None
-                if matrix is not None and not matrix.transposed:
-                    return replace(matrix, tensor=f"{matrix.tensor.removesuffix('.weight')}.bias", there=False)
-        return None
-
-    def _of_weights(self, modules: Sequence[str], role: str, layer: int | None, expert: int | None) -> _Home | None:
-        homes = [self._of_weight(module, role, layer, expert) for module in modules]
-        found = [home for home in homes if home is not None]
-        if not found or len(found) < len(homes) or len({home.tensor for home in found}) > 1:
-            return None
-        return replace(found[0], rows=np.concatenate([home.rows for home in found]))
-
-    def _of_weight(self, module: str, role: str, layer: int | None, expert: int | None) -> _Home | None:
-        weight = self._built.weights.get(f"{'' if layer is None else f'blk.{layer}.'}{module}.{role}")
-        if weight is None or len(weight.parts) != 1 or (expert is not None and expert >= weight.groups):
-            return None
-        part: Part = weight.parts[0]
-        if part.turned or part.columns is not None:
-            return None
-        shape = self._logical(part.tensor, part.transpose)
-        count = int(np.prod(shape if role == "bias" else shape[:-1]))
-        rows = np.arange(count) if part.rows is None else np.asarray(part.rows)
-        if expert is not None:
-            each = len(rows) // weight.groups
-            rows = rows[expert * each:(expert + 1) * each]
-        return _Home(part.tensor, rows, part.transpose)
-
-    def joined_changes(self, place: str, parts: Sequence[tuple[str, _Home, LowRank]]) -> LowRank:
+    def joined_changes(self, place: str, parts: Sequence[tuple[str, Home, LowRank]]) -> LowRank:
         """One change of low rank, of a matrix of which each part has some rows."""
-        *stack, n, k = self._logical(place, parts[0][1].transposed)
+        *stack, n, k = self._modules.logical(place, parts[0][1].transposed)
         for name, _, change in parts:
             if change.a.shape[-1] != k or len(change.a.shape) > 2:
                 raise self._fail(f"made for another model: {name!r} has {change.a.shape[-1]} columns, {place!r} in "
@@ -171,32 +94,28 @@ class _Cutter:
             return values.reshape(*stack, n, most)
 
         return LowRank(computed(place, (*stack, most, k), a), computed(place, (*stack, n, most), b), 1.0,
-                       self._lengths(place, parts, n, bool(stack)))
+                       self._lengths(place, parts, (*stack, n)), loose=True)
 
-    def _lengths(self, place: str, parts: Sequence[tuple[str, _Home, LowRank]], n: int, stack: bool) -> Tensor | None:
-        """Lengths of all rows: those of rows that no part has stay as they are."""
-        told = [change.magnitude is not None for _, _, change in parts]
-        if not any(told):
+    def _lengths(self, place: str, parts: Sequence[tuple[str, Home, LowRank]], shape: tuple[int, ...]) -> Tensor | None:
+        """Lengths of all rows: those that no part with lengths has are as long as they come."""
+        if all(change.magnitude is None for _, _, change in parts):
             return None
-        if stack or not all(told):
-            names = ", ".join(repr(name) for name, _, _ in parts)
-            raise self._fail(f"DoRA of some of {names}, which are one tensor in {self._checkpoint.path}: this is not "
-                             f"read")
 
         def values() -> np.ndarray:
-            base = self._checkpoint.tensors[place].f32()
-            lengths = np.linalg.norm(base.T if parts[0][1].transposed else base, axis=-1)
-            for _, home, change in parts:
-                assert change.magnitude is not None
-                lengths[home.rows] = change.magnitude.f32().reshape(-1)
+            lengths = np.full(shape, np.nan, np.float32)
+            for name, home, change in parts:
+                if change.magnitude is not None:
+                    own = change.magnitude.f32().reshape(-1)
+                    check_finite(self._own.path, name, own)
+                    lengths.reshape(-1)[home.rows] = own
             return lengths
 
-        return computed(place, (n,), values)
+        return computed(place, shape, values)
 
-    def joined_offsets(self, place: str, parts: Sequence[tuple[str, _Home, tuple[Tensor, float]]]
+    def joined_offsets(self, place: str, parts: Sequence[tuple[str, Home, tuple[Tensor, float]]]
                        ) -> tuple[Tensor, float]:
         """One vector for the bias of a matrix of which each part has some rows."""
-        n = self._logical(place, parts[0][1].transposed)[-2]
+        n = self._modules.logical(place, parts[0][1].transposed)[-2]
 
         def values() -> np.ndarray:
             found = np.zeros(n, np.float32)
@@ -206,19 +125,21 @@ class _Cutter:
 
         return computed(place, (n,), values), 1.0
 
-    def joined_tensors(self, place: str, parts: Sequence[tuple[str, _Home, Tensor]]) -> Tensor:
+    def joined_tensors(self, place: str, parts: Sequence[tuple[str, Home, Tensor]]) -> Tensor:
         """The stored tensor with other rows where parts have them."""
         first = parts[0][1]
         matrix = first.tensor.removesuffix(".bias") + ".weight"
         base = self._checkpoint.tensors[place] if first.there else None
-        shape = (self._logical(matrix)[-2],) if base is None else base.shape
+        shape = (self._modules.logical(matrix)[-2],) if base is None else base.shape
         if first.transposed:
             raise self._fail(f"{parts[0][0]!r} is in place of some columns of {place!r}: this is not read")
         for name, _, tensor in parts:
             if len(shape) > 1 and tensor.columns != shape[-1]:
                 raise self._fail(f"made for another model: {name!r} is {list(tensor.shape)}, {place!r} is "
                                  f"{list(shape)} in {self._checkpoint.path}")
-        if place in {self._stored(name) or getattr(self._home(name), "tensor", None) for name in self._own.added}:
+        places = {self._modules.stored(name) or getattr(self._modules.home(name), "tensor", None)
+                  for name in self._own.added}
+        if place in places:
             raise self._fail(f"{parts[0][0]!r} is in place of some rows of {place!r}, others of which are changed: "
                              f"this is not read")
 
@@ -239,26 +160,6 @@ class _Cutter:
 
     def _fail(self, message: str) -> FormatError:
         return FormatError(f"{self._own.path}: {message}")
-
-
-def rows_together(spec: Spec, module: str, sizes: Sequence[int]) -> list[Rows]:
-    """Rows of modules, of such sizes, in one matrix of them, which is a module too.
-
-    Raises:
-        SpecError: they lie in groups there.
-    """
-    section, key = {"attn_qkv": ("attention", "qkv"), "ssm_in": ("recurrent", "qkv"), "ffn_gate_up": ("ffn", "layout"),
-                    "ffn_gate_up_shexp": ("moe", "shared_layout")}.get(module, ("moe", "layout"))
-    said = str(spec.section("hf").get(section, {}).get(key) or spec.section(section).get(key))
-    if "groups" in said or "quarters" in said:
-        raise SpecError(f"{spec.path}: {section}.{key}: an adapter has {module!r} in one, and how its rows lie is not "
-                        f"known")
-    total = sum(sizes)
-    if "interleaved" in said:
-        return [range(place, total, len(sizes)) for place in range(len(sizes))]
-    order = [1, 0] if "up_gate" in said else [*range(len(sizes))]
-    starts = {part: sum(sizes[other] for other in order[:place]) for place, part in enumerate(order)}
-    return [range(starts[part], starts[part] + size) for part, size in enumerate(sizes)]
 
 
 def _rows(value: LowRank | Tensor | tuple[Tensor, float]) -> int:

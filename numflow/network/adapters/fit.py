@@ -5,6 +5,7 @@ where a model has none of its own.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -16,7 +17,9 @@ from numflow import network
 from numflow.errors import FormatError
 from numflow.formats.adapter import Adapter, LowRank, computed, turned
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.network.adapters.apart import rearranged, rows_of_change, rows_together
+from numflow.network.adapters.apart import rearranged, rows_of_change
+from numflow.network.adapters.modules import rows_together
+from numflow.network.adapters.tables import there, tied_table, untied, with_tokens
 from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.ops import Network
 from numflow.spec.reader import Spec
@@ -25,7 +28,6 @@ from numflow.spec.reader import Spec
 _STACKS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "up_proj": ("ffn_up_exps",),
            "down_proj": ("ffn_down_exps",)}
 _LAYER = re.compile(r"\.(\d+)\.")
-_TIED = "tie_word_embeddings"  # the key of config.json that all such models have
 T = TypeVar("T")
 
 
@@ -68,12 +70,13 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     parts = [part for weight in built.weights.values() for part in weight.parts]
     left_out = names.left_out({part.tensor for part in parts})
     table = tied_table(built)
-    own, head = _with_tokens(names.stored(left_out, built), checkpoint, names.heads, table), None
+    own, head = with_tokens(names.stored(left_out, built), checkpoint, names.heads, table), None
+    names.check_alone(own, built)
     if table is not None and names.parts(own, table):
         head = names.head(own)
-        checkpoint = _untied(own, checkpoint, spec, built, head)
+        checkpoint = untied(own, checkpoint, spec, built, head)
     transposed = frozenset(part.tensor for part in parts if part.transpose)
-    own = replace(own, added={name: _as_computed(change, checkpoint.tensors.get(name)) if name in transposed else change
+    own = replace(own, added={name: _as_stored(change, checkpoint.tensors.get(name), name in transposed)
                               for name, change in own.added.items()})
     _check_shapes(own, checkpoint, transposed)
     biased = [name for name in names.heads if name in own.offsets]
@@ -92,18 +95,6 @@ def _check_kind(adapter: Adapter, checkpoint: Checkpoint) -> None:
     if adapter.architecture and found is not None and adapter.architecture != found:
         raise FormatError(f"{adapter.path}: made for another model: general.architecture is {adapter.architecture!r}, "
                           f"that of {checkpoint.path} is {found!r}")
-
-
-def tied_table(built: Network) -> str | None:
-    """The tensor that is both the embedding table and the output matrix; None where there are two, or no head."""
-    steps, logits = built.entries["main"], built.outputs.get("logits")
-
-    def tensors(role: str, found: Any) -> set[str]:
-        return {part.tensor for step in steps if found(step) for part in built.weights[step.weights[role]].parts}
-
-    table = tensors("table", lambda step: step.op == "embed")
-    head = tensors("weight", lambda step: step.op == "linear" and step.outputs == (logits,))
-    return next(iter(head)) if len(head) == 1 and head <= table else None
 
 
 class _Names:
@@ -128,9 +119,12 @@ class _Names:
             return {name: value for name, value in given.items() if name not in left_out}
 
         added = {name: change for full, one in kept(own.added).items()
-                 for name, change in self._by_expert(full, one).items()}
-        own = replace(own, added=added, offsets=kept(own.offsets), replaced=kept(own.replaced))
-        own = rearranged(own, self._stored, self._shortened, self._names, built, self._checkpoint)
+                 for name, change in self._by_expert(full, one, built).items()}
+        own = replace(own, added=added, offsets=kept(own.offsets), replaced=kept(own.replaced),
+                      multiplied=kept(own.multiplied))
+        table = tied_table(built)
+        head = {} if table is None else dict.fromkeys(self.heads, table)
+        own = rearranged(own, self._stored, self._shortened, self._names, built, self._checkpoint, head)
         return replace(own, added=self._all(own.added), offsets=self._all(own.offsets),
                        replaced=self._all(own.replaced), tokens=self._all(kept(own.tokens)),
                        repeated=self._all(kept(own.repeated)))
@@ -144,12 +138,27 @@ class _Names:
         own, names = self._adapter, self._names
         scores = {name for module in names.patterns if module.startswith("score_") for role in SUFFIXES
                   for name in names.candidates(module, role, None, "")} if names.has("score_output.weight") else set()
-        given, run = [*own.added, *own.replaced, *own.repeated, *own.tokens], {*used, *scores}
+        given = [*own.added, *own.replaced, *own.multiplied, *own.repeated, *own.tokens]
+        run = {*used, *scores}
         found = tuple(name for name in given if self._stored(name) not in run and self._ignored(name))
         if found and len(found) == len(given):
             raise FormatError(f"{own.path}: changes nothing that is computed here: all of it is for parts that spec "
                               f"{names.spec.name!r} leaves out, such as {found[0]!r}")
         return found
+
+    def check_alone(self, own: Adapter, built: Network) -> None:
+        """Refuse changes of what several layers have in turns, each of which may have changes of its own."""
+        uses = Counter(name for steps in built.entries.values() for step in steps for name in step.weights.values())
+        together = set[str]()
+        for weight in built.weights.values():
+            module = next(iter(weight.name.split(".")[2:]), "")
+            several, each = self._names.in_turns(module)
+            if each or (several and uses[weight.name] > 1):
+                together |= {part.tensor for part in weight.parts}
+        for name in (*own.added, *own.offsets, *own.replaced):
+            if together & {name, f"{name.removesuffix('.bias')}.weight"}:
+                raise FormatError(f"{own.path}: {name!r} is in a block that several layers have in turns, and an "
+                                  f"adapter changes it in each of them by itself: this is not read")
 
     def biases(self, own: Adapter) -> dict[str, str]:
         """Names of biases that are not those of their matrices but for the last word."""
@@ -168,12 +177,7 @@ class _Names:
     def parts(self, own: Adapter, table: str) -> bool:
         """Whether the adapter makes an output matrix and the table that it is differ."""
         changed = {*own.added, *own.replaced}
-        if changed & {*self.heads}:
-            if table in own.tokens and not own.tokens.keys() & {*self.heads}:
-                raise FormatError(f"{own.path}: rows of {table!r} have others in their places, which are the output "
-                                  f"matrix's too, and that one is changed apart: this is not read")
-            return True
-        return table in changed and not (own.head_too and table in own.added)
+        return bool(changed & {*self.heads}) or (table in changed and not (own.head_too and table in own.added))
 
     def head(self, own: Adapter) -> str | None:
         """The name that an output matrix of its own has, or would have."""
@@ -181,7 +185,7 @@ class _Names:
                  or name in own.replaced]
         return next(iter(known or self.heads), None)
 
-    def _by_expert(self, full: str, change: LowRank) -> dict[str, LowRank]:
+    def _by_expert(self, full: str, change: LowRank, built: Network) -> dict[str, LowRank]:
         """A change of a stack of experts as changes of the tensors that the checkpoint has for them."""
         modules, layer = _STACKS.get(full.rpartition(".")[2], ()), _LAYER.search(full)
         stacked = self._stored(full) is not None
@@ -189,21 +193,34 @@ class _Names:
             return {full: change}
         experts, size, found = change.a.shape[0], change.b.shape[1] // len(modules), {}
         own = rows_together(self._names.spec, "ffn_gate_up_exps", [size] * len(modules))
+        used = {part.tensor for weight in built.weights.values() for part in weight.parts}
+        at = self._layer(layer[1], modules[0], used)
         for rows, module in zip(own, modules, strict=True):
-            whole = next((name for name in self._names.candidates(module, "weight", int(layer[1]), "")
+            whole = next((name for name in self._names.candidates(module, "weight", at, "")
                           if name in self._checkpoint.tensors), None)
             if whole is not None:
                 found[whole] = rows_of_change(change, rows)
                 continue
             for expert in range(experts + 1):
-                names = self._names.candidates(module, "weight", int(layer[1]), "", expert)
-                name = next((name for name in names if name in self._checkpoint.tensors), None)
-                if (name is None) == (expert < experts):
+                names = [name for name in self._names.candidates(module, "weight", at, "", expert)
+                         if name in self._checkpoint.tensors]
+                name = next((name for name in names if name in used), None)  # one that computes nothing may be stored
+                if (name is None and not names) if expert < experts else name is not None:
                     raise FormatError(f"{self._adapter.path}: made for another model: {full!r} is for {experts} "
-                                      f"experts, {self._checkpoint.path} has {'fewer' if name is None else 'more'}")
+                                      f"experts, {self._checkpoint.path} has {'fewer' if expert < experts else 'more'}")
                 if name is not None:
                     found[name] = _of_expert(change, expert, rows)
         return found
+
+    def _layer(self, number: str, module: str, used: Collection[str]) -> int:
+        """The layer of the network whose experts have this number in their names, which may count otherwise."""
+        for layer in (int(number), *range(len(used))):
+            for expert in (None, 0):
+                for name in self._names.candidates(module, "weight", layer, "", expert):
+                    found = _LAYER.search(name)
+                    if found and found[1] == number and name in used:
+                        return layer
+        return int(number)
 
     def _all(self, given: Mapping[str, T]) -> dict[str, T]:
         found: dict[str, T] = {}
@@ -240,14 +257,20 @@ def _equal(one: Any, other: Any) -> bool:
     return isinstance(one, Tensor) and one.shape == other.shape and np.array_equal(one.f32(), other.f32())
 
 
-def _as_computed(change: LowRank, tensor: Tensor | None) -> LowRank:
-    """The change of a stack [X, K, N] that was made for the matrices as they are stored, not as they multiply."""
-    if tensor is None or len(tensor.shape) < 3 or change.shape != tensor.shape or change.magnitude is not None or (
+def _as_stored(change: LowRank, tensor: Tensor | None, transposed: bool) -> LowRank:
+    """The change of a stack [X, K, N] that was made for the matrices as they are stored, not as they multiply, or of a
+    stack of one, which a matrix's looks like."""
+    if tensor is None or len(tensor.shape) < 3:
+        return change
+    if tensor.shape[0] == 1 and len(change.a.shape) == 2:
+        a, b = (replace(each, shape=(1, *each.shape)) for each in (change.a, change.b))
+        change = replace(change, a=a, b=b)
+    if not transposed or change.shape != tensor.shape or change.magnitude is not None or (
             tensor.shape[-2] == tensor.shape[-1]):
         return change
-    a, b = ((*each.shape[:-2], *each.shape[:-3:-1]) for each in (change.b, change.a))
-    return replace(change, a=computed(change.b.name, a, lambda: change.b.f32().swapaxes(-1, -2)),
-                   b=computed(change.a.name, b, lambda: change.a.f32().swapaxes(-1, -2)))
+    shapes = [(*each.shape[:-2], *each.shape[:-3:-1]) for each in (change.b, change.a)]
+    return replace(change, a=computed(change.b.name, shapes[0], lambda: change.b.f32().swapaxes(-1, -2)),
+                   b=computed(change.a.name, shapes[1], lambda: change.a.f32().swapaxes(-1, -2)))
 
 
 def _of_expert(change: LowRank, expert: int, rows: range) -> LowRank:
@@ -258,83 +281,25 @@ def _of_expert(change: LowRank, expert: int, rows: range) -> LowRank:
                                   change.factor), rows)
 
 
-def _with_tokens(own: Adapter, checkpoint: Checkpoint, heads: Collection[str], tied: str | None) -> Adapter:
-    """The adapter with rows of tables as changes, also of an output matrix that is the table: B has a column for each,
-    in which its own row is 1. heads: names of an output matrix. tied: the table that is the output matrix."""
-    added = dict(own.added)
-    for name, (rows, tensor) in own.tokens.items():
-        there = tied is not None and name in heads and name not in checkpoint.tensors
-        table = checkpoint.tensors[tied] if there and tied is not None else _there(own, checkpoint, name)
-        if name in added or name in own.replaced:
-            raise FormatError(f"{own.path}: {name!r} is changed twice")
-        if max(rows, default=0) >= table.rows:
-            raise FormatError(f"{own.path}: trainable_token_indices: {max(rows)}, but {name!r} has {table.rows} rows "
-                              f"in {checkpoint.path}")
-        added[name] = _rows_changed(rows, tensor, table)
-    alone = own.tokens.keys() & {*heads}
-    return replace(own, added=added, head_too=own.head_too or (bool(own.tokens) and not alone))
-
-
-def _rows_changed(rows: tuple[int, ...], tensor: Tensor, table: Tensor) -> LowRank:
-    def ones() -> np.ndarray:
-        values = np.zeros((table.rows, len(rows)), np.float32)
-        values[list(rows), range(len(rows))] = 1
-        return values
-
-    more = computed(tensor.name, tensor.shape, lambda: tensor.f32() - table.f32(list(rows)))
-    return LowRank(more, computed(tensor.name, (table.rows, len(rows)), ones), 1.0, fixed=True)
-
-
-def _untied(own: Adapter, checkpoint: Checkpoint, spec: Spec, built: Network, head: str | None) -> Checkpoint:
-    """The checkpoint with an output matrix of its own, equal to the embedding table."""
-    table = tied_table(built)
-    if head is None or table is None:
-        raise FormatError(f"{own.path}: changes the embedding table or the output matrix alone, which are one in "
-                          f"{checkpoint.path}, and spec {spec.name!r} has no name for the second")
-    tensors = {**checkpoint.tensors}
-    tensors.setdefault(head, replace(tensors[table], name=head))
-    config = dict(checkpoint.config)
-    if checkpoint.naming == "hf":
-        config = {key: {**value, _TIED: False} if isinstance(value, dict) and _TIED in value else value
-                  for key, value in config.items()} | {_TIED: False}
-    parted = replace(checkpoint, tensors=tensors, config=config)
-    found = network.build(spec, parted, fuse=False)
-    if tied_table(found) is not None or _steps(found) != _steps(built):
-        raise FormatError(f"{own.path}: changes the embedding table or the output matrix alone, which are one in "
-                          f"{checkpoint.path}, and with spec {spec.name!r} they cannot be parted")
-    return parted
-
-
-def _steps(built: Network) -> list[tuple]:
-    return [(step.op, step.inputs, step.outputs, dict(step.params)) for steps in built.entries.values()
-            for step in steps]
-
-
 def _check_shapes(own: Adapter, checkpoint: Checkpoint, transposed: frozenset[str]) -> None:
     for name, change in own.added.items():
-        tensor = _there(own, checkpoint, name)
+        tensor = there(own, checkpoint, name)
         shape = (*tensor.shape[:-2], *tensor.shape[:-3:-1]) if name in transposed else tensor.shape
         _expect(own, checkpoint, name, change.shape, shape)
     for name, (vector, _) in own.offsets.items():
-        tensor = _there(own, checkpoint, name)
+        tensor = there(own, checkpoint, name)
         _expect(own, checkpoint, name, vector.shape, tensor.shape[-1:] if name in transposed else tensor.shape[:-1])
     for name, tensor in (*own.replaced.items(), *own.repeated.items()):
         base = checkpoint.tensors.get(name)
         if base is None and name.endswith(".bias"):
             continue  # a matrix whose bias is the adapter's
-        base = _there(own, checkpoint, name)
+        base = there(own, checkpoint, name)
         _expect(own, checkpoint, name, as_stored(tensor, base).shape, base.shape)
 
 
 def as_stored(tensor: Tensor, base: Tensor) -> Tensor:
     """A tensor in the orientation that the base's has in its file."""
     return turned(tensor) if base.turned and len(tensor.shape) == 2 else tensor
-
-
-def _there(own: Adapter, checkpoint: Checkpoint, name: str) -> Tensor:
-    if name not in checkpoint.tensors:
-        raise FormatError(f"{own.path}: made for another model: {checkpoint.path} has no tensor {name!r}")
-    return checkpoint.tensors[name]
 
 
 def _expect(own: Adapter, checkpoint: Checkpoint, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:

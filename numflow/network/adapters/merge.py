@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from numflow import network
+from numflow.errors import FormatError, SpecError
 from numflow.formats.adapter import Adapter, LowRank, check_finite
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
@@ -35,11 +37,11 @@ def merged(checkpoint: Checkpoint, spec: Spec, adapters: Sequence[tuple[Adapter,
         fit = fitted(adapter, checkpoint, spec)
         if note is not None and fit.left_out:
             note(fit.without())
-        checkpoint = _merged(fit, scale)
+        checkpoint = _merged(fit, scale, spec)
     return checkpoint
 
 
-def _merged(fit: Fitted, scale: float) -> Checkpoint:
+def _merged(fit: Fitted, scale: float, spec: Spec) -> Checkpoint:
     own, tensors = fit.adapter, dict(fit.checkpoint.tensors)
     last: dict[str, np.ndarray] = {}  # the tensor that was read last: its parts are asked for one by one
 
@@ -65,7 +67,15 @@ def _merged(fit: Fitted, scale: float) -> Checkpoint:
         old = tensors.get(bias)
         tensors[bias] = computed(old or replace(vector, name=bias),
                                  partial(_moved, old, vector, factor * scale, own.path, bias))
-    return replace(fit.checkpoint, tensors=tensors)
+    more = tensors.keys() - fit.checkpoint.tensors.keys()
+    changed = replace(fit.checkpoint, tensors=tensors)
+    if more:
+        try:
+            network.build(spec, changed, fuse=False)
+        except SpecError as error:
+            raise FormatError(f"{own.path}: gives the base {', '.join(map(repr, sorted(more)))}, which it has no place "
+                              f"for: {error}") from None
+    return changed
 
 
 @np.errstate(all="ignore")  # overflow is found in the results
@@ -82,9 +92,10 @@ def _changed(base: Tensor, change: LowRank, scale: float, transposed: bool, path
         weight[..., rows, :] += more
     if change.magnitude is not None:
         axis = -2 if change.by_column else -1
-        lengths, magnitude = np.linalg.norm(weight, axis=axis), change.magnitude.f32().reshape(-1)
-        check_finite(path, base.name, lengths, magnitude)
-        weight *= np.expand_dims(magnitude / np.where(lengths > 0, lengths, 1), axis)
+        lengths = np.linalg.norm(weight, axis=axis)
+        factors = change.lengthened(lengths)
+        check_finite(path, base.name, lengths, factors)
+        weight *= np.expand_dims(factors, axis)
     return values
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from numflow.errors import RequestError, option
 from numflow.formats.adapter import Adapter, LowRank, check_finite
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.network.adapters.fit import Fitted, as_stored, tied_table
+from numflow.network.adapters.fit import Fitted, as_stored
 from numflow.network.adapters.parts import AdaptedPart, AdaptedParts
+from numflow.network.adapters.tables import tied_table
 from numflow.network.weights.source import WeightSource
 from numflow.ops import Network, Part, Step, View, param
 
@@ -121,11 +122,22 @@ class _Parts:
         some = [self._part(name, part, place, number)
                 for number, (name, part) in enumerate(zip(names, place.parts, strict=True))]
         if len(some) < place.experts:
-            if some[0] is not None and some[0].scale is not None:
-                raise _merge_it(self._fit.adapter, names[0], "DoRA of experts in one tensor")
-            some = _by_expert(some[0], place.experts, param(place.step, "first"))
+            for name, part in zip(names, some, strict=True):
+                if part is not None and part.scale is not None:
+                    raise _merge_it(self._fit.adapter, name, "DoRA of experts in one tensor")
+            some = self._by_expert(names, some, place)
         self.done.update(names)
         return some
+
+    def _by_expert(self, names: Sequence[str], some: Sequence[AdaptedPart | None],
+                   place: _Place) -> list[AdaptedPart | None]:
+        """The matrices of stacks one by one, of one stack or of several whole ones."""
+        if len(some) == 1:
+            return _by_expert(some[0], place.experts, param(place.step, "first"))
+        counts = [self._checkpoint.tensors[part.tensor].shape[0] for part in place.parts]
+        if sum(counts) != place.experts:
+            raise _merge_it(self._fit.adapter, names[0], "its experts are shared out among devices, in several tensors")
+        return [one for part, count in zip(some, counts, strict=True) for one in _by_expert(part, count, 0)]
 
     def _part(self, name: str, part: Part, place: _Place, number: int) -> AdaptedPart | None:
         with np.errstate(all="ignore"):  # overflow is found in the results
@@ -137,6 +149,8 @@ class _Parts:
     def _made(self, name: str, part: Part, place: _Place, number: int) -> AdaptedPart | None:
         own = self._fit.adapter
         if name in own.replaced:
+            if name in own.added:
+                raise _merge_it(own, name, "it has another tensor in its place, to which something is added")
             return self._in_place(name, part, place)
         change, bias = own.added.get(name), self._bias(name, part, place, number)
         if change is None:
@@ -163,12 +177,10 @@ class _Parts:
 
     def _lengths(self, name: str, change: LowRank) -> np.ndarray:
         """Of each row of the sum, as long as the magnitude says, by the length that it has: f32 [N]."""
-        assert change.magnitude is not None
         a, b = change.matrices()
         rows = self._weight(self._fit.checkpoint.tensors[name], name) + np.float32(
             change.factor_at(self._scale)) * (b @ a)
-        norms = np.linalg.norm(rows, axis=-1)
-        return (change.magnitude.f32().reshape(-1) / np.where(norms > 0, norms, 1)).astype(np.float32)
+        return change.lengthened(np.linalg.norm(rows, axis=-1))
 
     def _in_place(self, name: str, part: Part, place: _Place) -> AdaptedPart:
         """A tensor in place of the base's: what it has more, times each input."""

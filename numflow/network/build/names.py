@@ -1,8 +1,10 @@
 """Assignment of stored tensors to modules: a spec's name tables tried on a checkpoint's tensors."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import product
 
 from numflow.errors import SpecError, did_you_mean
 from numflow.formats.checkpoint import Checkpoint, Tensor
@@ -15,6 +17,7 @@ STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
 _EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # in a pattern, of its layer
 _LAYER = re.compile(r"\blayer\b")
+_OWNER, _TURN = "{owner}", "{use}"  # in patterns of what several layers have together
 _BEYOND = 16  # blocks behind the last layer that a pattern stands for
 
 
@@ -41,7 +44,6 @@ class TensorNames:
         self.ignored = [*spec.table.get("ignore", []), *naming.get("ignore", [])]
         self.draft_layer = naming.get("draft_layer", "layers.{layer}")
         self.used: set[str] = set()
-        self._values: Resolved | None = None  # of expressions in patterns
         # What stands for further words in braces; nothing does before a configuration is read.
         self.meant: Callable[[int | None, str], Mapping[str, int | str]] = lambda layer, stack: {}
 
@@ -71,22 +73,20 @@ class TensorNames:
 
     def _value(self, text: str, layer: int | None) -> str:
         """An expression in a pattern: "layer // 2" in layer 5 is 2."""
-        if self._values is None:
-            self._values = Resolved(self.spec, self.checkpoint.config, self.checkpoint.naming, self.has)
-        return str(self._values.evaluate(f"{self.checkpoint.naming}.tensors", text, layer))
+        return str(self._resolved.evaluate(f"{self.checkpoint.naming}.tensors", text, layer))
+
+    @cached_property
+    def _resolved(self) -> Resolved:
+        return Resolved(self.spec, self.checkpoint.config, self.checkpoint.naming, self.has)
 
     def renamed(self, name: str) -> str | None:
         """The stored name of what has another one of its module's names, which comes without a prefix; None for no such
         tensor."""
-        for module, patterns in self.patterns.items():
-            for pattern in patterns if isinstance(patterns, list) and len(patterns) > 1 else ():
-                for role, suffixes in SUFFIXES.items():
-                    if found := _matched(pattern, suffixes, name):
-                        layer, expert = (None if number is None else int(number) for number in found)
-                        for stored in self.candidates(module, role, layer, "", expert):
-                            if stored in self.checkpoint.tensors and not self._of_others(stored, name, role, layer,
-                                                                                         expert):
-                                return stored
+        for module, role, layer, expert in self.modules_of(name):
+            patterns = self.patterns[module]
+            for stored in self.candidates(module, role, layer, "", expert) if isinstance(patterns, list) else ():
+                if stored in self.checkpoint.tensors and not self._of_others(stored, name, role, layer, expert):
+                    return stored
         return None
 
     def modules_of(self, name: str) -> Iterator[tuple[str, str, int | None, int | None]]:
@@ -97,6 +97,25 @@ class TensorNames:
                     if pattern and (found := _matched(pattern, suffixes, name)):
                         layer, expert = (None if number is None else int(number) for number in found)
                         yield module, role, layer, expert
+        yield from self._expressed.get(name, ())
+
+    @cached_property
+    def _expressed(self) -> Mapping[str, Sequence[tuple[str, str, int | None, int | None]]]:
+        """Modules whose patterns have expressions, by their names without a prefix."""
+        own = [module for module, patterns in self.patterns.items()
+               if any(map(_EXPRESSION.search, [patterns] if isinstance(patterns, str) else patterns))]
+        layers = range(self._resolved.option("stack", "layers")) if own else ()
+        found: dict[str, list[tuple[str, str, int | None, int | None]]] = {}
+        for module, role, layer in product(own, SUFFIXES, layers):
+            for name in self.candidates(module, role, layer, ""):
+                short = next(name.removeprefix(prefix) for prefix in self.prefixes if name.startswith(prefix))
+                found.setdefault(short, []).append((module, role, layer, None))
+        return found
+
+    def in_turns(self, module: str) -> tuple[bool, bool]:
+        """Whether several layers may have a module together, and whether it is one of as many as there are turns."""
+        patterns = self.patterns.get(module, ())
+        return any(_OWNER in pattern for pattern in patterns), any(_TURN in pattern for pattern in patterns)
 
     def _of_others(self, stored: str, name: str, role: str, layer: int | None, expert: int | None) -> bool:
         """Whether a module has the first of two names and not the second, which comes without a prefix."""
