@@ -90,6 +90,7 @@ def test_standard_output_may_be_closed():
 
 
 @pytest.mark.parametrize("command", [("generate", "hello"), ("perplexity", "--text", "TEXT", "--context", 8)])
+@pytest.mark.thin(2)
 def test_weights_that_are_no_numbers_are_named(run, tmp_path, command):
     name = "model.layers.0.self_attn.v_proj.weight"
     folder = write_model(tmp_path / "bad", change=lambda t: t[name].__setitem__((2, 7), np.nan))

@@ -68,6 +68,7 @@ def test_a_panel_holds_the_weights(kind):
 
 @pytest.mark.parametrize("kind", ["F16", "F32"])
 @pytest.mark.parametrize("columns", [64, 78])
+@pytest.mark.thin(4)
 def test_plain_numbers_lie_in_pairs_for_operands_of_bfloat16(kind, columns):
     """On every instruction set; the columns beyond the last 32 too."""
     raw, packed = pack_stored(kind, 16, columns)

@@ -63,6 +63,7 @@ def start(path, made, **options):
         return model.logits(IDS), len(made) - before
 
 
+@pytest.mark.merge
 def test_the_second_start_quantises_nothing_and_has_the_same_bits(model, folder, made):
     first, count = start(model, made)
     again, none = start(model, made)

@@ -31,7 +31,7 @@ def _compare(name, kv_k, kv_v):
 
 @pytest.mark.parametrize("kind", KV_TYPES)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.thin(24)
+@pytest.mark.thin(120)
 def test_every_type(name, kind):
     _compare(name, kind, kind)
 
@@ -44,7 +44,7 @@ def test_keys_and_values_of_two_types(kv_k, kv_v):
 
 
 @pytest.mark.parametrize("kind", CODED)
-@pytest.mark.thin(8)
+@pytest.mark.merge
 def test_int8_programs_multiply_codes(kind):
     """Queries and weights of values are off by 2^-16 of the largest of a block; threads change nothing."""
     for name in ("attention-grouped", "attention-long", "attention-values-in-keys-28-20"):

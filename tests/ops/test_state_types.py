@@ -37,7 +37,7 @@ def opened(case, program_class, **options):
 @pytest.mark.parametrize(("name", "dtype"), [
     *(("delta-tiled", dtype) for dtype in STATE_TYPES), ("delta-by-column", "bf16"), ("scaled-wide", "q8"),
     ("fixed", "f32"), ("scan", "f32")])
-@pytest.mark.thin(10)
+@pytest.mark.merge
 def test_bits_do_not_depend_on_the_cut(name, dtype):
     case = BY_NAME[name]
     one, two = (opened(case, CpuProgram, threads=n, state_type=dtype) for n in (1, 2))

@@ -41,7 +41,7 @@ def adapters_of(found):
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("devices", ["0;1", "0&1", "0&1;2"])
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 def test_each_device_adds_its_share(name, devices, backend):
     case = load_case(name)
     found = memory_checkpoint(case.configs[0], case.tensors)

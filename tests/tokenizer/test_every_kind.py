@@ -11,6 +11,7 @@ LOSSLESS = ("tokenizer.json byte_level_library", "gguf gpt2")
 
 
 @pytest.mark.parametrize("text", NASTY.values(), ids=NASTY.keys())
+@pytest.mark.thin(3)
 def test_streaming_equals_decoding(every_tokenizer, text):
     for name, tokenizer in every_tokenizer.items():
         for parse_special in (True, False):
