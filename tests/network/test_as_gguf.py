@@ -14,6 +14,8 @@ from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_chec
 from tests.specs.configs_further_decoders import FURTHER_DECODERS
 from tests.specs.configs_further_encoders import FURTHER_ENCODERS
 from tests.specs.configs_further_translators import FURTHER_TRANSLATORS
+from tests.specs.configs_last_parts import LAST_PARTS
+from tests.specs.configs_last_text import LAST_TEXT
 from tests.specs.configs_late_loops import LOOPS
 from tests.specs.configs_late_moe import LATE_MOE
 from tests.specs.configs_more_decoders import DECODERS as MORE_DECODERS
@@ -54,6 +56,8 @@ REFUSED |= {
     "laguna": "router_softcap", "mimo_v2_flash": "blk.0.angles: columns", "minimax_m3": "limit is 1.5",
     "minimax_m3_full": "alpha is 1.5", "hrm_text_once": "kind is gelu",
     "mistral4_groups": "step is linear, and would be read as rms_norm"}
+REFUSED |= dict.fromkeys(("aya_vision", "cohere2_vision", "granite_speech"), "is linear, and would be read as scale")
+REFUSED |= {"paligemma2": "attention: scale is 0.22"}
 NEW = ("mimo_v2_flash", "hrm_text", "step3p7")
 NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32", "distilbert", "electra",
                    "electra_generator", "gemma3_multimodal", "glm", "glm4_moe_lite", "glm_moe_dsa", "gpt_neo", "gptj",
@@ -76,6 +80,8 @@ NO_ARCHITECTURE += tuple(name for name in names() if name.startswith("deberta"))
 FURTHER = FURTHER_DECODERS | FURTHER_ENCODERS | FURTHER_TRANSLATORS | MORE_MOE | LOOPS
 NO_ARCHITECTURE += tuple(name for name in FURTHER if name != "mt5_encoder" and not name.startswith(NEW))
 NO_ARCHITECTURE += ("cosmos3_omni", "emu3", "fuyu", "hyperclovax_vision")
+NO_ARCHITECTURE += tuple(name for name in LAST_PARTS | LAST_TEXT
+                         if name not in (*REFUSED, "instructblip", "paligemma"))
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
 # their sum, a least step and factors are not written. MiMo always has a window; a shared expert of MiniMax-M3 is a
