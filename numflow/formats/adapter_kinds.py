@@ -70,7 +70,7 @@ class Module:
 
 
 def _adalora(module: Module) -> LowRank | None:
-    if not module.parts["lora_A"].rows if "lora_A" in module.parts else False:
+    if "lora_A" in module.parts and not module.parts["lora_A"].rows:
         return None  # all of its ranks have been taken away
     a, b = check_pair(module.where, module.parts.get("lora_A"), module.parts.get("lora_B"), (2,))
     e = module.get("lora_E", 2)

@@ -10,7 +10,7 @@ from tests.engine.tiny import write_checkpoint
 BORDER, PAIRS = 48, 4
 SHORT, LONG = [1.0, 1.1, 1.2, 1.3], [2.0, 3.5, 5.0, 9.0]
 FACTORS = {"type": "longrope", "original_max_position_embeddings": BORDER, "short_factor": SHORT, "long_factor": LONG,
-           "short_mscale": 1.1, "long_mscale": 1.3}
+           "attention_factor": 1.2}
 DYNAMIC = {"max_position_embeddings": BORDER, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
 TEXT = [4 + (7 * i) % 41 for i in range(120)]
 EXECUTORS = {"reference": {"backend": "reference"}, "cpu": {"backend": "cpu", "threads": 2},
@@ -19,10 +19,10 @@ EXECUTORS = {"reference": {"backend": "reference"}, "cpu": {"backend": "cpu", "t
              "processes": {"backend": "cpu", "devices": "0;1", "transport": "processes", "threads": 1}}
 
 
-def fixed(factors, mscale):
+def fixed(factors):
     """A configuration with one set of factors for every length."""
-    return {"rope_scaling": FACTORS | {"short_factor": factors, "long_factor": factors, "short_mscale": mscale,
-                                       "long_mscale": mscale}, "max_position_embeddings": 256}
+    return {"rope_scaling": FACTORS | {"short_factor": factors, "long_factor": factors},
+            "max_position_embeddings": 256}
 
 
 def stretched(length, border=BORDER):
@@ -32,8 +32,8 @@ def stretched(length, border=BORDER):
     return {"max_position_embeddings": 256, "rope_theta": base}
 
 
-CONFIGS = {"both": {"rope_scaling": FACTORS, "max_position_embeddings": 256}, "short": fixed(SHORT, 1.1),
-           "long": fixed(LONG, 1.3), "dynamic": DYNAMIC, "plain": {"max_position_embeddings": 256},
+CONFIGS = {"both": {"rope_scaling": FACTORS, "max_position_embeddings": 256}, "short": fixed(SHORT),
+           "long": fixed(LONG), "dynamic": DYNAMIC, "plain": {"max_position_embeddings": 256},
            **{f"stretched {length}": stretched(length) for length in (49, 60, 80)}, "stretched 6": stretched(6, 4),
            "near": {"rope_scaling": FACTORS | {"original_max_position_embeddings": 4}},
            "dynamic near": DYNAMIC | {"max_position_embeddings": 4}}

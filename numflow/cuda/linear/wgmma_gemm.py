@@ -143,11 +143,11 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
         acc, words, codes, rows_of, scale = sums(), staged(), coded(), sources(), factors()
         for i in range(2 * SUMS):
             acc[i] = f32(0)
-        for i in range(4):
-            scale[i] = f32(1)
+        if float8:
+            for i in range(4):
+                scale[i] = f32(1)
         row = u32(first_row + thread) if first_row + thread < shape.n else u32(shape.n - 1)
         row = u32(above_row + row)
-        lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
         if not tma:
             for i in range(_COPIES // 2):
                 at = u32(first_token + (thread + 256 * i >> 2))
@@ -200,6 +200,8 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
                 if tiles_a_scale > 0:  # noqa: SIM102  the compiler drops what is behind such a constant by itself
                     if number == 0 or unit % tiles_a_scale == 0:
                         wait_tiles(acc)
+                        lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16
+                                       + (lane >> u32(2)))
                         change_scales(acc, scale, planes.head, planes.above, planes.per_row, above_row, lane_row,
                                       shape.n, unit, shape.units)
                 begin_tiles()
@@ -237,6 +239,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
             if thread >= THREADS:
                 return
         # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
+        lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
         if float8:
             apply_scales(acc, scale, planes.head, planes.above, planes.per_row, above_row, lane_row, shape.n)
         place, added = u32(first_token + 2 * (lane & u32(3))), plus()
