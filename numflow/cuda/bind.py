@@ -111,8 +111,8 @@ def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable,
 def _joining(step: Step, ctx: Context, few: str | None, many: str | None) -> list[Call]:
     """The calls of an attention that stores an operand too, of these kinds for few tokens and for many."""
     (y,), found = step.outputs, []
-    more = (("some", many), ("tiles", None)) if ctx.activations == "fp8" else (("many", many),)
-    for runs, kind in (("few", few), *more):
+    first, *wide = linear.more_runs(ctx.activations)
+    for runs, kind in (("few", few), (first, many), *((runs, None) for runs in wide)):
         calls = attention.attention(step, ctx, Prepared(y, kind, runs) if kind else None)
         found += linear.limited(calls, runs, ctx.rows(y))
     return found

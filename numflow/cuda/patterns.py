@@ -21,7 +21,7 @@ from functools import partial
 from numflow.cuda.device.call import ROW_FIELD
 from numflow.cuda.elementwise.act import ACT
 from numflow.cuda.estimate import planned
-from numflow.cuda.linear.linear import demands, takes_unscaled
+from numflow.cuda.linear.linear import demands, more_runs, takes_unscaled
 from numflow.cuda.state.cache_code import PIECE
 from numflow.cuda.weights.layout import Kept
 from numflow.cuda.weights.operand import UNIT
@@ -125,7 +125,7 @@ class _Finder:
                 for index, found in forms.items() if index in done or any(form.kind for form in found)}
         joined, halves = (frozenset(index for index, step in enumerate(steps)
                                     if step.op == "attention" and self.joins(index, demand))
-                          for demand in (("int8", "few"), ("f16", "some" if self.activations == "fp8" else "many")))
+                          for demand in (("int8", "few"), ("f16", more_runs(self.activations)[0])))
         return Together(grouped(steps, done), units, made, late, gates, joined, halves)
 
     def demands(self, index: int) -> tuple[tuple[str, str], ...]:

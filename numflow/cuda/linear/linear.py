@@ -104,9 +104,13 @@ def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
         return ((kind, "all"),)
     few = ((kind, "few"), ("rows", "few")) if weight.outliers else ((kind, "few"),)
     many = "bf16" if weight.kind == "bf16" else "f16"
-    if activations == "fp8":
-        return *few, (many, "some"), ("e4m3" if meets_float8(weight) else many, "tiles")
-    return *few, (many, "many")
+    first, *wide = more_runs(activations)
+    return *few, (many, first), *(("e4m3" if meets_float8(weight) else many, runs) for runs in wide)
+
+
+def more_runs(activations: str) -> tuple[str, ...]:
+    """Names of the runs (RUNS) of more than a few tokens; the first are those of 16-bit operands."""
+    return ("some", "tiles") if activations == "fp8" else ("many",)
 
 
 def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
