@@ -49,7 +49,6 @@ class Workload:
         below = max(0, window - first)  # queries that do not see a whole window
         return self.sequences * ((first + first + below - 1) * below // 2 + (self.new - below) * window)
 
-
     def entries(self, every: int, most: int = 0) -> int:
         """Entries of windows of so many tokens that are read, each sequence's once; most: of a query, 0 for all."""
         whole = (self.cached + self.new) // every
