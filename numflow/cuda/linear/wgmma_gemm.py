@@ -200,6 +200,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
                 if tiles_a_scale > 0:  # noqa: SIM102  the compiler drops what is behind such a constant by itself
                     if number == 0 or unit % tiles_a_scale == 0:
                         wait_tiles(acc)
+                        # Not kept from before the loop: other kinds have no register for it.
                         lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16
                                        + (lane >> u32(2)))
                         change_scales(acc, scale, planes.head, planes.above, planes.per_row, above_row, lane_row,
