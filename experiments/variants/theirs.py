@@ -88,6 +88,30 @@ def make(request: dict, folder: Path) -> dict:
     return answer | {"moved": max(moved)}
 
 
+def exact(request: dict, folder: Path) -> dict:
+    """Write exact.npz: what the same weights give where every float is one of 64 bits."""
+    model = class_of(transformers.AutoConfig.from_pretrained(folder)).from_pretrained(
+        folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32).eval().double()
+    with in_64_bits():
+        np.savez(folder / "exact.npz", **{f"logits_{at}": compute(model, given)
+                                          for at, given in enumerate(request["prompts"])})
+    return {}
+
+
+@contextlib.contextmanager
+def in_64_bits():
+    """Let code that asks for float32 by name, as norms and softmaxes do, get float64."""
+    names, method = {name: getattr(torch, name) for name in ("float32", "float")}, torch.Tensor.float
+    try:
+        torch.float32 = torch.float = torch.float64
+        torch.Tensor.float = torch.Tensor.double
+        yield
+    finally:
+        torch.Tensor.float = method
+        for name, value in names.items():
+            setattr(torch, name, value)
+
+
 def compute(model, given: dict) -> np.ndarray:
     """Logits, or scores of a text, or the last hidden states of a model without a head."""
     names = {"ids": "input_ids", "decoder_ids": "decoder_input_ids"}
@@ -116,6 +140,7 @@ def answer(request: dict) -> dict:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             found = {"keys": keys, "make": lambda config, folder: make(request, folder),
+                     "exact": lambda config, folder: exact(request, folder),
                      "convert": lambda config, folder: convert(folder, request["converter"])}[request["do"]](
                 request["config"], Path(request["folder"]))
         return {"ok": found}

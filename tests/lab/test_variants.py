@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -73,13 +74,30 @@ def test_differences_are_told(experiment):
     run, _ = experiment
     wanted = [np.random.default_rng(0).normal(size=(9, 20)).astype(np.float32)]
     near, far = [wanted[0] + 1e-6], [wanted[0] + 1e-3 * (np.arange(20) == 3)]
-    made = {"greedy": [1, 2], "margin": 0.1, "moved": 1e-4}
-    assert run.compared(near, near, [1, 2], wanted, made) == ""
-    assert run.compared(far, near, [1, 2], wanted, made).startswith("whole, 9 rows: 0.001")
-    assert run.compared(near, far, [1, 2], wanted, made).startswith("in chunks, 9 rows: 0.001")
-    assert run.compared(near, [near[0] * np.nan], [1, 2], wanted, made).endswith("nan")
-    assert run.compared(near, near, [2, 2], wanted, made) == "tokens [2, 2], not [1, 2]"
-    assert run.compared(near, near, [2, 2], wanted, made | {"margin": 0.0}) == ""
+    assert run.compared(near, near, wanted, 1e-4) == ""
+    assert run.compared(far, near, wanted, 1e-4).startswith("whole, 9 rows: 0.001")
+    assert run.compared(near, far, wanted, 1e-4).startswith("in chunks, 9 rows: 0.001")
+    assert run.compared(near, [near[0] * np.nan], wanted, 1e-4).endswith("nan")
+    made = {"greedy": [1, 2], "margin": 0.1}
+    assert run.as_chosen([1, 2], made) == run.as_chosen([2, 2], made | {"margin": 0.0}) == ""
+    assert run.as_chosen([2, 2], made) == "tokens [2, 2], not [1, 2]"
+
+
+def test_numbers_as_near_to_those_of_float64_as_transformers_has_them_are_not_wrong(experiment, tmp_path):
+    run, _ = experiment
+    exact = [np.arange(180).reshape(9, 20) / np.arange(180).std()] * 2
+    np.savez(tmp_path / "exact.npz", logits_0=exact[0], logits_1=exact[1])
+    near, far = [exact[0] + 2e-4, exact[1]], [exact[0] + 3e-4, exact[1]]
+
+    def asked(found, wanted, answer=None):
+        theirs = SimpleNamespace(ask=lambda **request: answer or {"ok": {}})
+        return run.nearer(run.Sides(theirs, None), {}, str(tmp_path), [{}, {}], found, wanted)
+
+    assert asked([near, near], far) == (True, "from float64 0.0002, transformers 0.0003")
+    assert not asked([near, far], near)[0] and not asked([near, [exact[0], exact[1] * np.nan]], far)[0]
+    assert not asked([near, far[::-1]], far)[0]  # another text was the worse one there
+    assert asked([[exact[0][:, :8]] * 2], far) == (False, "other shapes")
+    assert asked([near], far, {"refused": "no float64"}) == (False, "float64: no float64")
 
 
 def test_a_request_that_hangs_is_passed_over_and_the_next_one_answered(tmp_path):
