@@ -32,6 +32,7 @@ from .gguf_files import FILE, LIKE_PEER, LIKE_THEIRS, NOT_ASKED, converted, judg
 OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7, "limit_s": 120,
            "format": "safetensors", "converter": "", "library": ""}
 TOLERANCE, STEADY, MARGIN = 1e-4, 3e-3, 1e-3
+FORMS = ("", "", "shards", "half", "unnamed")  # of a checkpoint: see theirs.py
 LENGTHS = (9, 45, 71)
 CONTEXT = re.compile("(?<!original_)max_position_embeddings|n_positions|n_ctx|max_length|context_length|max_seq|"
                      "seq_length")
@@ -122,16 +123,19 @@ def family(lab, sides: Sides, name: str, base: dict) -> list[dict]:
     with tempfile.TemporaryDirectory() as place:
         own = sides.theirs.ask(do="keys", config=base, folder=place)
     if "ok" not in own:
-        return [{"number": 0, "result": PASSED, "line": own["refused"], "changes": []}]
+        return [{"number": 0, "saved": False, "form": "", "result": PASSED, "line": own["refused"], "changes": []}]
     rows, known = [], set()
     for number in range(lab.options["n"]):
         dice = random.Random(f"{name} {lab.options['seed']} {number}")
         changes, saved = draw(base, own["ok"], dice) if number else [], dice.random() < 0.4
-        row = {"number": number, "saved": saved} | tried(lab, sides, applied(base, changes), saved, number)
+        form = dice.choice(FORMS) if lab.options["format"] != "gguf" else ""
+        row = {"number": number, "saved": saved, "form": form}
+        row |= tried(lab, sides, applied(base, changes), row)
         if row["result"] not in (RIGHT, NEARER, PASSED) and (row["result"] != REFUSED or row["line"] not in known):
             known.add(row["line"])
             changes, row = smallest(lab, sides, base, changes, row)
-            lab.say(f"  {name} {number}, {row['result']}: {row['line']}; {'saved; ' * saved}{json.dumps(changes)}")
+            lab.say(f"  {name} {number}, {row['result']}: {row['line']}; {'saved; ' * saved}{form}; "
+                    f"{json.dumps(changes)}")
         rows.append(row | {"changes": changes})
     return rows
 
@@ -140,19 +144,20 @@ def smallest(lab, sides: Sides, base: dict, changes: list[dict], row: dict) -> t
     """Fewer changes of which the same comes, and what comes of them."""
     for change in list(changes):
         fewer = [each for each in changes if each is not change]
-        again = tried(lab, sides, applied(base, fewer), row["saved"], row["number"])
+        again = tried(lab, sides, applied(base, fewer), row)
         if again["result"] == row["result"]:
             changes, row = fewer, row | again
     return changes, row
 
 
-def tried(lab, sides: Sides, config: dict, saved: bool, seed: int) -> dict:
-    """The result of one configuration."""
+def tried(lab, sides: Sides, config: dict, row: dict) -> dict:
+    """The result of one configuration. row: its number, and how its checkpoint is written."""
     with tempfile.TemporaryDirectory() as place:
+        seed = row["number"]
         given, gguf = prompts(config, seed), lab.options["format"] == "gguf"
         decoder = "ForCausalLM" in str(config.get("architectures")) or "LMHead" in str(config.get("architectures"))
-        made = sides.theirs.ask(do="make", config=config, folder=place, saved=saved, seed=seed, prompts=given,
-                                greedy=decoder and not gguf)
+        made = sides.theirs.ask(do="make", config=config, folder=place, saved=row["saved"], seed=seed, prompts=given,
+                                greedy=decoder and not gguf, form=row["form"])
         if "ok" not in made:
             return {"result": PASSED, "line": made["refused"]}
         if made["ok"]["moved"] > STEADY:
@@ -285,7 +290,7 @@ def report(lab, found: dict[str, list[dict]]) -> None:
         if rows:
             lab.heading(title)
             lab.table(["family", "number", "config.json", "changes", "result"],
-                      [[name, row["number"], "saved" if row["saved"] else "as asked",
+                      [[name, row["number"], " ".join(["saved" if row["saved"] else "as asked", row["form"]]),
                         f"`{json.dumps(row['changes'])}`", row["line"].replace("|", "/")] for name, row in rows])
     said = collections.Counter(row["line"].split(":")[0] for rows in found.values() for row in rows
                                if row["result"] == PASSED)

@@ -12,8 +12,8 @@ from numflow.lab import run_experiment
 from numflow.lab.harness import _load
 from tests.conftest import REPO
 
-BASE = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+BASE = {"model_type": "llama", "pad_token_id": 0, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         "hidden_act": "silu", "rope_theta": 1e4, "rope_parameters": None, "vocab_size": 144}
 
 
@@ -35,7 +35,7 @@ def test_changes_follow_from_the_seed_and_can_be_applied(experiment):
     assert found == [changes.draw(BASE, BASE, random.Random(number)) for number in range(300)]
     keys = {key for each in found for change in each for key in change}
     assert {"rope_scaling", "num_hidden_layers", "layer_types", "hidden_act", "num_key_value_heads"} <= keys
-    assert "vocab_size" not in keys and "model_type" not in keys
+    assert not {"pad_token_id", "model_type"} & keys
     for each in found:
         config = changes.applied(BASE, each)
         assert all(config.get(key, changes.LEFT_OUT) == value for change in each for key, value in change.items()
@@ -46,7 +46,7 @@ def test_changes_follow_from_the_seed_and_can_be_applied(experiment):
 
 def test_changes_that_do_not_matter_are_taken_back(experiment, monkeypatch):
     run, _ = experiment
-    monkeypatch.setattr(run, "tried", lambda lab, theirs, config, saved, seed: {
+    monkeypatch.setattr(run, "tried", lambda lab, sides, config, row: {
         "result": run.WRONG if config["hidden_act"] == "gelu" else run.RIGHT, "line": "whole"})
     changes = [{"head_dim": 8}, {"hidden_act": "gelu"}, {"rope_theta": 5e5}]
     left, row = run.smallest(None, None, BASE, changes, {"result": run.WRONG, "saved": False, "number": 1})
