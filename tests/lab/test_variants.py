@@ -13,8 +13,8 @@ from numflow.lab.harness import _load
 from tests.conftest import REPO
 
 BASE = {"model_type": "llama", "pad_token_id": 0, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 16, "num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        "hidden_act": "silu", "rope_theta": 1e4, "rope_parameters": None, "vocab_size": 144}
+        "head_dim": 16, "num_hidden_layers": 3, "hidden_act": "silu", "rope_theta": 1e4, "rope_parameters": None,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"], "vocab_size": 144}
 
 
 @pytest.fixture(scope="module")
