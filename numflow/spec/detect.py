@@ -28,9 +28,8 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     tables = detect_tables()
     named = [on_parts(load_spec(name), checkpoint, has_for)
              for name, table in tables.items() if names_it(table, checkpoint)]
-    fitting = [spec for spec in named if _condition(spec, spec, checkpoint, has_for)]
     if named:
-        return _only_one(checkpoint, _architecture(checkpoint), named, fitting)
+        return _only_one(checkpoint, _architecture(checkpoint), [(spec, spec) for spec in named], has_for)
     known = {
         name
         for table in tables.values()
@@ -45,14 +44,16 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     )
 
 
-def _only_one(checkpoint: Any, what: str, named: list[Spec], fitting: list[Spec]) -> Spec:
-    """The spec that fits, of those that name the checkpoint."""
+def _only_one(checkpoint: Any, what: str, named: list[tuple[Spec, Spec]], has_for: HasFor) -> Spec:
+    """The spec that fits, of those that name the checkpoint: pairs as `_condition` takes them."""
+    fitting = [stated for stated, spec in named if _condition(stated, spec, checkpoint, has_for)]
     if len(fitting) == 1:
         return fitting[0]
-    names = ", ".join(spec.name for spec in fitting or named)
+    names = ", ".join(spec.name for spec in fitting or [stated for stated, _ in named])
     if fitting:
         raise SpecError(f"{checkpoint.path}: {what} fits several specs ({names}); choose one with --spec")
-    raise SpecError(f"{checkpoint.path}: {what} is known to {names}, whose condition `when` does not hold; "
+    told = "; ".join(sorted({_unmet(stated, spec, checkpoint, has_for) for stated, spec in named}))
+    raise SpecError(f"{checkpoint.path}: {what} is known to {names}, whose condition `when` does not hold: {told}; "
                     f"choose or write a spec with --spec")
 
 
@@ -78,8 +79,8 @@ def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
     if not bases:
         raise SpecError(f"{file}: {name}: no spec of a decoder for {_architecture(inner)}; "
                         f"`numflow spec new` drafts one")
-    fitting = [base for base in bases if _condition(base, _on(spec, base, name), checkpoint, has_for)]
-    base = _only_one(checkpoint, f"{name}: {_architecture(inner)}", bases, fitting)
+    base = _only_one(checkpoint, f"{name}: {_architecture(inner)}", [
+        (base, _on(spec, base, name)) for base in bases], has_for)
     return _on(spec, base, name)
 
 
@@ -163,5 +164,16 @@ def _condition(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> bo
     when = stated.section("detect").get("when")
     if when is None:
         return True
+    return bool(_resolved(spec, checkpoint, has_for).evaluate("detect.when", when))
+
+
+def _unmet(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> str:
+    """A condition that does not hold, and the keys of the configuration that are behind this."""
+    when = stated.section("detect")["when"]
+    keys = ", ".join(sorted(_resolved(spec, checkpoint, has_for).keys_behind("detect.when", when)))
+    return f"`{when}`" + (f" (from {keys})" if keys else "")
+
+
+def _resolved(spec: Spec, checkpoint: Any, has_for: HasFor) -> Resolved:
     has = has_for(spec) if has_for else (lambda name, layer, stack: False)
-    return bool(Resolved(spec, checkpoint.config, checkpoint.naming, has).evaluate("detect.when", when))
+    return Resolved(spec, checkpoint.config, checkpoint.naming, has)

@@ -234,9 +234,20 @@ class Resolved:
         Raises:
             SpecError: as `option` does.
         """
+        return self._keys(lambda: self.option(section, key, layer, stack))
+
+    def keys_behind(self, where: str, text: str) -> set[str]:
+        """Keys of the configuration that the value of an expression comes from.
+
+        Raises:
+            SpecError: as `evaluate` does.
+        """
+        return self._keys(lambda: self.evaluate(where, text))
+
+    def _keys(self, value: Callable[[], Any]) -> set[str]:
         before, self._found = self._found, set()
         try:
-            self.option(section, key, layer, stack)
+            value()
             return self._found
         finally:
             self._found = before
