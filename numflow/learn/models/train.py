@@ -4,7 +4,8 @@
     python -m numflow.learn.models.train tiny --steps 60 --out D      a short run, for a test
     python -m numflow.learn.models.train tiny-mtp       train one of DRAFTS for a model that is there
 
-It writes what transformers would: config.json, model.safetensors in float16 (training is in float32), tokenizer.json, and training.json with what it took.
+The folder is as transformers writes one: config.json, tokenizer.json, model.safetensors in float16 (training is in
+float32), and training.json with steps, loss and time.
 """
 
 import argparse
