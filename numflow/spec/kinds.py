@@ -22,7 +22,7 @@ class SpecOption:
 
     kind: str
     default: Any
-    what: str
+    description: str
     choices: tuple[str, ...] = ()
     least: float = -math.inf
     most: float = math.inf
@@ -43,29 +43,29 @@ class SpecOption:
         return " ".join([kind, *parts])
 
 
-def whole(default, what, least=1, most=2**31 - 1):
-    return SpecOption("int", default, what, (), least, most)
+def integer(default, description, least=1, most=2**31 - 1):
+    return SpecOption("int", default, description, (), least, most)
 
 
-def number(default, what, least=-1e6, most=1e6, above=-math.inf):
+def number(default, description, least=-1e6, most=1e6, above=-math.inf):
     """A number; without other bounds a factor or an addend, which a float32 and what it is used on can hold."""
     if above > -math.inf:
         least = -math.inf
-    return SpecOption("float", default, what, (), least, most, above)
+    return SpecOption("float", default, description, (), least, most, above)
 
 
-def switch(default, what):
-    return SpecOption("bool", default, what)
+def boolean(default, description):
+    return SpecOption("bool", default, description)
 
 
-def choice(choices, default, what):
-    return SpecOption("choice", default, what, tuple(choices))
+def choice(choices, default, description):
+    return SpecOption("choice", default, description, tuple(choices))
 
 
-def text(default, what):
-    return SpecOption("text", default, what)
+def text(default, description):
+    return SpecOption("text", default, description)
 
 
-def numbers(default, what, above=-math.inf):
+def number_list(default, description, above=-math.inf):
     """A list of numbers."""
-    return SpecOption("list", default, what, (), above=above)
+    return SpecOption("list", default, description, (), above=above)
