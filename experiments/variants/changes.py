@@ -29,7 +29,9 @@ def part_of(config: dict, random) -> str:
 
 
 def look_up(config: dict, at: str) -> dict:
-    return config[at[:-1]] if at else config
+    for name in at.split(".")[:-1]:
+        config = config[name]
+    return config
 
 
 def draw(config: dict, own: dict, random) -> list[dict]:
@@ -46,6 +48,10 @@ def draw(config: dict, own: dict, random) -> list[dict]:
             key = random.choice(plain)
             if key in ("num_attention_heads", "num_key_value_heads"):
                 found["heads"] = {at + name: value for name, value in heads(here, random).items()}
+                continue
+            if isinstance(here.get(key), dict) and here[key] and random.random() < 0.8:
+                inner = random.choice(sorted(here[key]))
+                found[f"{key}.{inner}"] = {f"{at}{key}.{inner}": one(inner, here[key][inner], here[key], random)}
                 continue
             value = one(key, here.get(key, known.get(key)), here, random)
             if value is not None or random.random() < 0.3:
