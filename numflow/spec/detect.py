@@ -12,7 +12,7 @@ from numflow.spec.resolve import Resolved, part_of
 
 # Suffix of an architecture name behind the family's name. A classifier has the layers of its family.
 _HEAD = re.compile(r"(ForCausalLM|ForMaskedLM|LMHeadModel|Model)$")
-_CLASSIFIER = "ForSequenceClassification"
+_CLASSIFIER, _BARE = "ForSequenceClassification", ("TextModel", "Model")
 
 HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 
@@ -26,8 +26,9 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
         SpecError: none fits, or several do.
     """
     tables = detect_tables()
-    named = [on_parts(load_spec(name), checkpoint, has_for)
-             for name, table in tables.items() if names_it(table, checkpoint)]
+    names = [name for name, table in tables.items() if names_it(table, checkpoint)]
+    names = names or [name for name, table in tables.items() if names_it(table, checkpoint, bare=True)]
+    named = [on_parts(load_spec(name), checkpoint, has_for) for name in names]
     if named:
         return _only_one(checkpoint, _architecture(checkpoint), [(spec, spec) for spec in named], has_for)
     known = {
@@ -149,8 +150,8 @@ def _architecture(checkpoint: Any) -> str:
     return f"a {checkpoint.naming} file"
 
 
-def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
-    """Whether a [detect] table names the checkpoint's architecture."""
+def names_it(table: Mapping[str, Any], checkpoint: Any, bare: bool = False) -> bool:
+    """Whether a [detect] table names the checkpoint's architecture, or (`bare`) the architecture with a head."""
     config = checkpoint.config
     if checkpoint.naming == "gguf":
         return config.get("general.architecture") in _list(table.get("gguf", []))
@@ -158,10 +159,10 @@ def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
         return bool(table.get("llama2c"))
     architectures, kind = names_in(checkpoint)
     known = _list(table.get("architectures", []))
-    classified = {_HEAD.sub("", name) for name in known}
-    for name in architectures:
-        if name in known or (name.endswith(_CLASSIFIER) and name.removesuffix(_CLASSIFIER) in classified):
-            return True
+    families = {_HEAD.sub("", name) for name in known}
+    others = {family + other for family in families for other in (_CLASSIFIER, *(_BARE if bare else ()))}
+    if any(name in known or name in others for name in architectures):
+        return True
     return not architectures and kind in _list(table.get("model_type", []))
 
 
