@@ -281,6 +281,7 @@ OTHERS |= {
     "gemma3_multimodal_uncapped": ("gemma3_multimodal", {
         "text_config": CASES["gemma3_multimodal"][1]["text_config"] | {"final_logit_softcapping": 3.0}}),
     "mistral4_empty_scaling": ("mistral4", {"rope_scaling": {}}, ("rope_parameters",)),
+    "olmo3_type_passed_over": ("olmo3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
     "phimoe_always_two": ("phimoe", {"num_experts_per_tok": 4}, ("rope_theta",)),
     "roberta_untied": ("roberta", {"tie_word_embeddings": False}, (), {"lengths": (9, 17)}),
     "qwen3_5_two_ties": ("qwen3_5_multimodal", {"text_config": QWEN | {"tie_word_embeddings": True}}),
