@@ -26,7 +26,7 @@ from numflow.cuda.state.cache_code import PIECE
 from numflow.cuda.weights.layout import Kept
 from numflow.cuda.weights.operand import UNIT
 from numflow.network.describe import GroupFacts, facts_of
-from numflow.network.passes.dataflow import fusible_adds, dead_after, readers
+from numflow.network.passes.dataflow import dead_after, fusible_adds, readers
 from numflow.network.passes.grouping import Group, grouped
 from numflow.ops import Network, Step, View, param
 
