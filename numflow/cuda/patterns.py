@@ -26,7 +26,7 @@ from numflow.cuda.state.cache_code import PIECE
 from numflow.cuda.weights.layout import Kept
 from numflow.cuda.weights.operand import UNIT
 from numflow.network.describe import GroupFacts, facts_of
-from numflow.network.passes.dataflow import adds_taken_over, dead_after, readers
+from numflow.network.passes.dataflow import dead_after, fusible_adds, readers
 from numflow.network.passes.grouping import Group, grouped
 from numflow.ops import Network, Step, View, param
 
@@ -109,7 +109,7 @@ class _Finder:
         for index, step in enumerate(steps):
             if step.op == "cache_write" and param(step, "cache") in plain_caches and self.turns(index):
                 done |= {index - 2: index, index - 1: index}
-        for index, add in adds_taken_over(steps, self.outputs).items():
+        for index, add in fusible_adds(steps, self.outputs).items():
             if not steps[add].outputs[0].overlaps(steps[index].inputs[0]):
                 done[add] = index
                 if self.units and (kind := self.norm_of_units(index)):
