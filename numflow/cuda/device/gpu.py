@@ -100,8 +100,7 @@ class Gpu:
         self.dependent = not (self.capability < DEPENDENT_FROM or self.careful
                               or os.environ.get("NUMFLOW_CUDA_DEPENDENT") == "0")
         self._configurations: dict[tuple, Any] = {}
-        self._slabs = Slabs(lambda size: int(self._call("cuMemAlloc", size)),
-                            lambda address: self._call("cuMemFree", address))
+        self._slabs = Slabs(lambda n: int(self._call("cuMemAlloc", n)), lambda at: self._call("cuMemFree", at))
         self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
@@ -270,8 +269,8 @@ class Gpu:
         self._make_current()
         if again is None:
             flags = self._cu.CUevent_flags
-            flag = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
-            again = self._call("cuEventCreate", int(flag))
+            again = self._call("cuEventCreate", int(flags.CU_EVENT_DEFAULT if timing else
+                                                    flags.CU_EVENT_DISABLE_TIMING))
             self._events.append(again)
         self._call("cuEventRecord", again, self._stream)
         return again
