@@ -104,8 +104,8 @@ class Context:
         """
         found, weight = self.weights.matrix(name), self.network.weights[name]
         if found.kind != (plan := planned(weight)).kind or bool(found.outliers) > bool(plan.outliers):
-            raise NetworkError(f"matrix {name!r} is kept as {found.kind}, its types ({', '.join(weight.types)}) tell "
-                               f"{plan.kind}")
+            raise NetworkError(f"matrix {name!r} is stored as {found.kind}, its types ({', '.join(weight.types)}) "
+                               f"imply {plan.kind}")
         return found
 
     @staticmethod

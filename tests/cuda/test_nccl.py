@@ -143,7 +143,7 @@ def test_auto_falls_back_to_copies(machine, model, alone, caplog):
     assert error(run(program, output="logits", **IDS), alone) < TOLERANCE
     assert driver.peer_copies and not library.calls
     assert [record.message for record in caplog.records] == [
-        "NCCL cannot join GPUs 0, 1: UnhandledCudaError (1): unhandled cuda error; they meet by copies"]
+        "NCCL cannot join GPUs 0, 1: UnhandledCudaError (1): unhandled cuda error; copies are used instead"]
     program.close()
     program = _placed(model, collectives="nccl")
     with pytest.raises(DeviceError, match="NCCL cannot join GPUs 0, 1: UnhandledCudaError"):
@@ -166,10 +166,10 @@ def test_who_meets_by_nccl(monkeypatch):
     assert clique("nccl", device, (0,), {0: 0}) is None
     for numbers in ({0: 0, 1: 2}, {0: 0, 1: 1, 2: 2, 3: 3}):  # two on a card, in this group or another
         assert clique("auto", device, (0, 1), numbers) is None
-        with pytest.raises(DeviceError, match="collectives 'nccl': NCCL wants a card for each .* on GPU 0 of 2"):
+        with pytest.raises(DeviceError, match="collectives 'nccl': NCCL needs a GPU for each .* on GPU 0 of 2"):
             clique("nccl", device, (0, 1), numbers)
     assert clique("auto", Simulated(), (0, 1), {0: 0, 1: 1}) is None
-    with pytest.raises(DeviceError, match="collectives 'nccl': simulated GPU 0 is no card; 'copies' need no more"):
+    with pytest.raises(DeviceError, match="collectives 'nccl': simulated GPU 0 is not a GPU; 'copies' need only"):
         clique("nccl", Simulated(), (0, 1), {0: 0, 1: 1})
 
 
@@ -198,7 +198,7 @@ def test_abort_of_what_all_have_called_keeps_the_communicators():
         gpu.upload(memory[rank], np.full(4, 1 + rank, np.float32))
         made.all_reduce(rank, gpu, memory[rank], memory[rank], 4)
     made.abort()
-    with pytest.raises(DeviceError, match="GPUs 0, 1 were about to meet when the run was broken off"):
+    with pytest.raises(DeviceError, match="GPUs 0, 1 were about to exchange data when the run was broken off"):
         made.all_reduce(0, gpus[0], memory[0], memory[0], 4)
     made.reset()
     for rank, gpu in enumerate(gpus):

@@ -50,5 +50,5 @@ def test_what_is_in_memory_must_be_what_the_types_tell():
     network, checkpoint = random_network(SHAPE, "q4")
     lying = replace(network, weights={name: replace(weight, types=("q8",)) if weight.types == ("q4",) else weight
                                       for name, weight in network.weights.items()})
-    with pytest.raises(NetworkError, match=r"is kept as q4, its types \(q8\) tell q8"):
+    with pytest.raises(NetworkError, match=r"is stored as q4, its types \(q8\) imply q8"):
         Program(lying, WeightSource(network, checkpoint), gpu=Notebook())

@@ -181,7 +181,7 @@ class Gpu:
         if self._call("cuDeviceCanAccessPeer", self._device, other._device):
             (code,) = self._cu.cuCtxEnablePeerAccess(other._context, 0)
             if int(code) not in (0, _PEERS_ALREADY):
-                raise DeviceError(f"{self.name}: no copies from {other.name}: the driver says {code.name}")
+                raise DeviceError(f"{self.name}: no peer access to {other.name}: the driver says {code.name}")
 
     def launch(self, work: Launch | Order) -> None:
         """Launch a kernel in its stream, or record or await an event in a stream."""

@@ -179,7 +179,7 @@ def bind_exchange(step: Step, ctx) -> list[Call | HostCall]:
         NetworkError: the program has no World.
     """
     if ctx.world is None:
-        raise NetworkError(f"{step}: a network of several devices needs the world they meet in")
+        raise NetworkError(f"{step}: a step that exchanges data needs a plan of several devices, with its World")
     is_remote = step.op in ("send", "receive") and param(step, "peer") not in ctx.world.threads
     makers = {"send": _send_to_host, "receive": _receive_from_host} if is_remote else {
         "send": _send, "receive": _receive, "all_reduce": _all_reduce, "all_gather": _all_gather}

@@ -102,7 +102,7 @@ class Clique:
         except (self._library.NCCLError, RuntimeError) as error:
             self.failure = f"NCCL cannot join GPUs {', '.join(map(str, self.cards))}: {error}"
             if not self._must:
-                log.warning("%s; they meet by copies", self.failure)
+                log.warning("%s; copies are used instead", self.failure)
             return
         with self._state:
             if not self._aborted:
@@ -134,7 +134,8 @@ class Clique:
 
     def _refuse(self) -> None:
         if self._aborted:
-            raise DeviceError(f"GPUs {', '.join(map(str, self.cards))} were about to meet when the run was broken off")
+            raise DeviceError(f"GPUs {', '.join(map(str, self.cards))} were about to exchange data when the run was "
+                              "broken off")
 
     def _end(self, comms: Sequence[Any], function: Callable[[Any], None]) -> None:
         """Destroy or abort communicators. Each call may wait for those of the other ranks, so each gets a thread."""
@@ -166,19 +167,19 @@ def clique(choice: str, device: Device, group: Sequence[int], numbers: Mapping[i
         return Clique(compat.nccl(), [cards[index] for index in group], choice == "nccl")
     except DeviceError as error:
         if choice == "nccl":
-            raise DeviceError(f"collectives 'nccl': {error}; 'copies' need no more than a driver") from None
+            raise DeviceError(f"collectives 'nccl': {error}; 'copies' need only a driver") from None
         return None
 
 
 def _cards(device: Device, numbers: Mapping[int, int]) -> dict[int, int]:
     """GPU of each device. All must differ: NCCL hangs if two ranks, or ranks of two groups, share a GPU."""
     if not device.cards:
-        raise DeviceError(f"{device.name} is no card")
+        raise DeviceError(f"{device.name} is not a GPU")
     cards: dict[int, int] = {}
     for index, number in numbers.items():
         card = number % device.cards
         if card in cards.values():
-            raise DeviceError(f"NCCL wants a card for each device, and of {len(numbers)} devices two are on GPU {card} "
+            raise DeviceError(f"NCCL needs a GPU for each device; of {len(numbers)} devices, two are on GPU {card} "
                               f"of {device.cards}")
         cards[index] = card
     return cards

@@ -54,7 +54,7 @@ def pick(ctx, logits: View) -> Call:
 
 def _width(logits: View) -> int:
     if logits.width > MOST_TOKENS or logits.start % 4:
-        raise RequestError(f"device 'cuda' cannot choose among {logits.width} tokens: {MOST_TOKENS} at most")
+        raise RequestError(f"device 'cuda' cannot sample from {logits.width} tokens, at most from {MOST_TOKENS}")
     return logits.width
 
 
