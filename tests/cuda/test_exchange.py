@@ -144,7 +144,7 @@ def test_a_parcel_is_an_array_for_whoever_takes_it():
     device = Simulated()
     stock = deque()
     parcel = Parcel(device, device.alloc_host(4096), stock, shape=(2, 3))
-    device.host_array(parcel.place)[:24].view(np.float32)[:] = range(6)
+    device.host_array(parcel.pinned)[:24].view(np.float32)[:] = range(6)
     target = np.empty((2, 3), np.float32)
     target[:] = parcel
     np.testing.assert_array_equal(target, [[0, 1, 2], [3, 4, 5]])

@@ -57,9 +57,9 @@ def on_lanes(body: str, *columns, lanes: int = 32, declared: str = ".reg .b32 %r
     given = np.zeros((lanes, 4), np.uint32)
     for number, column in enumerate(columns):
         given[:, number] = np.broadcast_to(np.asarray(column), lanes).astype(np.asarray(column).dtype).view(np.uint32)
-    x, y = memory.take(given.nbytes), memory.take(16 * lanes)
+    x, y = memory.allocate(given.nbytes), memory.allocate(16 * lanes)
     x[:] = given.view(np.uint8).ravel()
-    memory.wrote(x)
+    memory.mark_written(x)
     text = f""".visible .entry k(.param .u64 p_x, .param .u64 p_y) {{ .reg .pred %p<4>; .reg .b64 %rd<9>; {declared}
         ld.param.u64 %rd1, [p_x]; ld.param.u64 %rd2, [p_y]; mov.u32 %r20, %tid.x; mul.wide.u32 %rd3, %r20, 16;
         add.s64 %rd4, %rd1, %rd3; add.s64 %rd5, %rd2, %rd3; ld.global.v4.u32 {{%r0, %r1, %r2, %r3}}, [%rd4];
@@ -173,9 +173,9 @@ def test_fragments_of_tensor_cores(kind, depth):
     memory, checks = GlobalMemory(1 << 20), Checks()
     given = np.zeros((32, 8), np.uint32)
     given[:, :of_a], given[:, 4:4 + of_b] = left, right
-    x, y = memory.take(given.nbytes), memory.take(512)
+    x, y = memory.allocate(given.nbytes), memory.allocate(512)
     x[:] = given.view(np.uint8).ravel()
-    memory.wrote(x)
+    memory.mark_written(x)
     d, c, number = ("%r", "s32", "%r39") if kind == "s8" else ("%f", "f32", "%f39")
     regs = [f"{{{', '.join(f'%r{at + n}' for n in range(count))}}}" for at, count in ((0, of_a), (4, of_b))]
     out = ", ".join(f"{d}{10 + n}" for n in range(4))
@@ -200,7 +200,7 @@ def test_halves_of_a_word_may_have_different_writers():
     """Warps that write adjacent 16-bit halves do not race; warps that write the same half do."""
     def write(place):
         memory, checks = GlobalMemory(1 << 20), Checks()
-        y = memory.take(512)
+        y = memory.allocate(512)
         text = f""".visible .entry k(.param .u64 p_y) {{ .reg .b32 %r<9>; .reg .b16 %rs<4>; .reg .b64 %rd<9>;
             ld.param.u64 %rd1, [p_y]; mov.u32 %r1, %tid.x; {place} mul.wide.u32 %rd2, %r2, 2; add.s64 %rd3, %rd1, %rd2;
             mov.u16 %rs1, 7; st.global.u16 [%rd3], %rs1; ret; }}"""
@@ -217,8 +217,8 @@ def test_counters():
         checks = Checks(counted=True)
         bug = Bug("", "", **change)
         memory = GlobalMemory(1 << 20)
-        x, y = memory.take(512), memory.take(512)
-        memory.wrote(x)
+        x, y = memory.allocate(512), memory.allocate(512)
+        memory.mark_written(x)
         launch(parse(bug.text), (1, 1, 1), 128, [np.uint64(y.ctypes.data), np.uint64(x.ctypes.data)], memory, checks)
         return checks.counters["turned"]
 
@@ -233,8 +233,8 @@ def test_counters():
 def clocks(body: str, threads: int = 32, blocks: int = 1) -> float:
     """Cycles of all blocks of a kernel that runs `body`; %rd1 points to 4 KB of memory."""
     memory, checks = GlobalMemory(1 << 20), Checks(counted=True)
-    x = memory.take(4096)
-    memory.wrote(x)
+    x = memory.allocate(4096)
+    memory.mark_written(x)
     text = f""".visible .entry k(.param .u64 p_x) {{ .reg .b32 %r<20>; .reg .pred %p<3>; .reg .b64 %rd<9>;
         .shared .align 16 .b8 tile[2048]; ld.param.u64 %rd1, [p_x]; mov.u32 %r19, %tid.x; {body} ret; }}"""
     launch(parse(text), (blocks, 1, 1), threads, [np.uint64(x.ctypes.data)], memory, checks)
@@ -283,11 +283,11 @@ def test_the_time_of_a_launch():
     assert resident_blocks(card, Resources(32, 100 << 10, 128)) == 2
     slow = Counters(blocks=10, touched=10 << 10, clocks=10 * 16000.0)
     few = predict(card, has, slow, 132 * 8)
-    assert few.binds == "waiting" and few.waiting == pytest.approx(16000 / 1.75e9)
-    assert few.under_way == pytest.approx(8 * 1024 / 16000 * 800, abs=1)      # of 8 blocks of 1 KB each
+    assert few.bound_by == "waiting" and few.waiting == pytest.approx(16000 / 1.75e9)
+    assert few.in_flight == pytest.approx(8 * 1024 / 16000 * 800, abs=1)      # of 8 blocks of 1 KB each
     assert predict(card, has, slow, 132 * 16).waiting == pytest.approx(2 * few.waiting)
     quick = predict(card, has, Counters(blocks=10, touched=10 << 20, clocks=10 * 1600.0), 132 * 8)
-    assert quick.binds == "memory" and quick.memory == pytest.approx(132 * 8 * (1 << 20) / 4.3e12)
+    assert quick.bound_by == "memory" and quick.memory == pytest.approx(132 * 8 * (1 << 20) / 4.3e12)
     assert quick.seconds == pytest.approx(quick.memory + 0.7e-6 + 800 / 1.75e9) and 0.9 < quick.share(card) < 1
 
 
@@ -296,12 +296,14 @@ def test_the_time_of_a_launch_that_is_there_before_its_turn():
     launch."""
     card, has = CARDS["H200"], Resources(64, 0, 128)
     at_once = {"blocks": 10, "touched": 10 << 20, "clocks": 10 * 1600.0}
-    plain, few, many = (predict(card, has, Counters(**at_once, ahead=ahead), 132 * 8) for ahead in (0, 1000, 10 << 20))
+    plain, few, many = (predict(card, has, Counters(**at_once, prefetched=nbytes), 132 * 8)
+                        for nbytes in (0, 1000, 10 << 20))
     assert plain.memory - few.memory == pytest.approx(100 * 132 * 8 / 4.3e12) and few.latency == MIDDLE / card.clock
     assert plain.memory - many.memory == pytest.approx(0.7e-6)                # limited by the length of the boundary
     old = replace(card, dependent=None)
-    assert predict(old, has, Counters(**at_once, ahead=1000), 132 * 8).seconds == pytest.approx(plain.seconds + 0.6e-6)
-    waits = {"blocks": 10, "touched": 10 << 10, "clocks": 10 * 16000.0, "early": 10 * 1000.0}
+    without = predict(old, has, Counters(**at_once, prefetched=1000), 132 * 8)
+    assert without.seconds == pytest.approx(plain.seconds + 0.6e-6)
+    waits = {"blocks": 10, "touched": 10 << 10, "clocks": 10 * 16000.0, "early_clocks": 10 * 1000.0}
     assert predict(card, has, Counters(**waits), 132 * 16).waiting == pytest.approx(31000 / 1.75e9)
     assert predict(old, has, Counters(**waits), 132 * 16).waiting == pytest.approx(32000 / 1.75e9)
 

@@ -39,22 +39,22 @@ class PtxDevice(Simulated):
 
     def alloc(self, nbytes: int) -> Memory:
         """Allocate memory, with guard bytes around it, 0xFF until written."""
-        return Memory(self, nbytes, self.global_memory.take(nbytes))
+        return Memory(self, nbytes, self.global_memory.allocate(nbytes))
 
     def alloc_host(self, nbytes: int) -> Memory:
         """Allocate host memory. It counts as written, because the host's writes are not seen."""
         memory = super().alloc_host(nbytes)
-        self.global_memory.wrote(memory.handle)
+        self.global_memory.mark_written(memory.handle)
         return memory
 
     def free(self, memory: Memory) -> None:
         """Free memory; later accesses are faults."""
-        self.global_memory.drop(memory.handle)
+        self.global_memory.free(memory.handle)
 
     def upload(self, to: Ref, data: np.ndarray) -> None:
         """Copy an array to the device."""
         super().upload(to, data)
-        self.global_memory.wrote(self._bytes(to, data.nbytes))
+        self.global_memory.mark_written(self._bytes(to, data.nbytes))
 
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
         """Copy within the device's memory. Unwritten bytes stay marked as unwritten."""
@@ -64,7 +64,7 @@ class PtxDevice(Simulated):
     def fetch(self, to: Ref, other: Simulated, source: Ref, nbytes: int) -> None:
         """Copy from another device's memory."""
         super().fetch(to, other, source, nbytes)
-        self.global_memory.wrote(self._bytes(to, nbytes))
+        self.global_memory.mark_written(self._bytes(to, nbytes))
 
     def launch(self, work: Launch | Order) -> None:
         """Run a kernel from its PTX.

@@ -25,19 +25,19 @@ class PtxDriver(LazyDriver):
         self.global_memory, self.checks, self.ordered = GlobalMemory(nbytes), Checks(), ordered
 
     def cuMemAlloc(self, nbytes):
-        memory = self.global_memory.take(nbytes)
+        memory = self.global_memory.allocate(nbytes)
         self.memory[memory.ctypes.data] = memory
         return OK, memory.ctypes.data
 
     def cuMemHostAlloc(self, nbytes, flags):
         code, address = self.cuMemAlloc(nbytes)
-        self.global_memory.wrote(self.memory[address])     # because the host's writes are not seen
+        self.global_memory.mark_written(self.memory[address])     # because the host's writes are not seen
         return code, address
 
     def cuMemFree(self, address):
         memory = self.memory[address]
         freed = super().cuMemFree(address)
-        self.global_memory.drop(memory)
+        self.global_memory.free(memory)
         return freed
 
     cuMemFreeHost = cuMemFree

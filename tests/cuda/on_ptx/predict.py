@@ -142,14 +142,14 @@ def main() -> None:
                               options.lanes, not options.no_tma), activations=options.activations)
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
               f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
-              "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share | TFLOP/s |\n"
+              "| kernel | blocks | resident warps | KB in flight | MB | us | bound by | share | TFLOP/s |\n"
               "|---|---|---|---|---|---|---|---|---|")
         seconds, moved = 0.0, 0.0
         for work, checks in found:
             row = predicted(work, checks, card)
             seconds, moved = seconds + row.seconds, moved + row.bytes
-            print(f"| {work.kernel.name} | {int(np.prod(work.grid))} | {row.resident} | {row.under_way / 1024:.1f} | "
-                  f"{row.bytes / 1e6:.2f} | {1e6 * row.seconds:.1f} | {row.binds} | {100 * row.share(card):.0f} % | "
+            print(f"| {work.kernel.name} | {int(np.prod(work.grid))} | {row.resident} | {row.in_flight / 1024:.1f} | "
+                  f"{row.bytes / 1e6:.2f} | {1e6 * row.seconds:.1f} | {row.bound_by} | {100 * row.share(card):.0f} % | "
                   f"{2e-12 * row.pairs / row.seconds:.0f} |", flush=True)
         print(f"| all | | | | {moved / 1e6:.1f} | {1e6 * seconds:.1f} | | "
               f"{100 * moved / card.bandwidth / seconds:.0f} % | |", flush=True)

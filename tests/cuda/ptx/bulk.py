@@ -208,7 +208,7 @@ class Bulk:
 
     # ---- copies
 
-    def send(self, step, offsets, mbarriers, data: np.ndarray, lane: int, latency: float) -> None:
+    def start_copy(self, step, offsets, mbarriers, data: np.ndarray, lane: int, latency: float) -> None:
         """Start a copy of a lane to one or several blocks, each with an mbarrier of its own."""
         warp, time = lane // WARP, self._now(lane // WARP) + latency
         for offset, mbarrier_offset in zip(offsets, mbarriers):
@@ -226,7 +226,7 @@ class Bulk:
                 self.remote_accesses.append((block, warp, mbarrier.phase, mbarrier.column, step.text))
             self.in_flight.append(BulkCopy(mbarrier, offset, data, time))
 
-    def land(self, number: int) -> None:
+    def complete_copy(self, number: int) -> None:
         """Let the bytes of a copy arrive."""
         copy, machine = self.in_flight.pop(number), self.machine
         offset, size = copy.offset, copy.data.size

@@ -119,7 +119,8 @@ def _bulk_copy(step):
             first = lane // machine.grid.threads // cluster * cluster
             ranks = [first + rank for rank in range(cluster) if wanted >> rank & 1] if blocks else [place // pitch]
             latency, places = _measure(machine, begin, nbytes, lane, len(ranks)), (place % pitch, count % pitch)
-            machine.bulk.send(step, *([pitch * rank + at for rank in ranks] for at in places), data, lane, latency)
+            targets, mbarriers = ([pitch * rank + at for rank in ranks] for at in places)
+            machine.bulk.start_copy(step, targets, mbarriers, data, lane, latency)
     return run
 
 
@@ -127,7 +128,7 @@ def _read(machine, step, begin: int, nbytes: int, lane: int) -> np.ndarray:
     """Read global memory for a bulk copy of a lane, with the checks of an ordinary read."""
     memory, lanes = machine.memory, np.full(nbytes // PIECE, lane, np.int32)
     offset, _ = memory.offsets(begin + PIECE * np.arange(nbytes // PIECE), PIECE, "global read")
-    if machine.unsettled is not None and machine.unsettled[lane]:
+    if machine.not_waited is not None and machine.not_waited[lane]:
         machine.note(f"global memory is accessed before griddepcontrol.wait: {step.text}")
     machine._log(machine.log_global, step, offset, PIECE, READ, lanes)
     at = int(offset[0])
@@ -141,7 +142,7 @@ def _measure(machine, begin: int, nbytes: int, lane: int, blocks: int) -> float:
     if not machine.counters:
         return 0.0
     sectors = np.arange(begin - machine.memory.base >> 5, -(-(begin - machine.memory.base + nbytes) // 32))
-    machine.counters.second += 32 * sectors.size
+    machine.counters.l2_bytes += 32 * sectors.size
     machine.counters.of("global", "read").add(1, blocks * sectors.size, blocks * nbytes // 32, nbytes)
     machine.counters.of("shared", "write").add(blocks, blocks * -(-nbytes // 128), blocks * -(-nbytes // 128), nbytes)
     machine._sectors.setdefault("read", []).append(sectors)

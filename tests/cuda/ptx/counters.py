@@ -4,12 +4,12 @@
     counters.sectors_per_request()  32-byte sectors of a global load: 4 if 32 lanes read adjacent words, 16 if 16 bytes
     counters.ways()                 bank conflicts of shared loads: passes over passes without conflicts; 1 is best
     counters.touched                bytes of 32-byte sectors that the launch accessed at least once
-    counters.within                 bytes of the allocations that contain these sectors
-    counters.second                 bytes requested from L2 by copies and by loads that bypass L1; a sector that a warp
+    counters.allocated              bytes of the allocations that contain these sectors
+    counters.l2_bytes               bytes requested from L2 by copies and by loads that bypass L1; a sector that a warp
                                     requests again before its next branch counts once, and so does a multicast copy
-    counters.ahead                  bytes that were prefetched into L2
+    counters.prefetched             bytes that were prefetched into L2
     counters.clocks                 cycles of the blocks that ran, each alone on a multiprocessor (timeline.py)
-    counters.early                  the part of these cycles before griddepcontrol.wait
+    counters.early_clocks           the part of these cycles before griddepcontrol.wait
 
 Sectors, bank passes and bytes are exact. Instructions are PTX instructions; ptxas merges and reorders them, so machine
 instructions differ by some ten percent.
@@ -74,12 +74,12 @@ class Counters:
     issued: Counter = field(default_factory=Counter)
     products: Counter = field(default_factory=Counter)
     access: dict[str, Access] = field(default_factory=dict)
-    second: int = 0
+    l2_bytes: int = 0
     touched: int = 0
-    within: int = 0
-    ahead: int = 0
+    allocated: int = 0
+    prefetched: int = 0
     clocks: float = 0.0
-    early: float = 0.0
+    early_clocks: float = 0.0
 
     def of(self, space: str, way: str) -> Access:
         """The requests to a space, "global" or "shared", in a direction, "read" or "write"."""

@@ -68,7 +68,7 @@ def _load(step):
         lanes = machine.lanes(mask)
         if not lanes.size:
             return
-        memory, offset = machine.reach(step, space, place(machine), whole, lanes, READ)
+        memory, offset = machine.check_access(step, space, place(machine), whole, lanes, READ)
         view, at = memory.view(dtype), offset // size
         for number, register in enumerate(registers):
             machine.put_lanes(register, view[at + number if number else at], lanes, mask)
@@ -89,7 +89,7 @@ def _store(step):
         if not lanes.size:
             return
         values = [machine.of_lanes(get(machine), lanes).astype(dtype) for get in getters]
-        memory, offset = machine.reach(step, space, place(machine), whole, lanes, WRITE)
+        memory, offset = machine.check_access(step, space, place(machine), whole, lanes, WRITE)
         view, at = memory.view(dtype), offset // size
         for number, value in enumerate(values):
             view[at + number] = value
@@ -133,7 +133,7 @@ def _atomic(step):
         if not lanes.size:
             return
         values = [machine.of_lanes(get(machine), lanes) for get in getters]
-        memory, offset = machine.reach(step, space, place(machine), size, lanes, ATOMIC)
+        memory, offset = machine.check_access(step, space, place(machine), size, lanes, ATOMIC)
         view, old, at = memory.view(dtype), np.zeros(lanes.size, dtype), offset // size
         for lane in machine.in_some_order(lanes.size):
             old[lane] = view[at[lane]]
@@ -157,14 +157,14 @@ def _warp_barrier(step):
 @effect("griddepcontrol")
 def _dependent(step):
     """griddepcontrol: .wait marks lanes as having waited for earlier kernels. .launch_dependents has no effect here."""
-    return lambda machine, mask: machine.settle(mask) if "wait" in step.parts else None
+    return lambda machine, mask: machine.wait_previous(mask) if "wait" in step.parts else None
 
 
 @effect("prefetch")
 def _prefetch(step):
     """prefetch: any address is allowed; the cache line is only counted."""
     place = address(step.operands[0])
-    return lambda machine, mask: machine.ask(place(machine), mask)
+    return lambda machine, mask: machine.prefetch(place(machine), mask)
 
 
 @effect("fence")
@@ -200,7 +200,7 @@ def _copy(step):
         return lambda machine, mask: machine.commit(mask)
     if "wait_group" in step.parts or "wait_all" in step.parts:
         most = int(step.operands[0].text) if "wait_group" in step.parts else -1
-        return lambda machine, mask: machine.land(step, mask, most)
+        return lambda machine, mask: machine.complete_copies(step, mask, most)
     if "async" not in step.parts:
         raise Fault(f"no such copy here: {step.text}")
     to, source = (address(operand) for operand in step.operands[:2])
@@ -212,7 +212,7 @@ def _copy(step):
         lanes = machine.lanes(mask)
         if not lanes.size:
             return
-        memory, at = machine.reach(step, "global", source(machine), size, lanes, READ)
+        memory, at = machine.check_access(step, "global", source(machine), size, lanes, READ)
         data = memory.bytes[at[:, None] + np.arange(size)]
-        machine.send(step, to(machine), data, lanes)
+        machine.start_copy(step, to(machine), data, lanes)
     return run

@@ -60,7 +60,7 @@ class Lanes:
         self.shared = SharedMemory(blocks, kernel.shared_bytes + grid.dynamic)
         self.local = Shadowed(np.full(self.n * max(kernel.local_bytes, 16), 0xFF, np.uint8),
                               np.zeros(self.n * max(kernel.local_bytes, 16), np.bool_))
-        self.epoch, self.turn = (np.zeros(self.n, np.int32) for _ in range(2))   # barriers passed
+        self.block_epoch, self.warp_epoch = (np.zeros(self.n, np.int32) for _ in range(2))   # barriers passed
         self.copies, self.group = [], np.zeros(self.n, np.int32)
         self.alive, self.alive_lanes = np.ones(self.n, bool), self.lane
         self.mask, self.rng, self.where = None, None, ""
@@ -70,7 +70,7 @@ class Lanes:
         self._specials, self._sectors, self._coming = {}, {}, np.zeros(0, np.int64)
         self.tiles = None                                         # for kernels with wgmma (tiles.py)
         self.bulk = None                                          # for kernels with mbarriers or clusters (bulk.py)
-        self.unsettled = self.alive if kernel.awaits else None    # lanes that have not passed griddepcontrol.wait
+        self.not_waited = self.alive if kernel.awaits else None    # lanes that have not passed griddepcontrol.wait
 
     # ---- registers
 
@@ -165,7 +165,7 @@ class Lanes:
 
     def meet_warps(self, of_warps) -> None:
         """Pass a barrier of these warps."""
-        self.turn = self.turn + np.repeat(of_warps, WARP).astype(np.int32)
+        self.warp_epoch = self.warp_epoch + np.repeat(of_warps, WARP).astype(np.int32)
 
     def in_some_order(self, count: int):
         """0 .. count - 1, in random order if there is a seed."""
@@ -208,21 +208,21 @@ class Lanes:
 
     # ---- memory
 
-    def reach(self, step: Instruction, space: str, address, size: int, lanes, sort: int, counted: bool = True):
+    def check_access(self, step: Instruction, space: str, address, size: int, lanes, kind: int, counted: bool = True):
         """Check and log an access of these lanes to `size` bytes each: (memory, offset of each lane's bytes).
 
-        sort: READ, WRITE or ATOMIC. counted: whether performance counters include the access.
+        kind: READ, WRITE or ATOMIC. counted: whether performance counters include the access.
         """
         address = np.broadcast_to(address, self.n)
         address = address if lanes.size == self.n else address[lanes]
-        what = f"{space} {_NAMES.get(sort, 'atomic')}"
+        what = f"{space} {_NAMES.get(kind, 'atomic')}"
         if space == "shared":
             memory = self.shared
             offset = memory.offsets(address, size, self.block if lanes.size == self.n else self.block[lanes], what)
-            if sort != WRITE and memory.in_flight and memory.flying[offset // 4].any():
+            if kind != WRITE and memory.in_flight and memory.pending[offset // 4].any():
                 self.note(f"shared memory is read before a copy into it has landed: {step.text}")
-            self._log(self.log_shared, step, offset, size, sort, lanes)
-            if self.tiles and sort != READ:
+            self._log(self.log_shared, step, offset, size, kind, lanes)
+            if self.tiles and kind != READ:
                 self.tiles.wrote(offset, size, lanes)
             if self.bulk:
                 self.bulk.access(step, offset, lanes)
@@ -234,39 +234,40 @@ class Lanes:
         else:
             memory = self.memory
             offset, _ = memory.offsets(address, size, what)
-            if self.unsettled is not None and "nc" not in step.parts and self.unsettled[lanes].any():
+            if self.not_waited is not None and "nc" not in step.parts and self.not_waited[lanes].any():
                 self.note(f"global memory is accessed before griddepcontrol.wait: {step.text}")
-            self._log(self.log_global, step, offset, size, sort, lanes)
+            self._log(self.log_global, step, offset, size, kind, lanes)
         if self.checks.unwritten:
-            if sort != WRITE and not memory.is_written(offset, size):
+            if kind != WRITE and not memory.is_written(offset, size):
                 self.note(f"{space} memory is read before it is written: {step.text}")
-            if sort != READ:
+            if kind != READ:
                 memory.mark(offset, size)
         if self.counters and space != "local" and counted:
-            self._measure(space, "read" if sort == READ else "write", address, offset, size, lanes)
+            self._measure(space, "read" if kind == READ else "write", address, offset, size, lanes)
         return memory, offset
 
-    def settle(self, mask) -> None:
+    def wait_previous(self, mask) -> None:
         """griddepcontrol.wait of these lanes: earlier kernels have ended."""
-        if self.unsettled is not None:
-            left = self.unsettled & ~self.active(mask)
-            self.unsettled = left if left.any() else None
+        if self.not_waited is not None:
+            left = self.not_waited & ~self.active(mask)
+            self.not_waited = left if left.any() else None
             if self.timeline:
-                self.timeline.settle(np.flatnonzero(self.active(mask).reshape(-1, WARP).any(1)))
+                self.timeline.wait_previous(np.flatnonzero(self.active(mask).reshape(-1, WARP).any(1)))
 
-    def ask(self, address, mask) -> None:
+    def prefetch(self, address, mask) -> None:
         """Prefetch a sector for each of these lanes into L2."""
         lanes = self.lanes(mask)
         if self.counters and lanes.size:
             places = np.broadcast_to(address, self.n)[lanes] - self.memory.base
-            self.timeline.ask(places)
+            self.timeline.prefetch(places)
             self._sectors.setdefault("ahead", []).append(np.unique(places >> 5))
 
-    def _log(self, log: Log, step, offset, size, sort, lanes) -> None:
+    def _log(self, log: Log, step, offset, size, kind, lanes) -> None:
         if self.checks.races:
             whole = lanes.size == self.n
-            log.add(step, offset, size, sort, self.thread if whole else self.thread[lanes],
-                    self.epoch if whole else self.epoch[lanes], self.turn if whole else self.turn[lanes])
+            log.add(step, offset, size, kind, self.thread if whole else self.thread[lanes],
+                    self.block_epoch if whole else self.block_epoch[lanes],
+                    self.warp_epoch if whole else self.warp_epoch[lanes])
 
     def _report_races(self) -> None:
         """Report the races among the accesses to shared memory so far."""
@@ -289,7 +290,7 @@ class Lanes:
         """Count L2 requests for sectors that L1 does not keep. A sector that the warp requests again before the next
         branch is still in flight and is not counted twice."""
         asked = np.setdiff1d(warp.astype(np.int64) << 40 | offset >> 5, self._coming)
-        self.counters.second += 32 * asked.size
+        self.counters.l2_bytes += 32 * asked.size
         self._coming = np.concatenate((self._coming, asked))
 
     def _count_steps(self, mix: dict, mask) -> None:
@@ -306,7 +307,7 @@ class Lanes:
         """cp.async.commit_group: close the open group of these lanes."""
         self.group = self.group + self.active(mask).astype(np.int32)
 
-    def send(self, step, address, data, lanes) -> None:
+    def start_copy(self, step, address, data, lanes) -> None:
         """cp.async: start copies of these lanes. data: uint8 [lanes, size], as read from global memory."""
         size = data.shape[1]
         address = np.broadcast_to(address, self.n)[lanes]
@@ -314,11 +315,11 @@ class Lanes:
         self._log(self.log_shared, step, offset, size, WRITE, lanes)
         if self.counters:
             self.counters.of("shared", "write").add(*bank_passes(address, size, lanes))
-        self.shared.flying[offset[:, None] // 4 + np.arange(size // 4)] = True
+        self.shared.pending[offset[:, None] // 4 + np.arange(size // 4)] = True
         self.shared.in_flight += 1
         self.copies.append((step, lanes, self.group[lanes], offset, data))
 
-    def land(self, step, mask, keep: int) -> None:
+    def complete_copies(self, step, mask, keep: int) -> None:
         """cp.async.wait_group: write the bytes of all groups of these lanes but the last `most`."""
         active, pending = self.active(mask), []
         for copy in self.copies:
@@ -327,7 +328,7 @@ class Lanes:
             if done.any():
                 size, at = data.shape[1], place[done]
                 self.shared.bytes[at[:, None] + np.arange(size)] = data[done]
-                self.shared.flying[at[:, None] // 4 + np.arange(size // 4)] = False
+                self.shared.pending[at[:, None] // 4 + np.arange(size // 4)] = False
                 self.shared.mark(at.astype(np.int64), size)
                 self._log(self.log_shared, of, at, size, WRITE, lanes[done])
                 if self.tiles:

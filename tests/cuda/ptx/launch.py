@@ -74,9 +74,9 @@ def run(function, blocks: int | tuple, threads: int, *values, seed: int = 0, che
         if not isinstance(value, np.ndarray):
             arguments.append(np.asarray(value)[()])
             continue
-        device_array = memory.take(value.nbytes)
+        device_array = memory.allocate(value.nbytes)
         device_array[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        memory.wrote(device_array)
+        memory.mark_written(device_array)
         copies.append((value, device_array))
         arguments += [np.uint64(0), np.uint64(0), np.int64(value.size), np.int64(value.itemsize),
                       np.uint64(device_array.ctypes.data), *map(np.int64, value.shape), *map(np.int64, value.strides)]

@@ -72,11 +72,11 @@ class Machine(Lanes):
         if self.counters:
             clocks, early = self.timeline.clocks()
             self.counters.clocks += clocks
-            self.counters.early += early
+            self.counters.early_clocks += early
             touched = {way: np.unique(np.concatenate(parts)) for way, parts in self._sectors.items()}
-            self.counters.ahead += 32 * touched.pop("ahead", np.zeros(0)).size
+            self.counters.prefetched += 32 * touched.pop("ahead", np.zeros(0)).size
             self.counters.touched += 32 * sum(sectors.size for sectors in touched.values())
-            self.counters.within += sum(self.memory.extent(32 * sectors) for sectors in touched.values())
+            self.counters.allocated += sum(self.memory.extent(32 * sectors) for sectors in touched.values())
 
     def _advance(self) -> None:
         """Run one basic block for some lanes, or pass a barrier."""
@@ -127,7 +127,7 @@ class Machine(Lanes):
         With a seed, bulk copies may arrive first, and lanes may poll a phase that is not complete.
         """
         if self.rng is not None and self.bulk.in_flight and self.rng.random() < 0.1:
-            self.bulk.land(int(self.rng.integers(len(self.bulk.in_flight))))
+            self.bulk.complete_copy(int(self.rng.integers(len(self.bulk.in_flight))))
         ready, polling = np.zeros(self.n, bool), self.alive & (waits == 4)
         if (waits == 3).any():
             ready |= self.alive & (waits == 3) & whole_warps & self.bulk.cluster_complete()
@@ -157,7 +157,7 @@ class Machine(Lanes):
             self._step(at, asks & (self.pc == at))
             return True
         if self.bulk.in_flight:
-            self.bulk.land(0 if self.rng is None else int(self.rng.integers(len(self.bulk.in_flight))))
+            self.bulk.complete_copy(0 if self.rng is None else int(self.rng.integers(len(self.bulk.in_flight))))
             return True
         if polling.any():
             at = int(self.pc[polling].min())
@@ -201,7 +201,7 @@ class Machine(Lanes):
         self._count_steps({kind_of(step): 1}, mask)
         if self.timeline:
             self.timeline.meet(self.active(mask))
-        self.epoch = self.epoch + (1 if mask is None else mask.astype(np.int32))
+        self.block_epoch = self.block_epoch + (1 if mask is None else mask.astype(np.int32))
         if self.tiles:
             self.tiles.meet(mask)
         if self.bulk:
@@ -265,7 +265,7 @@ class Machine(Lanes):
     def _end(self, after: int, mask, taken) -> None:
         if taken is None:
             taken = self.alive
-        if self.unsettled is not None and (self.unsettled & taken).any():
+        if self.not_waited is not None and (self.not_waited & taken).any():
             self.note("threads exit without griddepcontrol.wait, which other threads of the kernel execute")
         self.alive = self.alive & ~taken
         self.alive_lanes = np.flatnonzero(self.alive).astype(np.int32)

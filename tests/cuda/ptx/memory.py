@@ -54,7 +54,7 @@ class GlobalMemory(Shadowed):
         self.begins, self.ends, self.freed = [], [], []     # of allocations, in order
         self._used, self._constants = GUARD, {}
 
-    def take(self, nbytes: int) -> np.ndarray:
+    def allocate(self, nbytes: int) -> np.ndarray:
         """Allocate uint8 [nbytes], filled with 0xFF (NaN as floats) and marked as unwritten."""
         begin, end = self._used, self._used + nbytes
         if end + GUARD > self.bytes.size:
@@ -66,11 +66,11 @@ class GlobalMemory(Shadowed):
         self.bytes[begin:end] = 0xFF
         return self.bytes[begin:end]
 
-    def drop(self, array: np.ndarray) -> None:
-        """Free an allocation of `take`."""
+    def free(self, array: np.ndarray) -> None:
+        """Free an allocation of `allocate`."""
         self.freed[self.owner(array.ctypes.data - self.base)] = True
 
-    def wrote(self, array: np.ndarray) -> None:
+    def mark_written(self, array: np.ndarray) -> None:
         """Mark bytes that the host has written."""
         begin = array.ctypes.data - self.base
         self.written[begin:begin + array.nbytes] = True
@@ -79,9 +79,9 @@ class GlobalMemory(Shadowed):
         """Address of a constant array of the module, allocated on first use."""
         key = name, data.tobytes()
         if key not in self._constants:
-            place = self.take(data.size)
+            place = self.allocate(data.size)
             place[:] = data
-            self.wrote(place)
+            self.mark_written(place)
             self._constants[key] = place.ctypes.data
         return self._constants[key]
 
@@ -127,13 +127,13 @@ class GlobalMemory(Shadowed):
 class SharedMemory(Shadowed):
     """Shared memory of the blocks that run side by side, 0xFF until written.
 
-    flying: for each word, whether a cp.async into it is pending.
+    pending: for each word, whether a cp.async into it is pending.
     """
 
     def __init__(self, blocks: int, nbytes: int):
         self.limit, self.pitch = nbytes, max(-(-nbytes // 16) * 16, 16)
         super().__init__(np.full(blocks * self.pitch, 0xFF, np.uint8), np.zeros(blocks * self.pitch, np.bool_))
-        self.flying = np.zeros(blocks * self.pitch // 4, np.bool_)
+        self.pending = np.zeros(blocks * self.pitch // 4, np.bool_)
         self.in_flight = 0
 
     def offsets(self, address: np.ndarray, size: int, block: np.ndarray, what: str) -> np.ndarray:

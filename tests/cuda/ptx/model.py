@@ -34,9 +34,9 @@ class Card:
     boundary: seconds between two kernels of a graph. dependent: the same with programmatic dependent launch, None if
     the GPU does not have it. Both are assumptions: 1.3 us for kernels of a graph; for the end of a wait, little more
     than a round trip through L2.
-    issue: instructions a cycle. cached: bytes a cycle of L1. registers, shared, threads, blocks: of a multiprocessor.
+    issue: instructions a cycle. l1: bytes a cycle of L1. registers, shared, threads, blocks: of a multiprocessor.
     pairs: float16 multiplications of the tensor cores in a cycle, with float32 accumulation. sync: the part of it that
-    mma.sync reaches (0.62 on Hopper, by published measurements). second: bytes a second of L2; for Hopper, those that
+    mma.sync reaches (0.62 on Hopper, by published measurements). l2: bytes a second of L2; for Hopper, those that
     published kernels without clusters move: 610 TFLOP/s with tiles of 128 x 256, 480 with 128 x 128.
     """
 
@@ -48,19 +48,19 @@ class Card:
     boundary: float = 1.3e-6
     dependent: float | None = None
     issue: int = 4
-    cached: int = 128
+    l1: int = 128
     registers: int = 65536
     shared: int = 227 << 10
     threads: int = 2048
     blocks: int = 32
     pairs: int = 2048
     sync: float = 1.0
-    second: float = 4.5e12
+    l2: float = 4.5e12
 
 
 CARDS = {card.name: card for card in (
-    Card("H200", 132, 1.75e9, 4.3e12, dependent=0.7e-6, sync=0.62, second=7.2e12),
-    Card("H100", 132, 1.75e9, 3.0e12, dependent=0.7e-6, sync=0.62, second=7.2e12),
+    Card("H200", 132, 1.75e9, 4.3e12, dependent=0.7e-6, sync=0.62, l2=7.2e12),
+    Card("H100", 132, 1.75e9, 3.0e12, dependent=0.7e-6, sync=0.62, l2=7.2e12),
     Card("A100", 108, 1.41e9, 1.75e12, shared=163 << 10, pairs=1024),
     Card("RTX 4090", 128, 2.5e9, 0.93e12, shared=99 << 10, threads=1536, blocks=24, pairs=256))}
 
@@ -78,22 +78,22 @@ class Resources:
 class Prediction:
     """The predicted time of a launch: seconds for each limit.
 
-    memory, issue, sectors (L1), second (L2), banks, tensor, waiting: see above. boundary: before the kernel starts.
-    latency: of its first load. resident: warps that fit on a multiprocessor. under_way: average bytes in flight of a
+    memory, issue, l1, l2, banks, tensor, waiting: see above. boundary: before the kernel starts.
+    latency: of its first load. resident: warps that fit on a multiprocessor. in_flight: average bytes in flight of a
     multiprocessor if waiting is the limit. bytes: moved. pairs: float16 multiplications on tensor cores.
     """
 
     memory: float
     issue: float
-    sectors: float
-    second: float
+    l1: float
+    l2: float
     banks: float
     tensor: float
     waiting: float
     boundary: float
     latency: float
     resident: int
-    under_way: int
+    in_flight: int
     bytes: float
     pairs: float
 
@@ -103,14 +103,14 @@ class Prediction:
         return self.boundary + max(self.waiting, self.latency + max(self._limits.values()))
 
     @property
-    def binds(self) -> str:
+    def bound_by(self) -> str:
         """The name of the limit that determines the time."""
         largest = max(self._limits, key=self._limits.get)
         return "waiting" if self.waiting > self.latency + self._limits[largest] else largest
 
     @property
     def _limits(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in ("memory", "issue", "sectors", "second", "banks", "tensor")}
+        return {name: getattr(self, name) for name in ("memory", "issue", "l1", "l2", "banks", "tensor")}
 
     def share(self, card: Card) -> float:
         """The fraction of the GPU's bandwidth that the launch reaches."""
@@ -138,19 +138,19 @@ def predict(card: Card, resources: Resources, counters: Counters, blocks: int) -
     resident = resident_blocks(card, resources)
     waves = max(blocks / (card.multiprocessors * resident), 1)      # waves of blocks
     of_block = max(counters.blocks, 1) * card.clock
-    waiting = (waves * counters.clocks - (0 if card.dependent is None else counters.early)) / of_block
-    bytes_moved, latency = min(counters.touched * scale, counters.within or math.inf), card.latency / card.clock
+    waiting = (waves * counters.clocks - (0 if card.dependent is None else counters.early_clocks)) / of_block
+    bytes_moved, latency = min(counters.touched * scale, counters.allocated or math.inf), card.latency / card.clock
     boundary, memory = card.boundary if card.dependent is None else card.dependent, bytes_moved / card.bandwidth
-    if counters.ahead and card.dependent is not None:
-        prefetched = counters.ahead * min(scale, card.multiprocessors * resident / max(counters.blocks, 1))
+    if counters.prefetched and card.dependent is not None:
+        prefetched = counters.prefetched * min(scale, card.multiprocessors * resident / max(counters.blocks, 1))
         memory -= min(prefetched / card.bandwidth, boundary)
         latency = MIDDLE / card.clock
     return Prediction(
         memory=memory, issue=scale * counters.instructions / (card.issue * clocks),
-        sectors=scale * 32 * counters.passes("global") / (card.cached * clocks),
-        second=scale * counters.second / card.second, banks=scale * counters.passes("shared") / clocks,
+        l1=scale * 32 * counters.passes("global") / (card.l1 * clocks),
+        l2=scale * counters.l2_bytes / card.l2, banks=scale * counters.passes("shared") / clocks,
         tensor=scale * _products(counters, card) / (card.pairs * clocks),
         waiting=waiting, boundary=boundary, latency=latency,
         pairs=scale * sum(counters.products.values()), resident=resident * -(-resources.threads // 32),
         bytes=bytes_moved,
-        under_way=int(bytes_moved / card.multiprocessors / max(waiting, latency) * latency))
+        in_flight=int(bytes_moved / card.multiprocessors / max(waiting, latency) * latency))

@@ -131,11 +131,11 @@ def run_plain(bug: Bug, seed: int = 0) -> tuple[bool, Checks]:
         Fault: the machine stopped the kernel.
     """
     memory, checks = GlobalMemory(1 << 20), Checks(steps=2000)
-    x, y = memory.take(512 * BLOCKS), memory.take(512 * BLOCKS)
+    x, y = memory.allocate(512 * BLOCKS), memory.allocate(512 * BLOCKS)
     x.view(np.float32)[:] = np.arange(128 * BLOCKS)
-    memory.wrote(x)
+    memory.mark_written(x)
     if bug.freed:
-        memory.drop(x)
+        memory.free(x)
     addresses = [np.uint64(array.ctypes.data) for array in (y, x)]
     launch(parse(bug.text), (bug.blocks, 1, 1), 128, addresses, memory, checks, seed=seed)
     expected = np.roll(x.view(np.float32).reshape(-1, 128), -32, 1).ravel()

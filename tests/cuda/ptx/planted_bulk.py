@@ -140,10 +140,10 @@ def run_bulk(bug: BulkBug, seed: int = 0) -> tuple[bool, Checks]:
         Fault: the machine stopped the kernel.
     """
     memory, checks = GlobalMemory(1 << 20), Checks(steps=4000)
-    x, y = memory.take(TILES * BYTES), memory.take(2 * TILES * BYTES)
+    x, y = memory.allocate(TILES * BYTES), memory.allocate(2 * TILES * BYTES)
     words = np.random.default_rng(1).integers(0, 1 << 63, (TILES, BYTES // 8), dtype=np.uint64)
     x[:] = words.view(np.uint8).ravel()
-    memory.wrote(x)
+    memory.mark_written(x)
     addresses = [np.uint64(array.ctypes.data) for array in (y, x)]
     launch(parse(bug.text), (bug.blocks, 1, 1), 64, addresses, memory, checks, seed=seed, cluster=2)
     expected = np.repeat(words[:, None, ::-1], 2, 1)

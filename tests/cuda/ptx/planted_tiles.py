@@ -111,10 +111,10 @@ def run_tiles(bug: TileBug, seed: int = 0) -> tuple[bool, Checks]:
         Fault: the machine stopped the kernel.
     """
     memory, checks = GlobalMemory(1 << 20), Checks(steps=2000)
-    x, y = memory.take(2304), memory.take(128 * 16)
+    x, y = memory.allocate(2304), memory.allocate(128 * 16)
     a, b = (np.random.default_rng(1).integers(-8, 8, (rows, 16)).astype(np.float16) for rows in (64, 8))
     x[:] = np.concatenate([tile.reshape(-1, 2, 8).transpose(1, 0, 2).ravel() for tile in (a, b)]).view(np.uint8)
-    memory.wrote(x)
+    memory.mark_written(x)
     addresses = [np.uint64(array.ctypes.data) for array in (y, x)]
     launch(parse(bug.text), (1, 1, 1), 128, addresses, memory, checks, seed=seed)
     product = a.astype(np.float32) @ b.T.astype(np.float32)

@@ -39,10 +39,10 @@ class Tiles:
         self.committed, self.count = (np.zeros(warps, np.int64) for _ in range(2))    # groups; products issued
         self.pending: list[PendingProduct] = []
         self.fenced: dict[int, np.ndarray] = {}       # accumulators at the last wgmma.fence, or after a product
-        accumulators_ = {part.number for step in machine.kernel.instructions if step.opcode == "wgmma" and step.operands
+        numbers = {part.number for step in machine.kernel.instructions if step.opcode == "wgmma" and step.operands
                    and isinstance(step.operands[0], Vector) for part in step.operands[0].parts}
-        self.accumulators = accumulators_
-        self.unfenced = np.zeros(machine.shared.flying.size, np.int32)   # lane + 1 of an unfenced write to a word, or 0
+        self.accumulators = numbers
+        self.unfenced = np.zeros(machine.shared.pending.size, np.int32)   # lane + 1 of an unfenced write, or 0
 
     def fence(self, mask) -> None:
         """wgmma.fence: the current values of the accumulators become visible to the tensor cores."""
@@ -225,7 +225,7 @@ def _rows(machine, step, start, lead, stride, mode, chosen, lanes, reads, across
     for addresses in tile_address.reshape(chosen.size, -1, WARP).transpose(1, 0, 2):
         address = np.zeros(machine.n, np.int64)
         address[lanes] = addresses.ravel()
-        _, offset = machine.reach(step, "shared", address, 16, lanes, READ, counted=False)
+        _, offset = machine.check_access(step, "shared", address, 16, lanes, READ, counted=False)
         if machine.tiles.unfenced[offset[:, None] // 4 + np.arange(4)].any():
             machine.note(f"a tile was written without a fence.proxy.async afterwards: {step.text}")
         found.append(offset.reshape(chosen.size, WARP))

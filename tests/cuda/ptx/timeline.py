@@ -59,7 +59,7 @@ class Timeline:
         self._open = np.zeros(blocks * warps)             # when the copies of the open group arrive
         self._groups: list[list[float]] = [[] for _ in range(blocks * warps)]
 
-    def ask(self, offset: np.ndarray) -> None:
+    def prefetch(self, offset: np.ndarray) -> None:
         """Prefetch the cache lines with these offsets; they count as being in L2 from now on."""
         self._asked = np.union1d(self._asked, offset >> 7)
 
@@ -142,7 +142,7 @@ class Timeline:
         """Start a new section: no later instruction of these warps starts before all earlier ones have."""
         self._begun[warps], self._given[warps] = self.clock[warps], 0
 
-    def settle(self, warps: np.ndarray) -> None:
+    def wait_previous(self, warps: np.ndarray) -> None:
         """griddepcontrol.wait of these warps: the cycles so far overlap with earlier kernels."""
         self.part(warps)
         self._early[warps] = self.clock[warps]

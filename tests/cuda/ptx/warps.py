@@ -87,7 +87,7 @@ def _load_matrices(step):
     def run(machine, mask):
         machine.whole_warps(mask)
         lanes = machine.lanes(machine.active(mask) & (machine.lane % WARP < 8 * len(registers)))
-        memory, offset = machine.reach(step, "shared", place(machine), 16, lanes, READ)
+        memory, offset = machine.check_access(step, "shared", place(machine), 16, lanes, READ)
         row = np.zeros(machine.n, np.int64)
         row[lanes] = offset
         row = row.reshape(-1, WARP)
