@@ -50,13 +50,15 @@ def draw(config: dict, own: dict, random) -> list[dict]:
             value = one(key, here.get(key, known.get(key)), here, random)
             if value is not None or random.random() < 0.3:
                 found[key] = {at + key: value}
+    if "vocab_size" in here and random.random() < 0.1:
+        found["vocab_size"] = {at + "vocab_size": random.choice((131, 145, 201, 256))}
     return list(found.values())
 
 
 def heads(here: dict, random) -> dict:
     """Numbers of heads that go together."""
-    queries = random.choice((1, 2, 4, 8))
-    keys = random.choice([queries, 1, max(1, queries // 2), max(1, queries // 2), random.choice((None, LEFT_OUT))])
+    queries = random.choice((1, 2, 3, 4, 6, 8))
+    keys = random.choice([queries, 1, max(1, queries // 2), max(1, queries // 3), random.choice((None, LEFT_OUT))])
     return {"num_attention_heads": queries} | ({"num_key_value_heads": keys} if "num_key_value_heads" in here else {})
 
 
@@ -86,9 +88,9 @@ def one(key: str, value, here: dict, random):
     if key == "max_position_embeddings":
         return random.choice((128, 500))
     if re.search(r"hidden_size$|d_model|n_embd", key):
-        return random.choice((32, 48, 64, 96))
+        return random.choice((32, 36, 48, 60, 64, 96))
     if re.search(r"intermediate_size|inner|ffn|mlp_dim", key):
-        return random.choice((24, 40, 64, 100))
+        return random.choice((24, 37, 40, 64, 100))
     if re.search("dim|rank|size|width|state", key):
         return random.choice((4, 8, 12, 16, 20, 24, 32, 48))
     if isinstance(value, int):

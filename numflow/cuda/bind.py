@@ -14,7 +14,7 @@ from numflow.cuda.linear import embed, head_linear, linear, unit
 from numflow.cuda.moe import moe
 from numflow.cuda.patterns import Form, Together, query_and_key
 from numflow.cuda.state import cache_write, convolution, pool
-from numflow.cuda.state.cache_host import take_rooms, with_copies
+from numflow.cuda.state.cache_host import assign_buffers, with_copies
 from numflow.cuda.weights.operand import bind_operand
 from numflow.errors import NetworkError
 from numflow.network.passes.grouping import Group, done_by
@@ -50,7 +50,7 @@ def bind(steps: tuple[Step, ...], ctx: Context, together: Together) -> list[tupl
     Raises:
         NetworkError: a step that this executor has no kernel for.
     """
-    take_rooms(steps, ctx.caches, ctx.rooms)
+    assign_buffers(steps, ctx.caches, ctx.kv_buffers)
     bound, there = [], set()
     groups, elsewhere = {group.at: group for group in together.groups}, done_by(together.groups)
     for index, step in enumerate(steps):

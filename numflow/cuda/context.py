@@ -72,11 +72,11 @@ class Context:
 
     def __init__(self, network: Network, device: Device, weights: Weights, caches: dict[str, KVCache],
                  capacity: dict[str, int], activations: str, world=None, index: int = 0,
-                 host_embeddings: bool = False, rooms=None, states: Mapping[str, StateMemory] | None = None):
+                 host_embeddings: bool = False, kv_buffers=None, states: Mapping[str, StateMemory] | None = None):
         self.network, self.device, self.weights, self.caches = network, device, weights, caches
         self.states = states or {}
         self.activations, self.world, self.index = activations, world, index
-        self.host_embeddings, self.rooms = host_embeddings, rooms
+        self.host_embeddings, self.kv_buffers = host_embeddings, kv_buffers
         self.by_length, self.adapters = ByLength(network, weights.f32), AdapterTables(network, device)
         self.vector = weights.vector
         self._memory: list[Memory] = []

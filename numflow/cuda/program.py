@@ -18,8 +18,8 @@ from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.cuda.patterns import Together, together
 from numflow.cuda.sample.sample import best, follow, follow_drawn, pick
 from numflow.cuda.state.cache import KVCache
-from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
-from numflow.cuda.state.matrix_state import slot_numbers
+from numflow.cuda.state.cache_host import JOIN, Buffers, on_host
+from numflow.cuda.state.matrix_state import slot_words
 from numflow.cuda.state.sequence_state import StateMemory
 from numflow.cuda.weights.quantise import Quantiser
 from numflow.decoding.choice import Choice, draws, encode
@@ -97,12 +97,12 @@ class Program(OneDevice):
         for cache in self._caches.values():
             cache.resize(0)
         states = {name: StateMemory(self.device, state, numbers)
-                  for name, (state, numbers) in slot_numbers(network, state_type).items()}
+                  for name, (state, numbers) in slot_words(network, state_type).items()}
         self._states = states
-        self._rooms = Rooms(self.device, network, self._caches)
+        self._kv_buffers = Buffers(self.device, network, self._caches)
         self._graphs = Graphs(self.device)
         self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations, world,
-                            device, host_embeddings, self._rooms, states)
+                            device, host_embeddings, self._kv_buffers, states)
         self._bind()
         if world is None and not (host_embeddings or hosted):
             self.can |= {DECODE}
@@ -216,7 +216,7 @@ class Program(OneDevice):
 
     def _moved(self) -> None:
         """Caches lie elsewhere now, and rooms beside them must hold as much."""
-        self._rooms.resize()
+        self._kv_buffers.resize()
         self._bind()
 
     def _bind(self) -> None:
@@ -233,7 +233,7 @@ class Program(OneDevice):
             self._parts[what] = self._cut(what, choose)
         parts = self._parts[what]
         graphs = self.device.graphs and is_decode(sizes)
-        if self._rooms.count:  # a graph must have both queues to their end
+        if self._kv_buffers.count:  # a graph must have both queues to their end
             graphs = graphs and sum(not by_host for by_host, _ in parts) == 1
         for number, (by_host, some) in enumerate(parts):
             if graphs and not by_host:
@@ -248,7 +248,7 @@ class Program(OneDevice):
         calls = [call for _, part in self._bound[entry][:end] for call in part]
         calls += [choose()] if choose else []
         parts = [(by_host, list(some)) for by_host, some in groupby(calls, lambda call: isinstance(call, HostCall))]
-        if self._rooms.count:
+        if self._kv_buffers.count:
             parts[-1][1].extend(JOIN)
         return parts
 

@@ -1,4 +1,4 @@
-"""Choice of the shipped spec for a checkpoint: by the architecture it names, then by conditions on its values."""
+"""Choice of the shipped spec for a checkpoint: by its architecture name, then by conditions on its configuration."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from numflow.spec.paths import specs_dir
 from numflow.spec.reader import Spec, detect_tables, load_spec, own_tables
 from numflow.spec.resolve import Resolved, part_of
 
-# What comes behind a family's name in that of an architecture. A classifier has the layers of its family.
+# Suffix of an architecture name behind the family's name. A classifier has the layers of its family.
 _HEAD = re.compile(r"(ForCausalLM|ForMaskedLM|LMHeadModel|Model)$")
 _CLASSIFIER = "ForSequenceClassification"
 
@@ -20,7 +20,7 @@ HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     """The spec whose [detect] table fits the checkpoint (format, architectures or model_type, and `when`).
 
-    has_for: gives, for a spec, the function behind `has(...)` in conditions (see network.choose_spec).
+    has_for: returns a spec's function `has(...)` for conditions (see network.choose_spec).
 
     Raises:
         SpecError: none fits, or several do.
@@ -45,19 +45,23 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     )
 
 
-def _only_one(checkpoint: Any, what: str, named: list[Spec], fitting: list[Spec]) -> Spec:
-    """The spec that fits, of those that name the checkpoint."""
+def _only_one(checkpoint: Any, subject: str, named: list[Spec], fitting: list[Spec]) -> Spec:
+    """The single spec in `fitting`, among the specs that name the checkpoint.
+
+    Raises:
+        SpecError: no spec fits, or several do.
+    """
     if len(fitting) == 1:
         return fitting[0]
     names = ", ".join(spec.name for spec in fitting or named)
     if fitting:
-        raise SpecError(f"{checkpoint.path}: {what} fits several specs ({names}); choose one with --spec")
-    raise SpecError(f"{checkpoint.path}: {what} is known to {names}, whose condition `when` does not hold; "
+        raise SpecError(f"{checkpoint.path}: {subject} fits several specs ({names}); choose one with --spec")
+    raise SpecError(f"{checkpoint.path}: {subject} is known to {names}, whose condition `when` does not hold; "
                     f"choose or write a spec with --spec")
 
 
 def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
-    """A spec with `extends_part` on top of the one that knows that part of the configuration; any other as it is.
+    """A spec with `extends_part` on top of the spec of that part of the configuration; any other spec as it is.
 
     Raises:
         SpecError: the configuration has no such part, or no spec knows it.
@@ -72,7 +76,7 @@ def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
                         f"describes the part of the model that is text")
     inner = replace(checkpoint, config=part)
     if not any(_identities(inner)):
-        raise SpecError(f"{file}: {name}: expected a model_type, which says what model this part is")
+        raise SpecError(f"{file}: {name}: expected a model_type, which names the model of this part")
     bases = [load_spec(each) for each, table in detect_tables().items() if names_it(table, inner)]
     bases = [base for base in bases if base.type == "decoder" and not base.section("extends_part")]
     if not bases:
@@ -84,18 +88,18 @@ def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
 
 
 def _on(spec: Spec, base: Spec, part: str) -> Spec:
-    """A spec on top of another one, reading this part of config.json alone: names of tensors begin as it says, and
-    then as they do in the other one."""
-    found = load_spec(spec.path, spec.enclosed, base.name)
-    ours, theirs = (_list(each.section("hf").get("prefix", [])) for each in (spec, base))
-    prefixes = [first + second for first in ours for second in (*theirs, "")]
-    table = {**found.table, "hf": {**found.section("hf"), "within": part, "prefix": prefixes},
-             "model": {**found.section("model"), "title": f"{base.title} ({spec.title[:1].lower()}{spec.title[1:]})"}}
-    return replace(found, name=f"{spec.name} on {base.name}", table=table)
+    """The spec on top of `base`, reading only the object `part` of config.json. Tensor names begin with a prefix of
+    `spec`, then with one of `base`."""
+    merged = load_spec(spec.path, spec.enclosed, base.name)
+    outer, inner = (_list(each.section("hf").get("prefix", [])) for each in (spec, base))
+    prefixes = [first + second for first in outer for second in (*inner, "")]
+    table = {**merged.table, "hf": {**merged.section("hf"), "within": part, "prefix": prefixes},
+             "model": {**merged.section("model"), "title": f"{base.title} ({spec.title[:1].lower()}{spec.title[1:]})"}}
+    return replace(merged, name=f"{spec.name} on {base.name}", table=table)
 
 
 def _of_part(checkpoint: Any, has_for: HasFor) -> str:
-    """Advice on a model of which a part is known."""
+    """Hint for a model of which only a part has a spec; "" for none."""
     for path in sorted(specs_dir().glob("*.toml")) if checkpoint.naming == "hf" else ():
         if "extends_part" in own_tables(path):
             try:
@@ -121,7 +125,7 @@ def names_in(checkpoint: Any) -> tuple[list[str], str | None]:
     """Names of the model in config.json: its architectures and model_type.
 
     Raises:
-        SpecError: they are no texts.
+        SpecError: they are not text.
     """
     config, where = checkpoint.config, checkpoint.files.get("config", checkpoint.path)
     architectures, kind = config.get("architectures"), config.get("model_type")
@@ -159,7 +163,7 @@ def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
 
 
 def _condition(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> bool:
-    """Whether `when` of the first spec holds for the values of the second, which may stand on it."""
+    """Whether the condition `when` of the first spec holds for the values of the second, which may extend the first."""
     when = stated.section("detect").get("when")
     if when is None:
         return True

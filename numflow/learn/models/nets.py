@@ -31,11 +31,11 @@ class Trained:
     def names(self) -> dict:
         """The names that config.json begins with, and the type of the weights."""
         own = FILES[type(self).__name__]
-        return {"architectures": [own["architecture"]], "model_type": own["model_type"], "dtype": "float32"}
+        return {"architectures": [own["architecture"]], "model_type": own["model_type"], "dtype": "float16"}
 
     def saved(self, weights: dict[str, Value]) -> dict[str, np.ndarray]:
-        """Tensors of the file, float32, by name."""
-        return {name: np.ascontiguousarray(w.data.astype(np.float32)) for name, w in weights.items()}
+        """Tensors of the file, float16, by name."""
+        return {name: np.ascontiguousarray(w.data.astype(np.float16)) for name, w in weights.items()}
 
 
 class Decoder(Trained):

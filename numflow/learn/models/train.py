@@ -4,8 +4,8 @@
     python -m numflow.learn.models.train tiny --steps 60 --out D      a short run, for a test
     python -m numflow.learn.models.train tiny-mtp       train one of DRAFTS for a model that is there
 
-It writes what transformers would: config.json, model.safetensors in float32 (as trained: who quantises them begins with
-all bits), tokenizer.json, and training.json with what it took.
+The folder is as transformers writes one: config.json, tokenizer.json, model.safetensors in float16 (training is in
+float32), and training.json with steps, loss and time.
 """
 
 import argparse
@@ -181,7 +181,7 @@ def write(folder: Path, net, weights: dict[str, Value], tokenizer, facts: dict) 
 
 
 def read(folder: Path) -> dict[str, Value]:
-    """Weights as they were written, in float32."""
+    """Weights of a written model, converted to float32."""
     from safetensors.numpy import load_file
 
     return {name: Value(data.astype(f32)) for name, data in load_file(folder / "model.safetensors").items()}
