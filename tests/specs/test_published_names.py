@@ -82,3 +82,11 @@ def test_a_model_without_a_head_has_the_layers_of_its_family():
         built = built_from(checkpoint)
         found.append(run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"], "hidden"))
     assert relative_error(found[1], found[0]) < 1e-6
+
+
+def test_queries_keys_and_values_of_another_number_of_heads_are_refused():
+    case = load_case("falcon_7b")
+    grouped = case.configs[0] | {"new_decoder_architecture": True}
+    wider = {name: (192, 64) if "query_key_value" in name else shape for name, shape in case.tensors.items()}
+    with pytest.raises(SpecError, match="query_key_value.weight.*expects 96 rows"):
+        built_from(memory_checkpoint(grouped, wider))

@@ -230,12 +230,15 @@ class Builder:
         whole = self.names.find(*key)
         return (True, [whole]) if whole else (False, [self.names.need(*key, group) for group in range(groups)])
 
-    def expect_rows(self, module: str, count: int) -> None:
-        """Check that a stored matrix has at least `count` rows, before an index array of that size is allocated."""
+    def expect_rows(self, module: str, count: int, exactly: bool = False) -> None:
+        """Check that a stored matrix has at least `count` rows, before an index array of that size is allocated.
+
+        exactly: no more rows either, as where every row is read.
+        """
         tensor = self.names.need(module, "weight", self.layer, self.stack)
         stored = tensor.columns if module in self.transposed and not tensor.turned else tensor.rows
-        if count > stored:
-            raise self._wrong_shape(tensor, f">= {count} rows")
+        if count > stored or (exactly and count != stored):
+            raise self._wrong_shape(tensor, f"{'' if exactly else '>= '}{count} rows")
 
     def _add(self, weight: Weight) -> str:
         """Add a weight; its name. An equal earlier weight is reused: of the same whole tensors (tied embeddings), or of

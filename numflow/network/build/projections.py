@@ -39,11 +39,11 @@ def projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
         b.linear("attn_k", x, k)
         b.linear("attn_v", x, v, _paired_values(b, s) if b.option("attention", "differential") else None)
         return q, k, v
+    first = s.heads * s.value_dim if layout == "gate_concat" else 0
+    b.expect_rows("attn_qkv", first + sum(widths), exactly=True)
     if layout in ("concat", "gate_concat"):
-        first = s.heads * s.value_dim if layout == "gate_concat" else 0
         selects: list[Any] = [range(first + start, first + start + width) for start, width in zip(starts, widths)]
     else:
-        b.expect_rows("attn_qkv", sum(widths))
         selects = _grouped_rows(s) if layout == "groups" else _quartered_rows(b, widths)
     for view, rows, part in zip((q, k, v), selects, (".q", ".k", ".v"), strict=True):
         b.linear("attn_qkv", x, view, select=rows, suffix=part, biased=f"attn_{part[1]}")
