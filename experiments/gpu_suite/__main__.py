@@ -1,4 +1,4 @@
-"""The command; the package's own docstring says what it needs."""
+"""The command; the package's docstring lists its requirements."""
 
 import argparse
 import importlib

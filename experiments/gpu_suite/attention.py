@@ -1,5 +1,5 @@
-"""How fast is attention: decoding over contexts and batches, prompts, and what writing the cache costs, by type of keys
-and values. 32 query heads over 8 of keys and values of 128 columns."""
+"""Speed of attention: decoding by context and batch, prompts, and writing the cache, by type of keys and values. 32
+query heads and 8 key/value heads of 128 columns."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""How fast are the products of experts, and choosing tokens."""
+"""Speed of expert products and of sampling."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""How the GPUs of a group meet: pieces copied from card to card beside NCCL, by tensor over all cards there are."""
+"""Collectives of the GPUs of a group: copies from GPU to GPU beside NCCL, by tensor over all GPUs."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""All kernels compiled before anything is measured, by as many processes as there are processors."""
+"""Compilation of all kernels before the measurements, with one process per processor."""
 
 import multiprocessing
 import os

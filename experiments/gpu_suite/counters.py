@@ -1,7 +1,7 @@
-"""Counters of the profiler for four kernels, beside those that the cost model begins with.
+"""Profiler counters of four kernels, beside the counts that the cost model uses.
 
-Nsight Compute (`ncu`) runs a step of each case in a process of its own and counts; the PTX machine counts the same
-launch (tests/cuda/ptx). Where they part, the model is wrong, or the compiler has done something.
+Nsight Compute (`ncu`) runs a step of each case in a separate process and counts; the PTX machine counts the same launch
+(tests/cuda/ptx). If the counts differ, the model is wrong, or the compiler changed the code.
 """
 
 import argparse

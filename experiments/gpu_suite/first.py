@@ -1,4 +1,4 @@
-"""What to know first on a new card: its limits, kernels that load, the main kernels beside the reference."""
+"""First checks on a new GPU: its limits, kernels that load, the main kernels beside the reference."""
 
 import shutil
 import subprocess

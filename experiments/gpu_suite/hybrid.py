@@ -1,4 +1,4 @@
-"""Plans over several devices: GPUs by layer and by tensor, the processor beside a GPU; how fast, and how far off."""
+"""Speed and error of plans on several devices: GPUs by layer and by tensor, and the CPU beside a GPU."""
 
 import time
 

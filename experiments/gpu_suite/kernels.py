@@ -1,4 +1,4 @@
-"""How fast are copies, matrix products and launches."""
+"""Speed of copies, matrix products and launches."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

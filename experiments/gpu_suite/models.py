@@ -1,4 +1,4 @@
-"""How fast are whole models: tokens per second by type and batch, prompts, KV blocks to the host, several devices."""
+"""Speed of whole models: tokens per second by type and batch, prompts, KV blocks to the host, several devices."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Is it right: every kernel at odd shapes, and whole models, against the reference."""
+"""Correctness: every kernel at odd shapes, and whole models, against the reference."""
 
 import numpy as np
 

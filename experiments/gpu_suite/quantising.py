@@ -1,4 +1,4 @@
-"""Weights quantised on the device: the bytes of the processor, and how long both take."""
+"""Quantisation on the device: comparison with the bytes of the CPU, and the times of both."""
 
 import time
 

@@ -12,7 +12,7 @@ def write(out: Path) -> None:
     parts = [facts for path in sorted(out.glob("*.json")) if "part" in (facts := kept(path))]
     if not parts:
         return
-    lines = ["# What the GPU suite found", "", "Made by `python -m experiments.gpu_suite`; every number is in the JSON "
+    lines = ["# Results of the GPU suite", "", "Made by `python -m experiments.gpu_suite`; every number is in the JSON "
              "file of its part.", ""]
     if any(part["simulator"] for part in parts):
         lines += ["**Parts marked simulator ran without a GPU: their times are those of Python and mean nothing.**", ""]
@@ -35,7 +35,7 @@ def _found(part: dict) -> list[dict]:
 
 
 def goals(found: dict[str, list[dict]]) -> list[str]:
-    """What was hoped for beside what was measured, as far as the parts for it were run at full size."""
+    """Goals beside measurements, for parts that ran at full size."""
     rows = []
 
     def first(part: str, **wanted) -> dict | None:
@@ -60,7 +60,7 @@ def goals(found: dict[str, list[dict]]) -> list[str]:
     if ours and theirs:
         rows.append(("8B, 16 bits, one token: tokens/s over torch with graphs", "1",
                      f"{ours['tokens_per_s'] / theirs['tokens_per_s']:.2f}"))
-    head = ["## Goals", "", "| what | goal | found |", "|---|---|---|"]
+    head = ["## Goals", "", "| quantity | goal | measured |", "|---|---|---|"]
     return [*head, *("| " + " | ".join(row) + " |" for row in rows), ""] if rows else []
 
 

@@ -1,4 +1,4 @@
-"""What parts of the suite share: the device, a clock, the time that is left, and where results go."""
+"""Shared code of the parts: the device, a clock, the remaining time, and the output of results."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""Whole models: published logits of tiny checkpoints, random decoders beside the processor, torch as the peer."""
+"""Whole models: published logits of tiny checkpoints, random decoders beside the CPU, torch as the peer."""
 
 import json
 import os
