@@ -8,11 +8,11 @@ MOST_ROWS = 400
 
 
 def write(out: Path) -> None:
-    """Make the page, and figures where matplotlib is installed."""
+    """Write the page, and figures if matplotlib is installed."""
     parts = [facts for path in sorted(out.glob("*.json")) if "part" in (facts := kept(path))]
     if not parts:
         return
-    lines = ["# Results of the GPU suite", "", "Made by `python -m experiments.gpu_suite`; every number is in the JSON "
+    lines = ["# What the GPU suite found", "", "Made by `python -m experiments.gpu_suite`; every number is in the JSON "
              "file of its part.", ""]
     if any(part["simulator"] for part in parts):
         lines += ["**Parts marked simulator ran without a GPU: their times are those of Python and mean nothing.**", ""]
@@ -35,7 +35,7 @@ def _found(part: dict) -> list[dict]:
 
 
 def goals(found: dict[str, list[dict]]) -> list[str]:
-    """Goals beside measurements, for parts that ran at full size."""
+    """Goals beside measurements, for the parts that were run at full size."""
     rows = []
 
     def first(part: str, **wanted) -> dict | None:
@@ -60,7 +60,7 @@ def goals(found: dict[str, list[dict]]) -> list[str]:
     if ours and theirs:
         rows.append(("8B, 16 bits, one token: tokens/s over torch with graphs", "1",
                      f"{ours['tokens_per_s'] / theirs['tokens_per_s']:.2f}"))
-    head = ["## Goals", "", "| quantity | goal | measured |", "|---|---|---|"]
+    head = ["## Goals", "", "| what | goal | found |", "|---|---|---|"]
     return [*head, *("| " + " | ".join(row) + " |" for row in rows), ""] if rows else []
 
 
@@ -77,7 +77,7 @@ def _table(rows: list[dict]) -> list[str]:
 
 
 def draw(out: Path, parts: list[dict]) -> list[str]:
-    """Names of the figures."""
+    """Draw the figures, and return their names."""
     try:
         import matplotlib
 

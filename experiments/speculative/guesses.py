@@ -61,7 +61,7 @@ def compare(lab, model, plain, guessing):
 class Oracle:
     """Guesses the tokens of a known text, each right with a given probability. It takes no time."""
 
-    listens = False
+    needs_streams = False
 
     def __init__(self, paced, text, accuracy):
         self._paced, self._text, self._accuracy = paced, text, accuracy
@@ -73,7 +73,7 @@ class Oracle:
         right = self._text[len(ids):len(ids) + self._paced.count(limit)]
         return [int(id) if rng.random() < self._accuracy else int(id) ^ 1 for id in right]
 
-    def drawn_from(self, place):
+    def distribution(self, index):
         return None
 
 
@@ -86,9 +86,9 @@ class Oracles:
         self._times, self._text, self._accuracy = StepTimes(), text, accuracy
 
     def make(self, request, sampler):
-        from numflow.engine.speculate.drafters import Paced
+        from numflow.engine.speculate.drafters import SpeedDrafter
 
-        return Oracle(Paced(self._times), self._text, self._accuracy)
+        return Oracle(SpeedDrafter(self._times), self._text, self._accuracy)
 
 
 def oracle(lab, model):
