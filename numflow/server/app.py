@@ -60,51 +60,50 @@ async def schema(service: Service, request: Request) -> Json:
 
 
 ENDPOINTS = (
-    Endpoint("POST", ("/v1/chat/completions", "/chat/completions"), chat, "OpenAI chat: streams, tools, structured "
-             "output, log-probabilities, several answers", schemas.ChatRequest),
-    Endpoint("POST", ("/v1/completions", "/completions"), completions, "OpenAI text completion: one or several "
-             "prompts, as text or token ids; `echo` and `logprobs` for evaluation harnesses",
-             schemas.CompletionRequest),
-    Endpoint("POST", ("/v1/responses", "/responses"), responses.responses, "OpenAI Responses: streams, tools, "
-             "thinking, structured output, `previous_response_id`", ResponsesRequest),
-    Endpoint("POST", ("/v1/responses/input_tokens",), responses.count, "number of input tokens", ResponsesInput),
-    Endpoint("GET", ("/v1/responses/{id}", "/responses/{id}"), responses.stored, "a stored response"),
-    Endpoint("DELETE", ("/v1/responses/{id}", "/responses/{id}"), responses.forget, "delete a stored response"),
-    Endpoint("GET", ("/v1/responses/{id}/input_items",), responses.input_items, "input of a stored response"),
-    Endpoint("POST", ("/v1/messages",), messages.messages, "Anthropic Messages: streams, tools, thinking, "
-             "structured output", MessagesRequest),
-    Endpoint("POST", ("/v1/messages/count_tokens",), messages.count_tokens, "Anthropic: number of input tokens",
+    Endpoint("POST", ("/v1/chat/completions", "/chat/completions"), chat, "OpenAI: conversations; streams, tools, "
+             "structured output, log-probabilities, several answers", schemas.ChatRequest),
+    Endpoint("POST", ("/v1/completions", "/completions"), completions, "OpenAI: texts continued; text or ids, one or "
+             "many; `echo` and `logprobs` for evaluation harnesses", schemas.CompletionRequest),
+    Endpoint("POST", ("/v1/responses", "/responses"), responses.responses, "OpenAI: conversations of items; streams, "
+             "tools, thinking, structured output, `previous_response_id`", ResponsesRequest),
+    Endpoint("POST", ("/v1/responses/input_tokens",), responses.count, "tokens of a response's input", ResponsesInput),
+    Endpoint("GET", ("/v1/responses/{id}", "/responses/{id}"), responses.stored, "a response of before"),
+    Endpoint("DELETE", ("/v1/responses/{id}", "/responses/{id}"), responses.forget, "forget a response"),
+    Endpoint("GET", ("/v1/responses/{id}/input_items",), responses.input_items, "what a response of before answered"),
+    Endpoint("POST", ("/v1/messages",), messages.messages, "Anthropic: conversations of blocks; streams, tools, "
+             "thinking, structured output", MessagesRequest),
+    Endpoint("POST", ("/v1/messages/count_tokens",), messages.count_tokens, "Anthropic: tokens of a conversation",
              CountRequest),
-    Endpoint("POST", ("/v1/embeddings", "/embeddings"), texts.embeddings, "OpenAI: embeddings of texts or token "
-             "ids; `float` and `base64`; also `pooling`, `normalize`, `truncate`, `prompt`, "
+    Endpoint("POST", ("/v1/embeddings", "/embeddings"), texts.embeddings, "OpenAI: embeddings of texts, or of token "
+             "ids, which run as they are; `float` and `base64`; also `pooling`, `normalize`, `truncate`, `prompt`, "
              "`instruction`",
              bodies.EmbeddingRequest),
     Endpoint("POST", ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"), rerank.rerank, "documents "
-             "ordered by relevance to a query, by a reranker or by the cosine of embeddings", bodies.RerankRequest),
-    Endpoint("POST", ("/v1/score", "/score"), rerank.score, "relevance of pairs of texts: `text_1`, `text_2`",
+             "by their relevance to a query: of a reranker, or the cosine of embeddings", bodies.RerankRequest),
+    Endpoint("POST", ("/v1/score", "/score"), rerank.score, "the same for pairs of texts: `text_1`, `text_2`",
              bodies.ScoreRequest),
-    Endpoint("POST", ("/v1/classify", "/classify"), rerank.classify, "labels of texts, from a classifier",
+    Endpoint("POST", ("/v1/classify", "/classify"), rerank.classify, "labels of texts, by a classifier",
              bodies.ClassifyRequest),
     Endpoint("GET", ("/v1/models", "/models"), status.models, "the configured models"),
-    Endpoint("GET", ("/v1/models/{id:path}", "/models/{id:path}"), status.model, "one configured model"),
-    Endpoint("POST", ("/v1/load_lora_adapter",), adapters.load, "load an adapter: `lora_name`, `lora_path`, "
-             "`scale`, `load_inplace`; needs the option `load_adapters`", bodies.LoadAdapterRequest),
-    Endpoint("POST", ("/v1/unload_lora_adapter",), adapters.unload, "unload an adapter: `lora_name`",
+    Endpoint("GET", ("/v1/models/{id:path}", "/models/{id:path}"), status.model, "one of them"),
+    Endpoint("POST", ("/v1/load_lora_adapter",), adapters.load, "an adapter for requests to choose: `lora_name`, "
+             "`lora_path`, `scale`, `load_inplace`; where `load_adapters` allows it", bodies.LoadAdapterRequest),
+    Endpoint("POST", ("/v1/unload_lora_adapter",), adapters.unload, "no longer: `lora_name`",
              bodies.UnloadAdapterRequest),
-    Endpoint("POST", ("/",), native, "Inferflow's API", schemas.NativeRequest),
-    Endpoint("GET", ("/",), page, "the chat page: one file without external resources; conversations stay in the "
+    Endpoint("POST", ("/",), native, "Inferflow's interface", schemas.NativeRequest),
+    Endpoint("GET", ("/",), page, "the chat page, one file that asks nothing of others; conversations stay in the "
              "browser", shown=True),
-    Endpoint("GET", ("/explore",), explore.page, "a page with views of the engine, from the four routes below; their "
+    Endpoint("GET", ("/explore",), explore.page, "a page that looks inside the engine, by the four routes below; their "
              "query may name a `model`", shown=True),
-    Endpoint("GET", ("/explore/kv",), explore.kv, "KV blocks and their owners, requests, prefix tree; no texts",
+    Endpoint("GET", ("/explore/kv",), explore.kv, "KV blocks and who holds them, requests, prefix tree; no texts",
              shown=True),
-    Endpoint("GET", ("/explore/quantisation",), explore.quantisation, "a tensor under a quantisation scheme: "
-             "`tensor`, `scheme`, `row`; without `tensor` the list of tensors and schemes", shown=True),
+    Endpoint("GET", ("/explore/quantisation",), explore.quantisation, "a tensor under a scheme: `tensor`, `scheme`, "
+             "`row`; without a tensor the choice", shown=True),
     Endpoint("GET", ("/explore/roofline",), explore.limits, "this machine's limits and the ops of the last request",
              shown=True),
-    Endpoint("GET", ("/explore/timeline",), explore.partitions, "simulated timeline of devices: `cluster`, `devices`, "
-             "`batch`, `tokens`, `context`; without `cluster` the list of clusters", shown=True),
-    Endpoint("POST", ("/api/chat",), ollama.chat, "Ollama chat: streams, tools, thinking, `format`",
+    Endpoint("GET", ("/explore/timeline",), explore.partitions, "devices of a cluster at work, as priced: `cluster`, "
+             "`devices`, `batch`, `tokens`, `context`; without a cluster the choice", shown=True),
+    Endpoint("POST", ("/api/chat",), ollama.chat, "Ollama: conversations; streams, tools, thinking, `format`",
              OllamaChat),
     Endpoint("POST", ("/api/generate",), ollama.generate, "Ollama: one prompt; `raw`, `suffix`, `context`",
              OllamaGenerate),
@@ -112,36 +111,36 @@ ENDPOINTS = (
     Endpoint("POST", ("/api/embeddings",), ollama_models.embeddings, "Ollama: the embedding of one text",
              OllamaEmbedding),
     Endpoint("GET", ("/api/tags",), ollama_models.tags, "Ollama: the configured models"),
-    Endpoint("POST", ("/api/show",), ollama_models.show, "Ollama: facts about a model", OllamaModel),
+    Endpoint("POST", ("/api/show",), ollama_models.show, "Ollama: facts on a model", OllamaModel),
     Endpoint("GET", ("/api/ps",), ollama_models.loaded, "Ollama: models in memory"),
-    Endpoint("GET", ("/api/version",), ollama_models.version, "Ollama: the version of its API"),
-    Endpoint("POST", ("/api/pull",), ollama_models.pull, "Ollama: download a configured model", OllamaModel),
-    Endpoint("DELETE", ("/api/delete",), ollama_models.delete, "Ollama: delete a downloaded model (needs "
-             "the option `deletable`)", OllamaModel),
-    Endpoint("POST", ("/api/create", "/api/copy", "/api/push"), ollama_models.refused, "Ollama: refused, because "
-             "the configuration defines the models"),
-    Endpoint("POST", ("/infill",), infill, "fill in the text between `input_prefix` and `input_suffix`; needs a model "
-             "with tokens for it", bodies.InfillRequest),
-    Endpoint("POST", ("/translate",), texts.translate, "translate `text` (or a list), with an encoder-decoder: "
-             "`source`, `target`, `num_beams`, `max_tokens`", bodies.TranslateRequest),
-    Endpoint("POST", ("/fill-mask",), texts.fill_mask, "most likely words for masked positions: `text`, `top_k`",
+    Endpoint("GET", ("/api/version",), ollama_models.version, "Ollama: the version of its interface"),
+    Endpoint("POST", ("/api/pull",), ollama_models.pull, "Ollama: fetch the files of a configured model", OllamaModel),
+    Endpoint("DELETE", ("/api/delete",), ollama_models.delete, "Ollama: delete the files of a fetched model "
+             "(`deletable`)", OllamaModel),
+    Endpoint("POST", ("/api/create", "/api/copy", "/api/push"), ollama_models.refused, "Ollama: refused, as models are "
+             "those of the configuration"),
+    Endpoint("POST", ("/infill",), infill, "what stands between `input_prefix` and `input_suffix`; models with tokens "
+             "for it", bodies.InfillRequest),
+    Endpoint("POST", ("/translate",), texts.translate, "`text` (or a list), `source`, `target`, `num_beams`, "
+             "`max_tokens`; encoder-decoders", bodies.TranslateRequest),
+    Endpoint("POST", ("/fill-mask",), texts.fill_mask, "`text`, `top_k`; masked language models",
              bodies.FillMaskRequest),
-    Endpoint("POST", ("/tokenize",), texts.tokenize, "`text` or `prompt`, `content` or `messages` to token ids",
+    Endpoint("POST", ("/tokenize",), texts.tokenize, "`text` or `prompt`, `content` or `messages` to ids",
              bodies.TokenizeRequest),
-    Endpoint("POST", ("/detokenize",), texts.detokenize, "token ids to text", bodies.DetokenizeRequest),
+    Endpoint("POST", ("/detokenize",), texts.detokenize, "ids to text", bodies.DetokenizeRequest),
     Endpoint("GET", ("/tokenizer_info",), status.tokenizer_info, "the first model (or `?model=`): special tokens, chat "
              "template"),
-    Endpoint("POST", ("/apply-template",), texts.apply_template, "messages to the prompt of the chat template",
+    Endpoint("POST", ("/apply-template",), texts.apply_template, "messages to the prompt that they become",
              bodies.TemplateRequest),
-    Endpoint("GET", ("/health/live",), status.live, "200 while the process answers; needs no key"),
-    Endpoint("GET", ("/health", "/health/ready"), status.health, "200 when ready; 503 with the reason while "
-             "models load, while the service shuts down, and from a device's failure until its model is loaded again; "
-             "needs no key"),
-    Endpoint("GET", ("/status",), status.status, "current state of engines and requests, as JSON"),
+    Endpoint("GET", ("/health/live",), status.live, "200 as long as the process answers; never asks for a key"),
+    Endpoint("GET", ("/health", "/health/ready"), status.health, "200 when ready; 503 while models load, while the "
+             "service ends, and from a device's death until its model is loaded again, with the reason; never asks for "
+             "a key"),
+    Endpoint("GET", ("/status",), status.status, "engines and requests now, as JSON"),
     Endpoint("GET", ("/props",), status.props, "the first model (or `?model=`): context, template, settings, slots"),
-    Endpoint("GET", ("/slots",), slots.slots, "slots for sequences that run in parallel"),
-    Endpoint("POST", ("/slots/{id}",), slots.slot, "`?action=save`, `restore` or `erase` the last text of a slot; "
-             "`filename` is a file in `slot_folder`", bodies.SlotRequest),
+    Endpoint("GET", ("/slots",), slots.slots, "places for sequences that run side by side"),
+    Endpoint("POST", ("/slots/{id}",), slots.slot, "`?action=save`, `restore` or `erase` the text that a slot had "
+             "last: `filename` of `slot_folder`", bodies.SlotRequest),
     Endpoint("GET", ("/metrics",), status.metrics, "counters and histograms for Prometheus"),
     Endpoint("GET", ("/openapi.json",), schema, "the fields of every route"),
 )
