@@ -278,9 +278,11 @@ OTHERS |= {
     # Tables of equal numbers are tied, others are not.
     "qwen2_tied_beside_head": ("qwen2", {"tie_word_embeddings": True}, (), {"extra": {"lm_head.weight": (203, 64)}}),
     "t5_gated_relu": ("flan_t5", {"feed_forward_proj": "gated-relu"}, (), SHORT_TEXTS),
+    "deberta_v2_untied": ("deberta_v2", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
     "gemma3_multimodal_uncapped": ("gemma3_multimodal", {
         "text_config": CASES["gemma3_multimodal"][1]["text_config"] | {"final_logit_softcapping": 3.0}}),
     "mistral4_empty_scaling": ("mistral4", {"rope_scaling": {}}, ("rope_parameters",)),
+    "olmo3_type_passed_over": ("olmo3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
     "phimoe_always_two": ("phimoe", {"num_experts_per_tok": 4}, ("rope_theta",)),
     "roberta_untied": ("roberta", {"tie_word_embeddings": False}, (), {"lengths": (9, 17)}),
     "qwen3_5_two_ties": ("qwen3_5_multimodal", {"text_config": QWEN | {"tie_word_embeddings": True}}),
