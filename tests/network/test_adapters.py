@@ -331,7 +331,7 @@ def test_what_rows_cannot_add():
         parts_of(built, found, fitted(adapter, found, spec), 1.0)
     norm = next(name for name in found.tensors if "norm" in name)
     adapter = Adapter(PATH, "hf", {}, replaced={norm: found.tensors[norm]})
-    with pytest.raises(RequestError, match="norm.*no product or look-up has; merge"):
+    with pytest.raises(RequestError, match="norm.*no product or look-up uses; merge"):
         parts_of(built, found, fitted(adapter, found, spec), 1.0)
 
 

@@ -111,7 +111,7 @@ def test_adapters_change_them_only_where_they_are_merged():
     np.testing.assert_allclose(WeightSource(build(sums), sums).f32("blk.1.of_queries.weight"),
                                made(sums).reshape(64, 8), atol=1e-5)
     built = adaptable(network.build(spec, checkpoint), checkpoint)
-    with pytest.raises(RequestError, match="key_proj.*keys and queries of distances are made with it.*; merge the"):
+    with pytest.raises(RequestError, match="key_proj.*the projections of relative positions use it.*; merge the"):
         parts_of(built, checkpoint, fitted(adapter, checkpoint, spec), 1.0)
     values = "deberta.encoder.layer.1.attention.self.value_proj.weight"
     other = Adapter("adapter", "hf", {values: low_rank("a", shape)})
