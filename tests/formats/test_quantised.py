@@ -1,6 +1,4 @@
-"""Checkpoints quantised by other programs: every format decodes to its weights, damage is reported in one line with
-file, tensor and expectation, and unknown methods are named.
-"""
+"""Checkpoints quantised by other programs: decoded weights of every format; errors of one line for damaged files."""
 
 import json
 import random
