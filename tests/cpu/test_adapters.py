@@ -1,4 +1,4 @@
-"""Products of low rank on the CPU: tiles of rows, float16 where it may be, and the same bits in any tile."""
+"""Low-rank adapters on the CPU: tiles of rows, float16 if allowed, and the same bits in any tile."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ CODE = Code("numflow.cpu.adapters.adapt_kernels")
 
 def part(rng, columns, width, rank, halves, vectors):
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((rank, columns), (width, rank)))
-    if halves:  # bfloat16, of which float16 alone cannot hold the smallest
+    if halves:  # bfloat16, whose smallest values float16 cannot represent
         a, b = ((values.view(np.uint32) & 0xFFFF0000).view(np.float32) for values in (a, b))
         a[0, 0], b[0, 0] = 2.0**-20, 2.0**-22
     bias, scale = (rng.standard_normal(width, np.float32) if vectors else None for _ in range(2))
@@ -23,7 +23,7 @@ def part(rng, columns, width, rank, halves, vectors):
 
 
 def run(parts, numbers, x, y, exact=True):
-    """y with what the rows' adapters add."""
+    """y with the products of the rows' adapters added."""
     packed = [_packed(one, False, exact, Arena(1 << 20)) for one in parts]
     table = np.zeros((len(parts), 1, FIELDS), np.int64)
     table[:, 0] = [one.entry() for one in packed]
@@ -32,7 +32,7 @@ def run(parts, numbers, x, y, exact=True):
     tiles, h = np.array([len(rows), rows.ctypes.data]), aligned((len(x), ranks), np.float32)
     own = [aligned((len(values), padded(values.shape[1])), np.float32) for values in (x, y)]
     for memory, values in zip(own, (x, y), strict=True):
-        memory[:] = np.nan  # of what lies beyond nothing may be read
+        memory[:] = np.nan  # memory behind must not be read
         memory[:, :values.shape[1]] = values
     common = {"tiles": tiles, "table": table, "h": h, "ranks": ranks}
     calls = (Call.named(None, CODE.kernel("adapter_down"), DOWN, **common, x=own[0], x_stride=own[0].shape[1],
@@ -73,9 +73,9 @@ def test_rows_add_what_their_adapters_have_in_any_company(columns, width, rank, 
 
 
 def run_routed(parts, numbers, ids, x, y, first, threads=3):
-    """y [T S, N] with what the experts ids [T, S] of the tokens' adapters add; x has a row for each token or route.
+    """y [T S, N] with the products of the experts ids [T, S] of the tokens' adapters; x has a row per token or route.
 
-    parts: of each adapter, those of its experts from number `first` on, None for no change.
+    parts: by adapter, the parts of its experts from id `first` on, None for no change.
     """
     routes, held = ids.shape[1], len(parts[0])
     table, packed = np.zeros((len(parts), held, FIELDS), np.int64), []
@@ -115,7 +115,7 @@ def test_routed_rows_of_an_adapter_and_expert_meet_its_matrices_together(tokens,
     rng = np.random.default_rng(tokens)
     columns, width, experts, first = 37, 53, 5, 1
     parts = [[None if (number, expert) == (1, 2) else part(rng, columns, width, 4 + 3 * number, halves, expert == 1)
-              for expert in range(experts - 2)] for number in range(3)]  # the first and the last are held elsewhere
+              for expert in range(experts - 2)] for number in range(3)]  # the first and the last are on other devices
     numbers = rng.integers(-1, 3, tokens)
     ids = np.array([rng.permutation(experts)[:routes] for _ in range(tokens)])
     x = rng.standard_normal((tokens if shared else tokens * routes, columns), np.float32)
@@ -146,7 +146,7 @@ def test_rounded_to_float16_they_are_close_and_half_as_large():
     (found, packed), (exact, whole) = (run([own], [0] * 5, x, y, exact) for exact in (False, True))
     assert packed[0].nbytes * 2 == whole[0].nbytes
     assert 0 < np.abs(found - exact).max() < 1e-3 * np.abs(exact).max()
-    for factor in (2.0**60, np.inf):  # too large for a power of two of ours: kept as they are
+    for factor in (2.0**60, np.inf):  # too large for a power of two in range: kept as float32
         far = AdaptedPart(own.a * np.float32(factor), own.b)
         assert _packed(far, False, False, Arena(1 << 20)).a.dtype == np.float32
 
