@@ -26,7 +26,7 @@ def rng(*shape, seed=0):
 
 
 def batch(counts, starts, slots, first=3):
-    """Rows of several sequences, each from a position on, with the same tokens. first: first token of the last sequence."""
+    """Rows of several sequences, from given positions, with equal tokens. first: first token of the last sequence."""
     positions = [at + np.arange(n) for at, n in zip(starts, counts, strict=True)]
     tokens = np.concatenate([*(3 + own for own in positions[:-1]), first + positions[-1]])
     return Batch(tokens, np.concatenate(positions), np.cumsum([0, *counts]), np.zeros((len(counts), 1), int),

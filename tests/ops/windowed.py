@@ -43,8 +43,8 @@ def plain(begin, count, size):
 
 
 def tabled(begin, count, size, window, ring):
-    """The same with a table for the window, whose blocks are reused as a ring; entries of blocks that left the window are
-    out of range."""
+    """The same with a table for the window, whose blocks are reused as a ring; entries of blocks that left the window
+    are out of range."""
     batch, gone = plain(begin, count, size), first_key(window, begin) // size
     table = np.arange(batch.blocks.shape[1], dtype=np.int32)[None] % ring
     table[:, :gone] = 1 << 28
