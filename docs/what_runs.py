@@ -53,8 +53,8 @@ def markdown() -> str:
         above = commands
     every = [f"`--{name}`" for name in _SHARED if all(_in(command, name) for _, commands in _ROWS.values()
                                                       for command in commands.split() if command != "serve")]
-    lines += ["", f"All families run from safetensors and torch pickles, also from weights quantised by {len(METHODS)} methods "
-                  f"({', '.join(METHODS)}).", f"All commands have {', '.join(every)}."]
+    lines += ["", f"All families run from safetensors and torch pickles, also from weights quantised by "
+                  f"{len(METHODS)} methods ({', '.join(METHODS)}).", f"All commands have {', '.join(every)}."]
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,7 @@ from numflow.cpu.linear.activations import NAMES
 from numflow.cpu.linear.linear import activations_of, can_add, operand_kinds, operand_of
 from numflow.cpu.linear.operands import can_make
 from numflow.network.describe import GroupFacts, facts_of
-from numflow.network.passes.dataflow import adds_taken_over, readers, unchanged
+from numflow.network.passes.dataflow import fusible_adds, readers, unchanged
 from numflow.network.passes.grouping import Group, grouped
 from numflow.ops import Network, Step, View
 
@@ -25,7 +25,7 @@ def groups(network: Network, entry: str, activations: str) -> tuple[Group, ...]:
     def matrix(step: Step):
         return planned(network.weights[step.weights["weight"]])
 
-    adds = {add: i for i, add in adds_taken_over(steps, outputs).items() if can_add(matrix(steps[i]))}
+    adds = {add: i for i, add in fusible_adds(steps, outputs).items() if can_add(matrix(steps[i]))}
     made = operands_made(steps, outputs, lambda reader: operand_kinds(
         matrix(reader), activations_of(reader, network, activations)))
     return grouped(steps, made | adds)

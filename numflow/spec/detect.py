@@ -12,7 +12,7 @@ from numflow.spec.resolve import Resolved, part_of
 
 # Suffix of an architecture name behind the family's name. A classifier has the layers of its family.
 _HEAD = re.compile(r"(ForCausalLM|ForMaskedLM|LMHeadModel|Model)$")
-_CLASSIFIER = "ForSequenceClassification"
+_CLASSIFIER, _BARE = "ForSequenceClassification", ("TextModel", "Model")
 
 HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 
@@ -26,11 +26,11 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
         SpecError: none fits, or several do.
     """
     tables = detect_tables()
-    named = [on_parts(load_spec(name), checkpoint, has_for)
-             for name, table in tables.items() if names_it(table, checkpoint)]
-    fitting = [spec for spec in named if _condition(spec, spec, checkpoint, has_for)]
+    names = [name for name, table in tables.items() if names_it(table, checkpoint)]
+    names = names or [name for name, table in tables.items() if names_it(table, checkpoint, bare=True)]
+    named = [on_parts(load_spec(name), checkpoint, has_for) for name in names]
     if named:
-        return _only_one(checkpoint, _architecture(checkpoint), named, fitting)
+        return _only_one(checkpoint, _architecture(checkpoint), [(spec, spec) for spec in named], has_for)
     known = {
         name
         for table in tables.values()
@@ -45,18 +45,22 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     )
 
 
-def _only_one(checkpoint: Any, subject: str, named: list[Spec], fitting: list[Spec]) -> Spec:
-    """The single spec in `fitting`, among the specs that name the checkpoint.
+def _only_one(checkpoint: Any, subject: str, named: list[tuple[Spec, Spec]], has_for: HasFor) -> Spec:
+    """The single spec that fits, among the specs that name the checkpoint.
+
+    named: a spec with its condition, and the spec whose values the condition reads.
 
     Raises:
         SpecError: no spec fits, or several do.
     """
+    fitting = [stated for stated, spec in named if _condition(stated, spec, checkpoint, has_for)]
     if len(fitting) == 1:
         return fitting[0]
-    names = ", ".join(spec.name for spec in fitting or named)
+    names = ", ".join(spec.name for spec in fitting or [stated for stated, _ in named])
     if fitting:
         raise SpecError(f"{checkpoint.path}: {subject} fits several specs ({names}); choose one with --spec")
-    raise SpecError(f"{checkpoint.path}: {subject} is known to {names}, whose condition `when` does not hold; "
+    unmet = "; ".join(sorted({_unmet(stated, spec, checkpoint, has_for) for stated, spec in named}))
+    raise SpecError(f"{checkpoint.path}: {subject} is known to {names}, whose condition `when` does not hold: {unmet}; "
                     f"choose or write a spec with --spec")
 
 
@@ -82,8 +86,8 @@ def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
     if not bases:
         raise SpecError(f"{file}: {name}: no spec of a decoder for {_architecture(inner)}; "
                         f"`numflow spec new` drafts one")
-    fitting = [base for base in bases if _condition(base, _on(spec, base, name), checkpoint, has_for)]
-    base = _only_one(checkpoint, f"{name}: {_architecture(inner)}", bases, fitting)
+    base = _only_one(checkpoint, f"{name}: {_architecture(inner)}", [
+        (base, _on(spec, base, name)) for base in bases], has_for)
     return _on(spec, base, name)
 
 
@@ -146,8 +150,8 @@ def _architecture(checkpoint: Any) -> str:
     return f"a {checkpoint.naming} file"
 
 
-def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
-    """Whether a [detect] table names the checkpoint's architecture."""
+def names_it(table: Mapping[str, Any], checkpoint: Any, bare: bool = False) -> bool:
+    """Whether a [detect] table names the checkpoint's architecture, or (`bare`) the architecture with a head."""
     config = checkpoint.config
     if checkpoint.naming == "gguf":
         return config.get("general.architecture") in _list(table.get("gguf", []))
@@ -155,10 +159,10 @@ def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
         return bool(table.get("llama2c"))
     architectures, kind = names_in(checkpoint)
     known = _list(table.get("architectures", []))
-    classified = {_HEAD.sub("", name) for name in known}
-    for name in architectures:
-        if name in known or (name.endswith(_CLASSIFIER) and name.removesuffix(_CLASSIFIER) in classified):
-            return True
+    families = {_HEAD.sub("", name) for name in known}
+    others = {family + other for family in families for other in (_CLASSIFIER, *(_BARE if bare else ()))}
+    if any(name in known or name in others for name in architectures):
+        return True
     return not architectures and kind in _list(table.get("model_type", []))
 
 
@@ -167,5 +171,16 @@ def _condition(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> bo
     when = stated.section("detect").get("when")
     if when is None:
         return True
+    return bool(_resolved(spec, checkpoint, has_for).evaluate("detect.when", when))
+
+
+def _unmet(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> str:
+    """The condition of a spec, with the configuration keys that it reads."""
+    when = stated.section("detect")["when"]
+    keys = ", ".join(sorted(_resolved(spec, checkpoint, has_for).keys_behind("detect.when", when)))
+    return f"`{when}`" + (f" (from {keys})" if keys else "")
+
+
+def _resolved(spec: Spec, checkpoint: Any, has_for: HasFor) -> Resolved:
     has = has_for(spec) if has_for else (lambda name, layer, stack: False)
-    return bool(Resolved(spec, checkpoint.config, checkpoint.naming, has).evaluate("detect.when", when))
+    return Resolved(spec, checkpoint.config, checkpoint.naming, has)

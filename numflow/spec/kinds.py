@@ -10,7 +10,7 @@ ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigm
 # Other names of activations in files. "gelu" is the exact (erf) form, as in the published implementations.
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
                       "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
-                      "gelu_python": "gelu"}
+                      "gelu_python": "gelu", "gelu_python_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True)

@@ -234,9 +234,20 @@ class Resolved:
         Raises:
             SpecError: as in `option`.
         """
+        return self._keys(lambda: self.option(section, key, layer, stack))
+
+    def keys_behind(self, where: str, text: str) -> set[str]:
+        """Configuration keys that the value of an expression comes from.
+
+        Raises:
+            SpecError: as in `evaluate`.
+        """
+        return self._keys(lambda: self.evaluate(where, text))
+
+    def _keys(self, value: Callable[[], Any]) -> set[str]:
         before, self._keys_read = self._keys_read, set()
         try:
-            self.option(section, key, layer, stack)
+            value()
             return self._keys_read
         finally:
             self._keys_read = before

@@ -103,8 +103,8 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
         if wide:
             first_column, kv_head = u32(block_x() % slices * (64 * v_rounds)), u32(block_x() // slices % shape.kv_heads)
             turn, turns = u32(block_x() // slices // shape.kv_heads), u32(grid_x() // (slices * shape.kv_heads))
-        # The sequence. No kernel writes the batch tables, so they are read before after_previous() (programmatic
-        # dependent launch: earlier kernels may still run).
+        # The sequence. No earlier kernel of the step writes the batch tables: read them before after_previous()
+        # (programmatic dependent launch: earlier kernels may still run).
         if sequence >= u32(load_batch(batch.counts, N_SEQUENCES)):
             if prefetches:
                 after_previous()

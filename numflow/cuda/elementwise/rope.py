@@ -133,7 +133,7 @@ def rope_write_kernel(adjacent: bool, k_type: str, v_type: str) -> Kernel:
                     widths: Widths, head: RotatedColumns, heads: u32, block_size: u32):
         # Block indices: a row, and a column of the queries, keys and values side by side.
         t, column = block_x(), u32(block_y() * 128 + thread_index())
-        # The row's KV block and offset. No kernel writes the batch tables, so they are read before after_previous()
+        # The row's KV block and offset. No earlier kernel of the step writes the batch: read it before after_previous()
         # (programmatic dependent launch: earlier kernels may still run).
         position, first_row = u32(0), u32(0)
         valid = t < stream1(cache_rows.counts, cache_rows.field) and column < widths.q + widths.k + widths.v
