@@ -288,12 +288,12 @@ OPS = {op.name: op for op in (
        "head h uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk "
        "c > 0: only keys from c * (i // c) on. slopes [H]: ALiBi bias -slope * |key - query position|. sinks [H]: one "
        "more score per head that takes probability and has no value. buckets [n, H]: T5's relative position bias. "
-       "selected i32 [T, W]: only keys whose bits are set. places [2R + 1]: disentangled attention: n = places[d + R] "
-       "is the embedding of relative position d = key - query, clipped to -R .. R; q k^T of query i and key j gets + "
-       "c2p[i, h, n] + p2c[j, h, n]; c2p, p2c [T, H*N] are inputs in place of `selected`, with the whole sequence in "
-       "the batch; or c2p alone. entries: a cache of entries; one softmax over keys and entries of complete windows, "
-       "with `selected` bits of the entries", ("q", "selected or c2p?", "p2c?"), ("y",),
-       ("slopes?", "sinks?", "buckets?", "places?"),
+       "selected i32 [T, W]: only keys whose bits are set. position_buckets [2R + 1]: disentangled attention: n = "
+       "position_buckets[d + R] is the embedding of relative position d = key - query, clipped to -R .. R; q k^T of "
+       "query i and key j gets + c2p[i, h, n] + p2c[j, h, n]; c2p, p2c [T, H*N] are inputs in place of `selected`, "
+       "with the whole sequence in the batch; or c2p alone. entries: a cache of entries; one softmax over keys and "
+       "entries of complete windows, with `selected` bits of the entries", ("q", "selected or c2p?", "p2c?"), ("y",),
+       ("slopes?", "sinks?", "buckets?", "position_buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
         "bucket_distance": 0, "chunk": 0, "entries": ""}),
     Op("causal_conv", "batch", "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); `state` "

@@ -30,28 +30,28 @@ def index_select(q, weights, *, batch, cache, heads, top_k, width):
     return y
 
 
-def attention(q, *beside, slopes=None, sinks=None, buckets=None, places=None, batch, cache, heads, scale, causal,
-              window, softcap, bucket_distance, chunk=0, entries=""):
+def attention(q, *beside, slopes=None, sinks=None, buckets=None, position_buckets=None, batch, cache, heads, scale,
+              causal, window, softcap, bucket_distance, chunk=0, entries=""):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
-    slopes [H]:     ALiBi bias -slope * |key position - query position|.
-    buckets [n, H]: T5's relative position bias, by bucket of the relative position.
-    sinks [H]:      one more score per head that takes probability and has no value.
-    chunk:          c > 0: only keys of the query's own chunk of c positions are visible.
-    beside:         selected [T, W], bits of the visible keys (index_select); or, with places, products c2p of queries
-                    and p2c of keys with learned position embeddings, [T, H * N] each.
-    places:         index of the embedding for each relative position -R .. R.
-    entries:        a cache of entries. A row also sees the entries of complete windows, or the selected of them.
+    slopes [H]:       ALiBi bias -slope * |key position - query position|.
+    buckets [n, H]:   T5's relative position bias, by bucket of the relative position.
+    sinks [H]:        one more score per head that takes probability and has no value.
+    chunk:            c > 0: only keys of the query's own chunk of c positions are visible.
+    beside:           selected [T, W], bits of the visible keys (index_select); or, with position_buckets, products c2p
+                      of queries and p2c of keys with learned position embeddings, [T, H * N] each.
+    position_buckets: index of the embedding for each relative position -R .. R.
+    entries:          a cache of entries. A row also sees the entries of complete windows, or the selected of them.
     """
-    selected = beside[0] if beside and places is None else None
+    selected = beside[0] if beside and position_buckets is None else None
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
     for b, length in enumerate(cache.lengths(batch)):
         rows = slice(batch.starts[b], batch.starts[b + 1])
         k, v = cache.read(cache.table(batch)[b], length, min(batch.positions[rows], default=0))
         distance = np.arange(length) - batch.positions[rows, None]  # key position - query position [n, L]
         products = _by_head(q[rows], heads) @ _by_query_head(k, heads).transpose(0, 2, 1)
-        if places is not None:
-            products = products + _relative(*(_by_head(x[rows], heads) for x in beside), buckets=places,
+        if position_buckets is not None:
+            products = products + _relative(*(_by_head(x[rows], heads) for x in beside), buckets=position_buckets,
                                             distance=distance)
         scores = _scores(products, scale, softcap)
         if slopes is not None:

@@ -128,7 +128,7 @@ class Bench:
     def rows(self, view: View) -> int:
         return ROW_FIELD[self._rows[view.buffer]]
 
-    def room(self, view: View) -> int:
+    def max_rows(self, view: View) -> int:
         return self.capacity[self._rows[view.buffer]]
 
     def packed(self, name: str):

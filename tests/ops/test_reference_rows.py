@@ -151,8 +151,8 @@ def test_queries_and_keys_meet_the_vectors_of_their_distance(both):
         shape, value_dim = Shape("c", 2, 3, 3), 3
 
     batch = Batch(np.zeros(5, np.int32), np.arange(5), np.array([0, 5]), np.zeros((1, 1), int), np.array([4]))
-    found = attention.attention(q.reshape(5, 6), of_queries, *[of_keys] * both, places=places, batch=batch, heads=2,
-                                cache=Cache, scale=0.5, causal=False, window=0, softcap=0.0, bucket_distance=0)
+    found = attention.attention(q.reshape(5, 6), of_queries, *[of_keys] * both, position_buckets=places, batch=batch,
+                                heads=2, cache=Cache, scale=0.5, causal=False, window=0, softcap=0.0, bucket_distance=0)
     for h in range(2):
         for i in range(5):
             numbers = [int(places[min(max(j - i, -2), 2) + 2]) for j in range(5)]
