@@ -39,7 +39,7 @@ def build(checkpoint, spec=None):
 def numbers(*given, **changed):
     """The bucket of each relative position, from the farthest key before the query on."""
     weights = build(checkpoint_of(*given, **changed)).weights
-    return next(weight.constant.astype(int) for name, weight in weights.items() if name.startswith("places"))
+    return next(weight.constant.astype(int) for name, weight in weights.items() if name.startswith("position_buckets"))
 
 
 def test_every_distance_has_a_vector_up_to_the_last_one():
