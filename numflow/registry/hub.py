@@ -139,8 +139,8 @@ def _opened(folder: Path, files: list[str], pattern: str) -> Path:
     weights = folder / files[0]
     if weights.suffix.lower() == ".gguf":
         return weights
-    beside = [path for path in map(folder.joinpath, files[1:]) if path.parent == weights.parent]
-    alone = all(path.suffix != weights.suffix for path in beside)
+    siblings = [path for path in map(folder.joinpath, files[1:]) if path.parent == weights.parent]
+    alone = all(path.suffix != weights.suffix for path in siblings)
     return weights if pattern and alone else weights.parent
 
 
