@@ -1,4 +1,4 @@
-"""Guesses of a known quality, n-grams, and draft models made of the target."""
+"""Drafts with a known acceptance rate, n-gram drafts, and draft models made from the target."""
 
 import statistics
 import time
@@ -119,7 +119,7 @@ def oracle(lab, model):
 
 
 def ngrams(lab, model):
-    """Prompt look-up on every prompt, with as many guesses as pay and with three."""
+    """N-gram drafts on every prompt, with an automatic number of drafts and with three."""
     rows = []
     for name in list(PROMPTS)[:1] if lab.quick else PROMPTS:
         for count in (None, 3):
