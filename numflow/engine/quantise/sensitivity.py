@@ -95,8 +95,7 @@ def check_bits(path: Path, bits: float, spec: str | Path | None = None, given: R
 
 def groups(built, checkpoint, calibration: Calibration | None = None, measure: bool = True,
            given: Recipe = FREE) -> list[MatrixGroup]:
-    """Groups of matrices of a network (built with fuse=False) that can be quantised or are quantised, by module and
-    depth.
+    """Groups of quantisable or quantised matrices of a network (built with fuse=False), by module and depth.
 
     measure: whether to measure errors. given: matrices named by its rules have one scheme only. Matrices that must stay
     unchanged, but count as quantised, have KEEP only.
@@ -252,8 +251,7 @@ def allocate(found: list[MatrixGroup], costs: list[float], bits: float, probe: s
 
 
 def _knapsack(bins: list[list[int]], predicted: list[list[float]], limit: int) -> np.ndarray:
-    """uint8 [groups, limit + 1]: option of a group if this group and the groups before may fill so many
-    bins."""
+    """uint8 [groups, limit + 1]: option of a group if all groups up to this one may fill so many bins."""
     cost, taken = np.zeros(limit + 1), np.zeros((len(bins), limit + 1), np.uint8)
     for sizes, values, choice in zip(bins, predicted, taken):
         before, cost = cost, np.full(limit + 1, np.inf)

@@ -101,8 +101,7 @@ def poolings(name: str, recipe: EmbeddingRecipe, pooling: str | None) -> tuple[s
 
 
 def _layers(recipe, normalize) -> list:
-    """Layers after the pooling. normalize: None: as in the files; True: the result has length 1; False: not
-    normalised."""
+    """Layers after the pooling. normalize: None: as in the files; True: to length 1; False: not normalised."""
     layers = [unit if layer == "normalize" else layer for layer in recipe.layers
               if layer != "normalize" or normalize is not False]
     return [*layers, unit] if normalize and layers[-1:] != [unit] else layers

@@ -202,8 +202,7 @@ def _text(model, text: Any, index: int, truncate: bool) -> Text:
 
 
 def _around(tokenizer, parts: tuple[str, ...], limit: int | None) -> tuple[list[int], list[int]]:
-    """Ids and types of one text or a pair, with special tokens; beyond the limit, the longer text is truncated
-    first."""
+    """Ids and types of one text or a pair, with special tokens; the longer text is truncated to the limit."""
     encoded = [tokenizer.encode(part, add_special=False) for part in parts]
     ids, types = tokenizer.wrapping.apply(*encoded)
     while limit is not None and len(ids) > limit and any(encoded):
