@@ -1,4 +1,4 @@
-"""Adapters that requests choose: the same bits in any company, loaded and unloaded while others run."""
+"""Adapters chosen by requests: the same bits in any batch, loaded and unloaded while requests run."""
 
 import numpy as np
 import pytest
