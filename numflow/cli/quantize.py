@@ -243,7 +243,7 @@ class _OwnText:
 
         found, self.why = calibration_or_why(
             model_of, self._checkpoint, network.choose_spec(self._checkpoint, self._spec), moments=self._moments,
-            threads=self._threads, told=self._progress)
+            threads=self._threads, reporter=self._progress)
         self._progress.stage("quantising", 0)
         return found
 

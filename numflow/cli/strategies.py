@@ -48,10 +48,10 @@ def completed(model: Any, settings: Mapping[str, Any], raw: bool = False) -> dic
 
     raw: do not use the model's defaults: without settings a raw text is continued greedily.
     """
-    from numflow.engine.request.sampling import filled
+    from numflow.engine.request.sampling import with_model_defaults
     from numflow.engine.request.settings import Settings
 
-    found = dict(settings) if raw else filled(settings, model.sampling.values)
+    found = dict(settings) if raw else with_model_defaults(settings, model.sampling.values)
     for name, reason in Settings.of(found).ignored.items():
         print(f"ignored: {reason}", file=sys.stderr)
         del found[name]

@@ -1,7 +1,7 @@
-"""Options of loading a model and of the engine, each written here alone: name, type, default, help, check, other names.
+"""Options of loading and of the engine, defined only here: name, type, default, help, check, aliases.
 
-Arguments of `numflow.load` and `Engine`, the commands' options and the tables of the service's configuration are made
-of these two classes. In help, {name} is another option, as its reader writes it.
+Arguments of `numflow.load` and `Engine`, options of the commands, and tables of the service's configuration are derived
+from these two classes. In a help text, {name} is replaced by another option in the spelling of the interface.
 """
 
 from dataclasses import dataclass, field, fields
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 KV = ("f32", "f16", "bf16", "q8", "q6", "q5", "q4", "q3h", "q3", "q2")  # types of cached keys and values
-STATES = ("f32", "f16", "bf16", "q8")  # types of their states
+STATES = ("f32", "f16", "bf16", "q8")  # types of states of recurrent layers
 COMMANDS, CONFIG = "commands", "config"  # every command that runs a model; the service's configuration
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """Values of these types for which `good` holds. wanted: the same in words."""
+    """Check of a value: its type is one of `kinds`, and `good` holds. wanted: description of valid values."""
 
     kinds: "type | tuple[type, ...]"
     wanted: str
     good: "Callable[[Any], Any]" = lambda value: True
 
     def __call__(self, value: "Any", name: str) -> "Any":
-        """The value.
+        """Check a value and return it.
 
         Raises:
-            RequestError: it is none of these.
+            RequestError: the value is not valid.
         """
         right = isinstance(value, self.kinds) and (self.kinds is bool or not isinstance(value, bool))
         if not right or not self.good(value):
@@ -40,22 +40,22 @@ class Check:
 
 
 def one_of(*known: str) -> Check:
-    """One of these words."""
+    """Check for one of several words."""
     return Check(str, f"one of {', '.join(known)}", lambda value: value in known)
 
 
 TEXT = Check(str, "text", bool)
 PATH = Check(object, "text", lambda value: (isinstance(value, str) and value) or hasattr(value, "__fspath__"))
 TEXTS = Check((str, list, tuple), "a text, or a list of them",
-              lambda value: value and all(isinstance(one, str) and one for one in value))
-TABLE = Check(dict, "a table")  # whoever reads it checks what is in it
+              lambda value: value and all(isinstance(text, str) and text for text in value))
+TABLE = Check(dict, "a table")  # the reader of the table checks its content
 FLAG = Check(bool, "true or false")
 WHOLE = Check(int, "a whole number")
 COUNT = Check(int, "a whole number from 1", lambda value: value >= 1)
 FROM_ZERO = Check(int, "a whole number from 0", lambda value: value >= 0)
 PERCENT = Check((int, float), "a number 0 .. 100", lambda value: 0 <= value <= 100)
 SIZE = Check((int, float, str), 'bytes, or text such as "8 GB" or "512MiB"')
-DEVICES = Check(str, "text")  # partition/cut/devices.py says what is wrong in it
+DEVICES = Check(str, "text")  # partition/cut/devices.py checks the text
 KV_TYPE = Check(str, f"one of auto, {', '.join(KV)}", lambda value: value.lower() in ("auto", *KV))
 
 
@@ -63,10 +63,10 @@ KV_TYPE = Check(str, f"one of auto, {', '.join(KV)}", lambda value: value.lower(
 class OptionFacts:
     """Facts of an option beside its name, type and default.
 
-    metavar: its value in a command's help. check: its values, where it is not None.
-    aliases: other names in the service's configuration, those of Inferflow among them. flag: its name in the shell.
-    of:      the backends that have it; (): all. shown: the default in words, where it is None.
-    places:  where it is offered beside Python: COMMANDS, CONFIG.
+    metavar: placeholder of the value in a command's help. check: check of values other than None.
+    aliases: other names in the service's configuration, such as those of Inferflow. flag: option in the shell.
+    of:      backends with this option; (): all. shown: description of the default, if that is None.
+    places:  interfaces besides Python: COMMANDS, CONFIG.
     """
 
     help: str
@@ -79,16 +79,16 @@ class OptionFacts:
     places: tuple[str, ...] = (COMMANDS, CONFIG)
 
     def help_for(self, spell: "Callable[[str, str], str]") -> str:
-        """The help, with other options as `spell` writes them."""
+        """Help text, with other options spelled by `spell`."""
         return _spelled(self.help, spell)
 
     def shown_for(self, spell: "Callable[[str, str], str]") -> str:
-        """The default in words, likewise."""
+        """Description of the default, with other options spelled by `spell`."""
         return _spelled(self.shown, spell)
 
 
 def opt(default: "Any", help: str, metavar: str, check: Check, aliases: tuple[str, ...] = (), **more: "Any") -> "Any":
-    """A field of a table: its default and its facts."""
+    """Field of a table of options: default and facts."""
     return field(default=default, metadata={"option": OptionFacts(help, metavar, check, aliases, **more)})
 
 
@@ -192,20 +192,20 @@ class EngineOptions:
 
 
 def rows(table: type, place: str = "") -> "Iterator[tuple[Field, OptionFacts]]":
-    """Fields of a table and the facts of their options, of one place alone if it is given."""
+    """Fields of a table with the facts of their options, only those of interface `place` if given."""
     for row in fields(table):
         if not place or place in row.metadata["option"].places:
             yield row, row.metadata["option"]
 
 
-OPTIONS = {found[0].name: found for table in (LoadOptions, EngineOptions) for found in rows(table)}  # of both
+OPTIONS = {found[0].name: found for table in (LoadOptions, EngineOptions) for found in rows(table)}  # of both tables
 
 
 def check(options: "LoadOptions | EngineOptions") -> None:
-    """Hold every value that is not None against its check.
+    """Check every value that is not None.
 
     Raises:
-        RequestError: a value is of another kind, or out of range.
+        RequestError: a value has a wrong type, or is out of range.
     """
     for row, found in rows(type(options)):
         value = getattr(options, row.name)
@@ -219,8 +219,8 @@ def changed(options: "LoadOptions | EngineOptions") -> "Mapping[str, Any]":
 
 
 def described(table: type) -> "Callable[[Any], Any]":
-    """A decorator of what takes the options of a table by name: they stand in its signature, and in its docstring in
-    place of {options}."""
+    """Decorator for a function or class that takes the options of a table as keywords: adds them to its signature, and
+    to its docstring in place of {options}."""
     def fill(owner):
         from inspect import Parameter, signature
 
@@ -228,10 +228,10 @@ def described(table: type) -> "Callable[[Any], Any]":
         names = {parameter.name for parameter in own}
         more = [Parameter(row.name, Parameter.KEYWORD_ONLY, default=row.default, annotation=row.type)
                 for row, _ in rows(table) if row.name not in names]
-        rest = [own.pop()] if not isinstance(owner, type) else own[len(own):]  # further options, after those
+        rest = [own.pop()] if not isinstance(owner, type) else own[len(own):]  # **options, which stay last
         own = [parameter for parameter in own if parameter.kind is not Parameter.VAR_KEYWORD]
         owner.__signature__ = signature(owner).replace(parameters=[*own, *more, *rest])
-        before = owner.__doc__.partition("{options}")[0].rpartition("\n")[2]  # Python 3.13 takes the indentation away
+        before = owner.__doc__.partition("{options}")[0].rpartition("\n")[2]  # Python 3.13 removes the indentation
         owner.__doc__ = owner.__doc__.replace("{options}", f"\n{before}".join(_lines(table)))
         return owner
 
@@ -239,14 +239,14 @@ def described(table: type) -> "Callable[[Any], Any]":
 
 
 def in_shell(name: str, value: str = "") -> str:
-    """An option as the shell has it."""
+    """Spelling of an option in the shell."""
     flag = (name in OPTIONS and OPTIONS[name][1].flag) or f"--{name.replace('_', '-')}"
-    plain = value[1:-1] if value[1:-1].replace("-", "").isalnum() else value  # without quotes that nobody needs
+    plain = value[1:-1] if value[1:-1].replace("-", "").isalnum() else value  # without unnecessary quotes
     return f"{flag} {plain if value[:1] == chr(39) else value}" if value else flag
 
 
 def _lines(table: type) -> "Iterator[str]":
-    """Options for a docstring: name, help, and the default where the signature does not tell it."""
+    """Lines of a docstring for the options: name, help, and the default if the signature does not show it."""
     for row, found in rows(table):
         default = f" Default: {found.shown_for(_name)}." if found.shown else ""
         line = f"{row.name + ':':<17}"

@@ -34,11 +34,11 @@ class Trained:
     def names(self) -> dict:
         """First entries of config.json: architecture, model type and dtype."""
         entries = FILES[type(self).__name__]
-        return {"architectures": [entries["architecture"]], "model_type": entries["model_type"], "dtype": "float32"}
+        return {"architectures": [entries["architecture"]], "model_type": entries["model_type"], "dtype": "float16"}
 
     def saved(self, weights: dict[str, Value]) -> dict[str, np.ndarray]:
-        """Tensors of the written file by name, float32."""
-        return {name: np.ascontiguousarray(w.data.astype(np.float32)) for name, w in weights.items()}
+        """Tensors of the file, float16, by name."""
+        return {name: np.ascontiguousarray(w.data.astype(np.float16)) for name, w in weights.items()}
 
 
 class Decoder(Trained):
@@ -123,8 +123,8 @@ class Mixture(Decoder):
         p, experts = p + "block_sparse_moe.", {}
         for e in range(self.experts):
             experts |= {f"{p}experts.{e}.w1.weight": (self.ffn, self.width),
-                    f"{p}experts.{e}.w3.weight": (self.ffn, self.width),
-                    f"{p}experts.{e}.w2.weight": (self.width, self.ffn)}
+                        f"{p}experts.{e}.w3.weight": (self.ffn, self.width),
+                        f"{p}experts.{e}.w2.weight": (self.width, self.ffn)}
         return {p + "gate.weight": (self.experts, self.width), **experts}
 
     def feed(self, t, w, p, x):
@@ -223,7 +223,7 @@ class Encoder(Trained):
             p = f"model.layers.{i}."
             layers |= {p + "attn_norm.weight": (d,)} if i else {}
             layers |= {p + "attn.Wqkv.weight": (3 * d, d), p + "attn.Wo.weight": (d, d), p + "mlp_norm.weight": (d,),
-                    p + "mlp.Wi.weight": (2 * self.ffn, d), p + "mlp.Wo.weight": (d, self.ffn)}
+                       p + "mlp.Wi.weight": (2 * self.ffn, d), p + "mlp.Wo.weight": (d, self.ffn)}
         return {"model.embeddings.tok_embeddings.weight": (self.vocabulary, d), "model.embeddings.norm.weight": (d,),
                 **layers, "model.final_norm.weight": (d,), "head.dense.weight": (d, d), "head.norm.weight": (d,),
                 "decoder.bias": (self.vocabulary,)}
@@ -279,7 +279,7 @@ class Translator(Trained):
                     shapes[f"{p}{name}.o.weight"] = (d, q)
                 p = f"{side}.block.{i}.layer.{len(attentions)}."
                 shapes |= {p + "layer_norm.weight": (d,), p + "DenseReluDense.wi.weight": (self.ffn, d),
-                        p + "DenseReluDense.wo.weight": (d, self.ffn)}
+                           p + "DenseReluDense.wo.weight": (d, self.ffn)}
             shapes[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = (32, self.heads)
             shapes[f"{side}.final_layer_norm.weight"] = (d,)
         return shapes

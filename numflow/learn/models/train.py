@@ -4,8 +4,8 @@
     python -m numflow.learn.models.train tiny --steps 60 --out D      a short run, for a test
     python -m numflow.learn.models.train tiny-mtp       train one of DRAFTS for a model in trained/
 
-The output is a folder as transformers writes it: config.json, model.safetensors (float32, not quantised),
-tokenizer.json, and training.json with facts on the training.
+The folder is as transformers writes one: config.json, tokenizer.json, model.safetensors in float16 (training is in
+float32), and training.json with steps, loss and time.
 """
 
 import argparse
@@ -181,7 +181,7 @@ def write(folder: Path, net, weights: dict[str, Value], tokenizer, facts: dict) 
 
 
 def read(folder: Path) -> dict[str, Value]:
-    """Read the weights of a folder, in float32."""
+    """Weights of a written model, converted to float32."""
     from safetensors.numpy import load_file
 
     return {name: Value(data.astype(f32)) for name, data in load_file(folder / "model.safetensors").items()}
