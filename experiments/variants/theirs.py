@@ -1,7 +1,7 @@
-"""The side of transformers: tiny random checkpoints of configurations, and what its classes compute with them.
+"""transformers: tiny random checkpoints of configurations, and the results of its classes for them.
 
-A process of its own, so that it may have another environment: it reads a request a line, JSON, and writes an answer a
-line. It needs torch and transformers, and nothing of numflow.
+This is a separate process, so that it can have another Python environment. Each request and each answer is one line of
+JSON. It needs torch and transformers, and no code of numflow.
 """
 
 import contextlib

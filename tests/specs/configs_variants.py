@@ -1,9 +1,10 @@
-"""Tiny models with values that few files of a family have: name -> (case, what changes, keys left out, options).
+"""Tiny models with configuration values that few files of a family have: name -> (case, changed keys, removed keys,
+options).
 
-The case is one of configs.py and options are its options. Three more: "salt", what is put behind the names that weights
-are made from, where with the usual ones rounding alone decides between experts or signs, and "asked", what changes
-further for transformers, where its present version does not compute what the file says; "saved", false where the file
-that it writes means something else than what it has read.
+The case is one of configs.py and options are its options. Three more options: "salt", the suffix of the names that
+weights are derived from, where the usual weights let rounding decide between experts or signs; "asked", further changes
+for transformers, where its present version does not compute what the file says; "saved", false where the file that
+transformers writes means something else than the file that it has read.
 """
 
 import copy
