@@ -86,7 +86,7 @@ class _Builder(Builder):
         self._invent(module, "weight", shape[::-1] if module in self.transposed else shape)
         return super().matrix(module, rows, columns, select, suffix, normalize_rows)
 
-    def expect_rows(self, module, count):
+    def expect_rows(self, module, count, exactly=False):
         """The tensor is created only when its matrix is."""
 
     def numbers(self, module, count):

@@ -75,7 +75,7 @@ class Inventor(Builder):
         if old is None or old.rows * old.columns < np.prod(shape):
             self._made[name] = Tensor(name, tuple(map(int, shape)), TYPES["F32"], _nothing)
 
-    def expect_rows(self, module: str, count: int) -> None:
+    def expect_rows(self, module: str, count: int, exactly: bool = False) -> None:
         """No check: the future tensor will have the rows."""
 
     def matrix(self, module: str, rows: int | None, columns: int, select: Any = None, suffix: str = "",
