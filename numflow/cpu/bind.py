@@ -7,7 +7,7 @@ from operator import gt, lt
 import numpy as np
 
 from numflow.cpu.adapters import adapt
-from numflow.cpu.attention import attention, fading, linear_attention
+from numflow.cpu.attention import attention, linear_attention, recurrence
 from numflow.cpu.context import Context
 from numflow.cpu.elementwise import act, norm, rope, select
 from numflow.cpu.exchange import exchange
@@ -30,7 +30,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "scale_by_position": act.scale_by_position, "sparsify": act.sparsify, "match_rms": act.match_rms,
     "mix": act.mix, "balance": act.balance, "softcap": act.softcap, "clamp": act.clamp,
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
-    "gated_recurrence": fading.gated_recurrence, "wkv": fading.wkv,
+    "gated_recurrence": recurrence.gated_recurrence, "wkv": recurrence.wkv,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
     "expert_scale": moe.expert_scale, "expert_linear": linear.expert_linear, "expert_combine": moe.expert_combine,
 }

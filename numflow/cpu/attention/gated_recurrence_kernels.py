@@ -1,4 +1,4 @@
-"""The kernel of `gated_recurrence` (fading.py).
+"""The kernel of `gated_recurrence` (recurrence.py).
 
     h = a h + sqrt(1 - a^2) sigmoid(input_gate + input_bias) x
     log a = rate * sigmoid(recurrence_gate + recurrence_bias), rate = -8 softplus(weight); a = 0 at position 0
@@ -6,7 +6,7 @@
 
 import numpy as np
 
-from numflow.cpu.attention.fading import SLOTS
+from numflow.cpu.attention.recurrence import SLOTS
 from numflow.cpu.runtime.access import i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import N_SEQUENCES, POSITIONS, STARTS, kernel
 from numflow.cpu.simd.float32 import fma, load_part, sqrt, store_part

@@ -21,7 +21,6 @@ back at the end.
 import numpy as np
 
 from numflow.cpu.attention.coded import decode_keys, decode_values, transpose_16x16, transpose_rows
-from numflow.cpu.attention.far import add_c2p_scores, add_relative_scores
 from numflow.cpu.attention.int8 import add_coded_values, coded_scores, quantize_query
 from numflow.cpu.attention.products import (
     columns_per_step,
@@ -31,6 +30,7 @@ from numflow.cpu.attention.products import (
     store_probabilities_as,
     wide_products,
 )
+from numflow.cpu.attention.relative import add_c2p_scores, add_relative_scores
 from numflow.cpu.attention.slots import (
     COLUMNS,
     EXP_SUMS,

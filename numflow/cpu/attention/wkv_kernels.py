@@ -1,4 +1,4 @@
-"""The kernel of `wkv` (fading.py).
+"""The kernel of `wkv` (recurrence.py).
 
     y = (a + w v) / (b + w), w = e^(first + k);  then a = e^decay a + e^k v, b = e^decay b + e^k
 
@@ -7,7 +7,7 @@ The state of a channel is a and b, divided by e^m, and m, the largest exponent s
 
 import numpy as np
 
-from numflow.cpu.attention.fading import WKV_SLOTS as SLOTS
+from numflow.cpu.attention.recurrence import WKV_SLOTS as SLOTS
 from numflow.cpu.runtime.access import i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import N_SEQUENCES, POSITIONS, STARTS, kernel
 from numflow.cpu.simd.float32 import fma, load_part, maximum, splat, store_part
