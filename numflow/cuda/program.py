@@ -38,7 +38,7 @@ class Program(OneDevice):
     weights:     the network's WeightSource.
     activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere; "fp8": as
                  "int8", and more than 64 tokens meet matrices of 8-bit floats as 8-bit floats, each token with a scale
-                 of its own, on cards of compute capability 9.0.
+                 of its own, on cards of compute capability 8.9, 9.0 and 12.x.
     threads:     accepted because every executor has it; a GPU has its own.
     block_size:  tokens per KV block.
     kv_type:     one of estimate.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
@@ -79,9 +79,10 @@ class Program(OneDevice):
         super().__init__(network, block_size)
         number = device if world is None else world.numbers[device]
         self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu
-        if activations == "fp8" and not self.device.wgmma:
-            raise DeviceError(f"{option('activations')} fp8 needs a GPU of compute capability 9.0 (H100, H200), "
-                              "whose tensor cores multiply 8-bit floats; int8 takes such matrices as float16")
+        if activations == "fp8" and not self.device.float8:
+            raise DeviceError(f"{option('activations')} fp8 needs a GPU of compute capability 8.9, 9.0 or 12.x (RTX 40 "
+                              "and 50, L40S, H100), whose tensor cores multiply 8-bit floats in kernels here; int8 "
+                              "takes such matrices as float16")
         if world is not None:
             world.join(device, self.device, network, collectives)
         self.activations = activations

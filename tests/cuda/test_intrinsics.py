@@ -79,13 +79,22 @@ def _bfloats(x):
     return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-@pytest.mark.parametrize(("op", "dtype", "k"), [(arithmetic.mma_f16, np.float16, 16),
-                                                (arithmetic.mma_bf16, np.uint16, 16)])
-def test_matrices_of_a_warp(op, dtype, k):
+def _e4m3(x):
+    return float8.e4m3_code(x).astype(np.uint8)
+
+
+def _e5m2(x):
+    return (x.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("op", "left", "right", "k"), [
+    (arithmetic.mma_f16, np.float16, np.float16, 16), (arithmetic.mma_bf16, _bfloats, _bfloats, 16),
+    (float8.mma_e4m3, _e4m3, _e4m3, 32), (float8.mma_e5m2, _e5m2, _e4m3, 32)])
+def test_matrices_of_a_warp(op, left, right, k):
     """Fragments as the instruction set lays them out, built here element by element."""
     rng = np.random.default_rng(0)
     numbers = rng.integers(-5, 6, (16, k)), rng.integers(-5, 6, (k, 8))
-    a, b = (_bfloats(x) if dtype == np.uint16 else x.astype(dtype) for x in numbers)
+    a, b = left(numbers[0]), right(numbers[1])
     per_word = 4 // a.itemsize
     words_a, words_b = np.zeros((32, 4), np.uint32), np.zeros((32, 2), np.uint32)
     for lane in range(32):

@@ -17,9 +17,9 @@ RELEASE = "griddepcontrol.launch_dependents;"   # the next kernel may begin once
 _DECLARATION = re.compile(r"\s*(?://[^\n]*\n\s*)*\.(?:reg|local|shared|loc|pragma)\b[^\n]*")
 
 
-def dependent(ptx: str, hopper: bool = False) -> str:
-    """The assembly of one kernel for sm_90, or sm_90a (hopper): instructions behind NEWER, and a wait in any case."""
-    ptx = ptx.replace(".target sm_80", ".target sm_90" + "a" * hopper).replace(NEWER, "")
+def dependent(ptx: str, target: str = "sm_90") -> str:
+    """The assembly of one kernel for sm_90 or a newer target: instructions behind NEWER, and a wait in any case."""
+    ptx = ptx.replace(".target sm_80", f".target {target}").replace(NEWER, "")
     head = re.search(r"\.entry[^{]*\{", ptx)
     begin = head.end()
     while declared := _DECLARATION.match(ptx, begin):

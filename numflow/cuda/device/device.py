@@ -115,6 +115,7 @@ class Device(Protocol):
     graphs: bool  # whether launches can be recorded and replayed (record, replay, drop)
     wgmma: bool   # whether kernels for Hopper alone run on it (lang/warpgroup.py)
     tma: bool     # whether these use the copy engine and clusters (lang/cluster.py)
+    float8: bool  # whether its tensor cores multiply 8-bit floats
     cards: int    # GPUs that the driver knows; with any, `address` and `lend` are there for libraries
 
     def alloc(self, nbytes: int) -> Memory: ...
@@ -137,13 +138,14 @@ class Simulated:
     """NumPy memory, kernels as Python. Fresh memory is 0xFF bytes, NaN as floats; refs of other devices are refused.
 
     seed: order in which threads run. wgmma: whether it is to be a Hopper; tma: and to use the copy engine, though its
-    clusters are single blocks.
+    clusters are single blocks. float8: whether it is to multiply 8-bit floats, as a Hopper does.
     """
 
     graphs, cards = False, 0
 
-    def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False, tma: bool = True):
-        self.wgmma, self.tma = wgmma, wgmma and tma
+    def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False, tma: bool = True,
+                 float8: bool = False):
+        self.wgmma, self.tma, self.float8 = wgmma, wgmma and tma, wgmma or float8
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:

@@ -30,7 +30,7 @@ from numflow.cuda.lang.intrinsics import (
     stream1,
     thread_index,
 )
-from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.kernel import FLOAT8, DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.reduce import block_max
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.lang.warpgroup import TILE, TILE_WORDS, tile_place
@@ -208,7 +208,7 @@ def finite(value):
 LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled
 
 
-@kernel("operand_e4m3", ROW_THREADS, hopper=True)
+@kernel("operand_e4m3", ROW_THREADS, target=FLOAT8)
 def _float8(y: u32.ptr, scales: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
             width: u32):
     """A block for each row, a word of 4 columns of a thread at a time."""

@@ -53,7 +53,7 @@ class Failure(Exception):
 @dataclass(frozen=True)
 class Job:
     """Something to run on a device. run raises what is wrong with the result. wgmma: the device is a Hopper, and tma:
-    uses the copy engine."""
+    uses the copy engine. float8: it multiplies 8-bit floats."""
 
     name: str
     run: Callable
@@ -61,6 +61,7 @@ class Job:
     kernels: tuple[str, ...] = ()
     wgmma: bool = False
     tma: bool = True
+    float8: bool = False
 
 
 def jobs() -> Iterator[Job]:
@@ -85,6 +86,7 @@ def jobs() -> Iterator[Job]:
     for kind in FLOAT8:
         for tma in (True, False):
             yield Job(f"linear-{kind}-float8{'' if tma else '-copies'}", partial(_float8, kind), wgmma=True, tma=tma)
+        yield Job(f"linear-{kind}-float8-mma", partial(_float8, kind), float8=True)
     yield Job("model-E4M3_128-float8", partial(_model_float8, "E4M3_128"), wgmma=True)
     heads = replace(heads_case("F32", 21, 256, 3, 2), schedule=(((0, 1),), ((0, 3),), ((0, 5),)))
     yield _case("heads-F32", heads, 3e-5)

@@ -70,7 +70,7 @@ class Sampling(PtxDevice):
         first = (total - count) // 2 // work.cluster * work.cluster
         grid = Grid(work.grid, kernel.threads, first, count, kernel.dynamic, work.cluster)
         values = [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)]
-        newer = self.how.early or kernel.hopper
+        newer = self.how.early or kernel.target.endswith("a")
         text = parsed(kernel.name, digest_of(kernel), kernel) if newer else parse(assembly(kernel))
         Machine(text, grid, values, self.global_memory, checks, kernel.name).run()
         self.found.append((work, checks))

@@ -118,9 +118,10 @@ def _multiply(step):
     """D = A B + C of m16n8kK: rows l // 4 and 8 below, columns of what a register holds (PTX ISA, matrix fragments)."""
     shape = next((part for part in step.parts if part.startswith("m16n8k")), None)
     kinds = step.parts[-4:]
-    if shape is None or kinds[1] not in ("f16", "bf16", "s8", "u8") or "f16" in (kinds[0], kinds[3]):
+    if shape is None or kinds[1] not in READERS or "f16" in (kinds[0], kinds[3]):
         raise Fault(f"no such mma here: {step.text}")
-    per, total, kind = (4, np.int32, "s32") if kinds[1] in ("s8", "u8") else (2, F32, "f32")
+    per = 2 if kinds[1] in ("f16", "bf16") else 4
+    total, kind = (np.int32, "s32") if kinds[1] in ("s8", "u8") else (F32, "f32")
     d = step.operands[0].parts
     a, b = ([wide(register, "b32") for register in operand.parts] for operand in step.operands[1:3])
     c = [wide(register, kind) for register in step.operands[3].parts]
