@@ -38,7 +38,8 @@ class Program(OneDevice):
     weights:     the network's WeightSource.
     activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere; "fp8": as
                  "int8", and more than 64 tokens meet matrices of 8-bit floats as 8-bit floats, each token with a scale
-                 of its own, on cards of compute capability 8.9, 9.0 and 12.x.
+                 of its own, on cards of compute capability 8.9, 9.0 and 12.x; "nvfp4": as "fp8", and such tokens meet
+                 matrices of NVFP4 and MXFP4 as 4-bit floats with scales of blocks, on cards of 12.x.
     threads:     accepted because every executor has it; a GPU has its own.
     block_size:  tokens per KV block.
     kv_type:     one of estimate.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
@@ -70,7 +71,7 @@ class Program(OneDevice):
                  units: bool = True, host_embeddings: bool = False, host_kv_percent: float = 0.0,
                  collectives: str = "auto", world: World | None = None, device: int = 0,
                  state_type: str = "auto"):
-        check_choice("activations", activations, ("int8", "fp8", "f32"))
+        check_choice("activations", activations, ("int8", "fp8", "nvfp4", "f32"))
         check_choice("collectives", collectives, CHOICES)
         kinds = kv_types("f32" if activations == "f32" else "f16", *(kv_type if kind == "auto" else kind
                                                                      for kind in (kv_k, kv_v)), known=KV_TYPES)
@@ -83,6 +84,9 @@ class Program(OneDevice):
             raise DeviceError(f"{option('activations')} fp8 needs a GPU of compute capability 8.9, 9.0 or 12.x (RTX 40 "
                               "and 50, L40S, H100), whose tensor cores multiply 8-bit floats in kernels here; int8 "
                               "takes such matrices as float16")
+        if activations == "nvfp4" and not self.device.float4:
+            raise DeviceError(f"{option('activations')} nvfp4 needs a GPU of compute capability 12.x (RTX 50), whose "
+                              "tensor cores multiply 4-bit floats in kernels here; int8 takes such matrices as float16")
         if world is not None:
             world.join(device, self.device, network, collectives)
         self.activations = activations

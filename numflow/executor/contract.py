@@ -51,7 +51,7 @@ class Program(Protocol):
 
     network:     its steps, for callers to read.
     block_size:  tokens of a KV block.
-    activations: "int8", "int16", "auto", "bf16", "fp8" or "f32": the arithmetic of matrices.
+    activations: "int8", "int16", "auto", "bf16", "fp8", "nvfp4" or "f32": the arithmetic of matrices.
     threads:     threads that compute, of all devices; None where there is no say in it.
     compile_s:   seconds that kernels took to compile while the program was made.
     can:         optional methods that it has: SAMPLE (`sample`), DECODE (`decode`), TRACE (`trace`), WALK (`walk`),

@@ -24,7 +24,7 @@ from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from numflow.quant.stored import STORED
 from tests.cuda.attention_shapes import attention_kernels
-from tests.cuda.matrices import FLOAT8, QUANTISED, blank_rows, experts_case, linear_case
+from tests.cuda.matrices import FLOAT4, FLOAT8, QUANTISED, blank_rows, experts_case, linear_case
 from tests.cuda.on_ptx.device import assembly
 from tests.cuda.small import CASES
 
@@ -88,6 +88,9 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     for kind in FLOAT8:
         for case in (linear_case(kind, 64, 512, 1, fill="blank"), experts_case(kind, 64, 512, 2, 1, fill="blank")):
             found |= kernels_of(case.network, case.weights, activations="fp8")
+    for kind in FLOAT4:
+        for case in (linear_case(kind, 64, 512, 1, fill="blank"), experts_case(kind, 64, 512, 2, 1, fill="blank")):
+            found |= kernels_of(case.network, case.weights, activations="nvfp4")
     network, checkpoint = random_network(Shape(2, 512, 4, 2, 1024, 40, 64), "F16")
     found |= kernels_of(adaptable(network, checkpoint), WeightSource(network, checkpoint))
     without_tma = [wgmma_gemm(STORED[kind].kind.name) for kind in grouped]

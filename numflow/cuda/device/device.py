@@ -116,6 +116,7 @@ class Device(Protocol):
     wgmma: bool   # whether kernels for Hopper alone run on it (lang/warpgroup.py)
     tma: bool     # whether these use the copy engine and clusters (lang/cluster.py)
     float8: bool  # whether its tensor cores multiply 8-bit floats
+    float4: bool  # whether they multiply 4-bit floats with scales of blocks
     cards: int    # GPUs that the driver knows; with any, `address` and `lend` are there for libraries
 
     def alloc(self, nbytes: int) -> Memory: ...
@@ -138,14 +139,16 @@ class Simulated:
     """NumPy memory, kernels as Python. Fresh memory is 0xFF bytes, NaN as floats; refs of other devices are refused.
 
     seed: order in which threads run. wgmma: whether it is to be a Hopper; tma: and to use the copy engine, though its
-    clusters are single blocks. float8: whether it is to multiply 8-bit floats, as a Hopper does.
+    clusters are single blocks. float8: whether it is to multiply 8-bit floats, as a Hopper does;
+    float4: and 4-bit floats.
     """
 
     graphs, cards = False, 0
 
     def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False, tma: bool = True,
-                 float8: bool = False):
-        self.wgmma, self.tma, self.float8 = wgmma, wgmma and tma, wgmma or float8
+                 float8: bool = False, float4: bool = False):
+        self.wgmma, self.tma = wgmma, wgmma and tma
+        self.float8, self.float4 = wgmma or float8 or float4, float4
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:

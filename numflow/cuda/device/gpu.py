@@ -21,7 +21,7 @@ from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.device.slabs import Slabs
 from numflow.cuda.device.ways import configuration
-from numflow.cuda.lang.kernel import FLOAT8, FLOAT8_MAJORS, HOPPER, Kernel, has
+from numflow.cuda.lang.kernel import FLOAT4, FLOAT8, FLOAT8_MAJORS, HOPPER, Kernel, has
 from numflow.cuda.lang.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
 
@@ -73,7 +73,8 @@ class Gpu:
     fault names the kernel that made it ($NUMFLOW_CUDA_CAREFUL=1 says so too); graphs are not used then. dependent:
     whether a kernel begins before the one in front of it ends; from compute capability 9.0 on, if
     $NUMFLOW_CUDA_DEPENDENT is not 0. wgmma: kernels for Hopper alone run, if $NUMFLOW_CUDA_WGMMA is not 0; tma: they
-    use the copy engine and clusters, if $NUMFLOW_CUDA_TMA is not 0. float8: its tensor cores multiply 8-bit floats.
+    use the copy engine and clusters, if $NUMFLOW_CUDA_TMA is not 0. float8, float4: its tensor cores multiply floats of
+    8 bits, and of 4.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,
@@ -94,6 +95,7 @@ class Gpu:
         self.wgmma = self.capability == HOPPER and os.environ.get("NUMFLOW_CUDA_WGMMA") != "0"
         self.tma = self.wgmma and os.environ.get("NUMFLOW_CUDA_TMA") != "0"
         self.float8 = self.wgmma or (has(FLOAT8, self.capability) and self.capability[0] in FLOAT8_MAJORS)
+        self.float4 = has(FLOAT4, self.capability)
         name = self._ask("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))

@@ -26,6 +26,7 @@ HOPPER = 9, 0       # compute capability; newer cards have other instructions fo
 FLOAT8 = "sm_89"    # target of conversions to 8-bit floats and of their products (mma.sync)
 FLOAT8_MAJORS = 8, 12  # of compute capabilities that have these products: others make two of float16 of one
 FLOAT4 = "sm_120a"  # target of conversions to 4-bit floats, and of products of those with scales of blocks
+FLOAT4_MAJORS = (12,)
 REGISTRY: dict[str, "Kernel"] = {}
 _PLAIN: dict["DeviceFunction", Callable] = {}  # of the simulator
 

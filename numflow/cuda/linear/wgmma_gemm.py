@@ -262,11 +262,11 @@ def on_hopper(device: Device, tokens: int, apart: bool) -> bool:
 
 
 def gemm_for(device: Device, kind: str, tokens: int, grouped: bool = False, apart: bool = False,
-             float8: bool = False) -> Kernel:
-    """The kernel of a tile of so many tokens on a device; float8: of an operand of 8-bit floats."""
+             codes: str = "") -> Kernel:
+    """The kernel of a tile of so many tokens on a device; codes: the operand, where tokens are codes."""
     if on_hopper(device, tokens, apart):
-        return wgmma_gemm(kind, grouped, device.tma and not grouped, float8)
-    return code_gemm(kind, grouped) if float8 else mma.gemm(kind, tokens, grouped, apart)
+        return wgmma_gemm(kind, grouped, device.tma and not grouped, codes == "e4m3")
+    return code_gemm(kind, codes, grouped) if codes else mma.gemm(kind, tokens, grouped, apart)
 
 
 def rows_for(device: Device, kind: str, tokens: int, apart: bool) -> int:

@@ -16,7 +16,7 @@ from numflow.cuda.device.device import Launch, Memory, Order
 from numflow.cuda.program import Program
 from numflow.lab.shapes import find_shape
 from numflow.ops import Batch
-from tests.cuda.kernels import decoder
+from tests.cuda.kernels import CAPABILITIES, NEWER, decoder
 from tests.cuda.on_ptx.device import PtxDevice, assembly, digest_of, parsed
 from tests.cuda.ptx.findings import Checks
 from tests.cuda.ptx.lanes import Grid
@@ -26,21 +26,23 @@ from tests.cuda.ptx.parse import parse
 
 LANES = 4096     # of a launch that are run
 HOPPERS = ("H200", "H100")
+CODES = {"RTX 4090": "fp8", "RTX 5090": "nvfp4"}  # cards that multiply codes (code_gemm.py), and the most of these
 
 
 class How(NamedTuple):
     """early: kernels as they are from sm_90 on. wgmma: those for Hopper alone; tma: with the copy engine. lanes: of a
-    launch that are run."""
+    launch that are run. codes: of CODES, else ""."""
 
     early: bool = True
     wgmma: bool = True
     lanes: int = LANES
     tma: bool = True
+    codes: str = ""
 
     @classmethod
     def for_card(cls, name: str, lanes: int = LANES) -> "How":
         """What a card of CARDS runs."""
-        return cls(CARDS[name].dependent is not None, name in HOPPERS, lanes)
+        return cls(CARDS[name].dependent is not None, name in HOPPERS, lanes, codes=CODES.get(name, ""))
 
 
 ANY = How()
@@ -50,7 +52,8 @@ class Sampling(PtxDevice):
     """Runs some blocks from the middle of each launch and counts; what they compute is not looked at."""
 
     def __init__(self, nbytes: int, how: How):
-        super().__init__(nbytes=nbytes, wgmma=how.wgmma, tma=how.tma)
+        super().__init__(nbytes=nbytes, wgmma=how.wgmma, tma=how.tma, float8=bool(how.codes),
+                         float4=how.codes == "nvfp4")
         self.how = how
         self.found: list[tuple[Launch, Checks]] = []
         self.counts = False
@@ -108,7 +111,8 @@ def launches(shape_name: str, weights: str, tokens: int, context: int, layers: i
 def predicted(work: Launch, checks: Checks, card) -> Prediction:
     """A launch on a card."""
     kernel = work.kernel
-    binary = assembled(kernel, assembly(kernel), (9, 0))
+    capability = next(one for one in (*CAPABILITIES[1:], *NEWER) if kernel.runs_on(one))
+    binary = assembled(kernel, assembly(kernel), capability)
     has = Resources(binary.registers, binary.shared + kernel.dynamic, kernel.threads)
     return predict(card, has, checks.counters[kernel.name], int(np.prod(work.grid)))
 
@@ -121,7 +125,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1, help="sequences of a step")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", action="store_true", help="the tokens are those of one prompt")
-    parser.add_argument("--activations", default="int8", choices=["int8", "fp8", "f32"])
+    parser.add_argument("--activations", default="int8", choices=["int8", "fp8", "nvfp4", "f32"])
     parser.add_argument("--no-wgmma", action="store_true", help="mma.sync on Hopper too")
     parser.add_argument("--no-tma", action="store_true", help="wgmma without the copy engine and clusters")
     parser.add_argument("--lanes", type=int, default=LANES, help="of a launch that are run; what all blocks read "
@@ -135,7 +139,7 @@ def main() -> None:
     for weights in options.weights:
         found = layer(options.shape, weights, options.tokens, context,
                       How(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma, options.lanes,
-                          not options.no_tma), activations=options.activations)
+                          not options.no_tma, CODES.get(options.card, "")), activations=options.activations)
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
               f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
               "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share | TFLOP/s |\n"

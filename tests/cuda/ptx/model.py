@@ -34,8 +34,9 @@ class Card:
     kernel that is there already, None where the card has no such launch. Both of these are assumptions: a graph's
     kernels are told to take 1.3 us, and the end of a wait a round trip through the second cache and little else.
     pairs: of float16 that its tensor cores multiply in a clock, with sums of float32; sync: share of mma.sync (0.62 on
-    Hopper by published measurements). second: bytes a second of the second cache; of Hopper those that published
-    kernels without clusters move: 610 TFLOP/s with tiles of 128 x 256, 480 with 128 x 128.
+    Hopper by published measurements); fours: how many pairs of 4-bit floats take as long as one of float16. second:
+    bytes a second of the second cache; of Hopper those that published kernels without clusters move: 610 TFLOP/s with
+    tiles of 128 x 256, 480 with 128 x 128.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Card:
     blocks: int = 32
     pairs: int = 2048
     sync: float = 1.0
+    fours: int = 4
     second: float = 4.5e12
 
 
@@ -60,7 +62,9 @@ CARDS = {card.name: card for card in (
     Card("H200", 132, 1.75e9, 4.3e12, dependent=0.7e-6, sync=0.62, second=7.2e12),
     Card("H100", 132, 1.75e9, 3.0e12, dependent=0.7e-6, sync=0.62, second=7.2e12),
     Card("A100", 108, 1.41e9, 1.75e12, shared=163 << 10, pairs=1024),
-    Card("RTX 4090", 128, 2.5e9, 0.93e12, shared=99 << 10, threads=1536, blocks=24, pairs=256))}
+    Card("RTX 4090", 128, 2.5e9, 0.93e12, shared=99 << 10, threads=1536, blocks=24, pairs=256),
+    Card("RTX 5090", 170, 2.4e9, 1.66e12, dependent=0.7e-6, shared=99 << 10, threads=1536, blocks=24, pairs=256,
+         fours=8, second=7.0e12))}
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,8 @@ def resident_blocks(card: Card, has: Resources) -> int:
 def _products(counters: Counters, card: Card) -> float:
     """Pairs of float16 that take tensor cores as long: bytes are twice as fast."""
     found = counters.products
-    return found["wgmma"] + found["wgmma of bytes"] / 2 + found["mma"] / card.sync
+    return (found["wgmma"] + found["wgmma of bytes"] / 2 + found["mma"] / card.sync
+            + found["mma of bytes"] / 2 / card.sync + found["mma of fours"] / card.fours / card.sync)
 
 
 def predict(card: Card, has: Resources, counters: Counters, blocks: int) -> Prediction:
