@@ -40,7 +40,7 @@ def markdown() -> str:
     for spec in list_specs():
         if row_of(spec) and spec.section("detect"):
             found[row_of(spec)][spec.name] = spec
-    lines = ["| networks | families | in GGUF too | such as | commands | with |", "|---|---|---|---|---|---|"]
+    lines = ["| networks | families | of these in GGUF | examples | commands | options |", "|---|---|---|---|---|---|"]
     above = ""
     for row, (shown, commands) in _ROWS.items():
         specs = found[row]
@@ -53,8 +53,8 @@ def markdown() -> str:
         above = commands
     every = [f"`--{name}`" for name in _SHARED if all(_in(command, name) for _, commands in _ROWS.values()
                                                       for command in commands.split() if command != "serve")]
-    lines += ["", f"All of them from safetensors and torch pickles, also quantised by {len(METHODS)} methods "
-                  f"({', '.join(METHODS)});", f"all commands have {', '.join(every)}."]
+    lines += ["", f"All families run from safetensors and torch pickles, also from weights quantised by "
+                  f"{len(METHODS)} methods ({', '.join(METHODS)}).", f"All commands have {', '.join(every)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -69,7 +69,7 @@ def _in(command: str, option: str) -> bool:
 
 if __name__ == "__main__":
     page = Path(__file__).resolve().parents[1] / "README.md"
-    text, found = re.subn(r"^\| networks \|.*?^all commands have [^\n]*\n", lambda _: markdown(),
+    text, found = re.subn(r"^\| networks \|.*?^All commands have [^\n]*\n", lambda _: markdown(),
                           page.read_text(encoding="utf-8"), flags=re.S | re.M)
     if found != 1:
         raise SystemExit(f"{page}: the table of what runs is there {found} times")

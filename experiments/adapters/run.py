@@ -1,7 +1,7 @@
-"""Adapters: a batch whose requests choose among 1, 8 or 64 of them, beside the base alone.
+"""Adapters: speed of batches whose requests choose among 1, 8 or 64 LoRA adapters, beside the base model alone.
 
-Adapters have random numbers and change every matrix of the layers. Rates are medians over rounds in which the cases
-take turns, of tokens generated after all prompts have run.
+Adapters have random weights and change every matrix of the layers. Rates count the tokens generated after all prompts
+were processed; they are medians over rounds in which the cases take turns.
 """
 
 import json
@@ -114,7 +114,7 @@ def report(lab, rates: dict[int, float], options) -> None:
     lab.text(f"Batches of {options['sequences']} requests, adapters of rank {options['rank']} on every matrix of the "
              f"layers: {lab.results['adapter_mib']:.1f} MiB each in memory. Load of the machine before and after: "
              f"{lab.results['load_average'][0]:.1f}, {lab.results['load_average'][1]:.1f}.")
-    lab.table(["adapters in turn", "tokens/s", "of the base's"], rows)
+    lab.table(["adapters", "tokens/s", "relative to the base"], rows)
     redraw(lab)
 
 

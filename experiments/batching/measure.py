@@ -1,4 +1,4 @@
-"""What is measured: an engine with so many sequences, under load, with a known prompt, and short of memory."""
+"""The measurements: an engine with many sequences, under load, with a cached prompt, and with too little memory."""
 
 import threading
 import time

@@ -1,7 +1,7 @@
-"""Batching: many requests at once, static and dynamic, beside one by one and beside llama.cpp.
+"""Batching: speed of many requests in one batch, static and dynamic, beside single requests and llama.cpp.
 
-Rates are medians over rounds in which the engines take turns. llama.cpp's programs are looked for in the folder named
-by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP); what is not there is left out and said so.
+Rates are medians over rounds in which the engines take turns. The option `llama_cpp` (or $NUMFLOW_LLAMA_CPP) names the
+folder of llama.cpp's programs; the report names programs that are missing.
 """
 
 import os

@@ -9,35 +9,35 @@ def report(lab, found) -> None:
     """Write what was found."""
     options = lab.options
     lab.text(f"Model {options['model']}, {found['threads']} threads; the machine's load average was "
-             f"{found['load_average'][0]:.1f} when it began and {found['load_average'][1]:.1f} when it ended: where it "
-             "is above the number of threads, other programs took part of the cores from both engines, and only the "
-             "ratios of the engines that took turns mean something.")
+             f"{found['load_average'][0]:.1f} at the start and {found['load_average'][1]:.1f} at the end. If it is "
+             "above the number of threads, other programs used part of the cores, and only ratios of engines that "
+             "took turns are meaningful.")
     _scale(lab, found["scale"])
     _serving(lab, found["serving"])
     prefix = found["prefix"]
     lab.heading("Prefix cache")
-    lab.text(f"A prompt of {options['shared']} tokens and 8 of its own had its first token after "
-             f"{1e3 * prefix['first_s']:.0f} ms. The next prompt with the same beginning had it after "
+    lab.text(f"The first prompt had {options['shared']} tokens that the next prompt shares, and 8 others. Its first "
+             f"token came after {1e3 * prefix['first_s']:.0f} ms, the first token of the next prompt after "
              f"{1e3 * prefix['second_s']:.1f} ms: {prefix['ratio']:.0f} times sooner "
-             f"({prefix['tokens_found']:.0f} tokens were found).")
-    lab.heading("Keys and values for 30 % of the requests")
-    lab.text("Requests that come to need two blocks each; a request is preempted when memory is full.")
+             f"({prefix['tokens_found']:.0f} tokens were in the cache).")
+    lab.heading("KV memory for 30 % of the requests")
+    lab.text("Each request needs two blocks in the end; when memory is full, a request is preempted.")
     lab.table(["preemption", "new tok/s", "preemptions", "MiB reserved", "MiB allowed", "same tokens"],
               [(kind, row["new_tok_s"], row["preemptions"], row["measured_mib"], row["budget_mib"],
                 "yes" if row["same_tokens"] else "NO") for kind, row in found["memory"].items()])
     lab.heading("Results do not depend on other requests")
     count = options["sequences"].split(",")[-1]
-    lab.text(f"{count} requests of mixed lengths and settings (greedy, sampled, penalties, beams, look-up drafts) gave "
+    lab.text(f"{count} requests of mixed lengths and settings (greedy, sampled, penalties, beams, n-gram drafts) gave "
              f"{'exactly the tokens that each gives alone' if found['mixed'] else 'OTHER tokens than alone'}.")
 
 
 def _scale(lab, scale) -> None:
-    lab.heading("Sequences side by side")
+    lab.heading("Sequences in parallel")
     peer = any("llama.cpp" in row for row in scale.values())
-    lab.text(f"Prompts of {lab.options['prompt']} tokens, {lab.options['new']} new ones each. `decode` counts the time "
-             "after the last of the first tokens, `all` everything from the first request on. numflow picks and "
-             "decodes its tokens (greedily, or sampling at temperature 0.8 and top-p 0.9)"
-             + ("; llama-batched-bench picks none." if peer else "; llama.cpp's llama-batched-bench was not found."))
+    lab.text(f"Prompts of {lab.options['prompt']} tokens, {lab.options['new']} new tokens each. `decode` is measured "
+             "from the time when every sequence has its first token, `all` from the first request on. numflow samples "
+             "and detokenizes its tokens (greedily, or at temperature 0.8 and top-p 0.9)"
+             + ("; llama-batched-bench samples none." if peer else "; llama.cpp's llama-batched-bench was not found."))
     head = ["sequences", "decode tok/s", "all tok/s", "against one", "sampling tok/s", "ms per step",
             "engine's share, ms"]
     one = scale[min(scale)]["numflow"]
@@ -74,16 +74,16 @@ def sequences_figure(lab, scale) -> None:
     axis.set_ylabel("new tokens a second, all together")
     lab.figure(made, "sequences", f"{most} sequences side by side write "
                f"{scale[most]['numflow']['decode_tok_s'] / alone:.1f} times the tokens of one", lab.options["model"],
-               caption="Tokens per second of all sequences together, while they are generated.")
+               caption="Tokens per second of all sequences together, while decoding.")
 
 
 def _serving(lab, rows) -> None:
     lab.heading("Under load")
-    lab.text("Requests come at random moments (a Poisson process) with prompts and answers of random lengths, the same "
-             "for every way to batch. `load` is the share of the rate that dynamic batching served when all requests "
-             "came at once. Static: a batch starts when the last one has ended. Times are in seconds, from a request's "
-             f"arrival: medians of {lab.options['rounds']} rounds, in which all loads and ways take turns, with the "
-             "least and the most. llama.cpp's server was not measured.")
+    lab.text("Requests arrive at random times (a Poisson process) with prompts and answers of random lengths, the same "
+             "for both kinds of batching. `load` is the arrival rate as a share of the rate that dynamic batching "
+             "served when all requests arrived at once. Static batching starts a batch when the previous one has "
+             f"ended. Times are in seconds from a request's arrival: medians of {lab.options['rounds']} rounds, in "
+             "which all loads and kinds take turns, with minimum and maximum. llama.cpp's server was not measured.")
     lab.table(["load", "requests/s", "batching", "new tok/s", "first token", "95 %", "whole", "95 %", "ms per token"],
               [(row["load"], row["requests_s"], row["batching"], row["new_tok_s"], spread(row, "first_s"),
                 row["first_95_s"], spread(row, "latency_s"), row["latency_95_s"], spread(row, "per_token_ms"))
@@ -122,7 +122,7 @@ def load_figure(lab, rows) -> None:
     ratio = first["static"] / first["dynamic"]
     lab.figure(made, "load", f"At load {most:g} dynamic batching answers {ratio:.1f} times as soon as static",
                lab.options["model"], "bands: all rounds",
-               caption="Medians under load, with the least and the most of the rounds; waiting counts.")
+               caption="Medians under load, with minimum and maximum of the rounds; waiting is included.")
 
 
 def spread(row: dict, key: str) -> str:

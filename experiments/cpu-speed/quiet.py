@@ -1,4 +1,4 @@
-"""How quiet the machine is during a round: its limits before and after, and what other processes take meanwhile."""
+"""Disturbance of a round by other processes: the memory bandwidth before and after, and the cores that others use."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Tables and figures out of the samples."""
+"""Tables and figures of the samples."""
 
 import statistics
 
@@ -26,16 +26,16 @@ def write(lab, samples: dict, limits: dict, profiles: dict, text: str) -> None:
     lab.text(text.split("\n\n", 1)[1].replace("\n", " "))
     for run in lab.results.get("runs", [])[:-1]:
         lab.text(f"Some samples are of an earlier run: `{run['command']}` on {run['started']}, commit {run['commit']}.")
-    lab.heading("What this machine can do at most")
+    lab.heading("Limits of this machine")
     lab.table(["threads", "reads, GB/s", "int8, GOP/s", "float32, GFLOP/s", "bfloat16, GFLOP/s"],
               [[count, *(limits[count].get(key, "") for key in ("read_gb_s", "int8_gop_s", "f32_gop_s", "bf16_gop_s"))]
                for count in limits])
-    _beside(lab, samples, "model", "prefill", "Prefill of 512 tokens, tokens per second: median (lowest-highest)")
+    _beside(lab, samples, "model", "prefill", "Prefill of 512 tokens, tokens per second: median (minimum-maximum)")
     _beside(lab, samples, "model", "decode", "Decoding of 128 tokens after 32, tokens per second")
     _above(lab, [f"{key[1]} with {key[2]}" for key in _keys(samples, "model", "decode")
                  if _weights_gb_s(samples, key) > limits.get(int(key[2]), {}).get("read_gb_s", float("inf"))])
     _beside(lab, samples, "context", "decode", "Decoding after long prompts, tokens per second", "after")
-    _beside(lab, samples, "batch", "decode", "Sequences decoding together, tokens per second of all", "sequences")
+    _beside(lab, samples, "batch", "decode", "Sequences decoding together, tokens per second in total", "sequences")
     _beside(lab, samples, "busy", "decode", "Decoding beside programs that compute without end, tokens per second",
             "programs")
     _quiet(lab, samples)
@@ -121,23 +121,24 @@ def _weights_gb_s(samples, key) -> float:
 
 
 def _above(lab, names: list[str]) -> None:
-    """What is faster than the machine's limit, and why."""
+    """The measurements above the machine's limit, and the reason."""
     if names:
-        lab.text(f"Above the limit: {', '.join(names)}. The limit is measured on bytes that no cache holds. Some of "
-                 "what is read here is still in the cache from the token before, or the memory was slower when the "
-                 "limit was measured.")
+        lab.text(f"Above the limit: {', '.join(names)}. The limit is measured on data that is in no cache. Here some "
+                 "of the data was still in a cache from the previous token, or the memory was slower when the limit "
+                 "was measured.")
 
 
 def _quiet(lab, samples) -> None:
-    """How quiet the rounds were."""
+    """Disturbance of the rounds by other processes."""
     rows = [[*key[:2], ", ".join(key[2:]), *(int(_of(samples, key, name)[0]) for name in ("repeated", "disturbed")),
              _of(samples, key, "others")[0], *(round(one[0], 1) if (one := _of(samples, key, name)) else ""
                                                for name in ("slowest memory", "fastest memory"))]
             for part in ("model", "context", "batch") for key in _keys(samples, part, "disturbed")]
     if rows:
-        lab.heading("How quiet it was")
-        lab.text("Rounds that were repeated because they were disturbed; samples of disturbed rounds that had to fill "
-                 "up; most cores that other processes took in the others, and GB/s of memory before and after them.")
+        lab.heading("Other load during the rounds")
+        lab.text("Repeated: rounds repeated because other processes disturbed them. Disturbed: samples of disturbed "
+                 "rounds that are used because undisturbed ones were missing. Others: the most cores that other "
+                 "processes used in undisturbed rounds. Slowest, fastest: memory bandwidth around them, GB/s.")
         lab.table(["part", "model", "threads, size", "repeated", "disturbed", "others", "slowest", "fastest"], rows)
 
 
@@ -166,8 +167,7 @@ def _synthetic(lab, samples) -> None:
                  "55 % of the int8 peak (the products of the matrices only, over the whole time).")
         lab.table(["shape, weights", "threads", "GB a token", "decode tok/s", "of bandwidth", "prefill tok/s",
                    "of int8 peak", "left out"], rows)
-        lab.text("Left out: rounds in which the limit was measured in a worse moment than the speed, so that the speed "
-                 "was above it.")
+        lab.text("Left out: rounds whose speed was above the limit, because the limit was measured at a worse moment.")
 
 
 def _percent(values: list[float]) -> str:
@@ -183,19 +183,21 @@ def _start(lab, samples) -> None:
                      ratio(ours, theirs), spread([a - b for a, b in zip(ours, weights)])])
     if rows:
         lab.heading("Start and memory")
-        lab.text("Of the command line. Seconds from the start of the process to the first token of a 16-token prompt, "
-                 "kernels compiled and files cached before. Peak of resident memory, MiB: a prompt of 512 tokens and "
-                 "16 more. \"Beside weights\" is what does not grow with them: interpreter, modules, vocabulary, keys "
-                 "and values, activations. Goals: under 1.0 s; at most 1.3 times the memory.")
+        lab.text("Command line. First token: seconds from the start of the process to the first token after a prompt "
+                 "of 16 tokens, with compiled kernels and files in the page cache. Memory: peak resident memory in MiB "
+                 "for a prompt of 512 tokens and 16 new ones. \"Beside weights\" is the memory that does not depend on "
+                 "the weights: interpreter, modules, vocabulary, KV cache, activations. Goals: under 1.0 s; at most "
+                 "1.3 times the memory.")
         lab.table(["model", "threads", "first token, s", "numflow, MiB", "llama.cpp, MiB", "ratio",
                    "numflow beside weights"], rows)
 
 
 def _profiles(lab, limits, profiles) -> None:
     lab.heading("Where the time goes")
-    lab.text("With the fewest threads of the run where nothing else is said; a barrier after every step. \"Of limit\" "
-             "is the time that the bytes or the operations would take at this machine's limits, as a part of the time "
-             "they took. A norm, an activation or an addition that the matrix beside it does is a part of that matrix.")
+    lab.text("With the smallest number of threads of the run unless another number is given, and a barrier after every "
+             "step. \"Of limit\" is the time that the bytes or operations would take at this machine's limits, as a "
+             "share of the measured time. A norm, activation function or addition that is fused with a matrix product "
+             "is part of that product.")
     for name, phases in profiles.items():
         for phase, rows in phases.items():
             rows = [row for row in rows if row["share"] > 0.002]
@@ -231,7 +233,7 @@ def _roofline(lab, limits, profiles) -> None:
     axis.legend(fontsize=8, loc="lower right")
     lab.figure(made, "roofline", f"Steps of a prompt run at {shares['prefill']:.0%} of their limit, those of a token "
                f"at {shares['decode']:.0%}", f"{len(shown)} models", f"{count} thread{'s' * (int(count) > 1)}",
-               caption="Matrices and attention of each model below what the machine can do")
+               caption="Matrices and attention of each model, and the limits of the machine")
 
 
 def figures(lab, samples, limits, profiles) -> None:

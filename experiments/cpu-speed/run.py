@@ -1,14 +1,14 @@
-"""Speed on the CPU, beside llama.cpp, ik_llama.cpp and torch on the same weights in the same run.
+"""Speed on the CPU, beside llama.cpp, ik_llama.cpp and torch, with the same weights in the same run.
 
-The engines take turns, run by run. Prefill is of 512 tokens; decoding is of 128 tokens after 32, of 16 after longer
-prompts, of 32 beside programs that compute without end, and of 16 steps of several sequences together (each after 32
-tokens; choosing the tokens is left out on both sides there). llama.cpp's programs are looked for in the folder named by
-the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP), those of ik_llama.cpp, which run with and without `-rtr`, in
-`ik_llama_cpp` (or $NUMFLOW_IK_LLAMA_CPP), and torch with transformers in the interpreter named by `torch_python` (or
-$NUMFLOW_TORCH_PYTHON); what is not there is left out. Before and after each round the memory's speed is measured, and
-meanwhile what other processes take: a round in which they took more than 0.15 cores, or memory was below 90 % of the
-run's best, is repeated. The machine's limits are measured by kernels in the same run
-(numflow/cpu/measure/roofline.py). The synthetic model has random weights: its speed does not depend on them.
+The engines take turns, run by run. Prefill has 512 tokens. Decoding has 128 tokens after 32; 16 after longer prompts;
+32 beside programs that compute without end; and 16 steps of several sequences together, each after 32 tokens, without
+sampling in all engines. The option `llama_cpp` (or $NUMFLOW_LLAMA_CPP) names the folder of llama.cpp's programs;
+`ik_llama_cpp` (or $NUMFLOW_IK_LLAMA_CPP) that of ik_llama.cpp's, which run with and without `-rtr`; `torch_python` (or
+$NUMFLOW_TORCH_PYTHON) a Python interpreter with torch and transformers. Engines that are missing are left out. The
+memory bandwidth is measured before and after each round, and the processor time of other processes during the round. A
+round is repeated if other processes used more than 0.15 cores, or if the bandwidth was below 90 % of the best of the
+run. Kernels of the same run measure the machine's limits (numflow/cpu/measure/roofline.py). The synthetic model has
+random weights; its speed does not depend on them.
 """
 
 import os

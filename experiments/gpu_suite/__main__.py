@@ -1,4 +1,4 @@
-"""The command; the package's own docstring says what it needs."""
+"""The command; the docstring of the package says what it needs."""
 
 import argparse
 import importlib
@@ -35,7 +35,7 @@ MOST_FAULTS = 20  # processes of a part, each of which ends with a fault of the 
 
 
 def main() -> None:
-    """Run the parts that are asked for and have no result yet, each in a process of its own."""
+    """Run the selected parts that have no result yet, each in a process of its own."""
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu_suite", description=suite.__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("reports/gpu"), help="folder of results")
@@ -90,8 +90,11 @@ def main() -> None:
 
 
 def apart(setting: Setting, command: list[str] | None = None, limit_s: float = KILLED_S) -> int | None:
-    """Run a part in a process of its own: a kernel's fault ends that process's use of the GPU, and a kernel that never
-    ends goes with it. The exit status, None where the process was killed. command: another one, for tests."""
+    """Run a part in a process of its own, because a fault or an endless kernel makes the process's GPU context
+    unusable.
+
+    Returns the exit status, None if the process was killed. command: a replacement, for tests.
+    """
     command = command or [sys.executable, "-m", "experiments.gpu_suite", "--here", "--parts", setting.part, "--out",
                           str(setting.out), "--seconds", str(setting.limit_s), *["--simulator"] * setting.simulator,
                           *["--quick"] * setting.quick]

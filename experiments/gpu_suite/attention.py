@@ -1,5 +1,5 @@
-"""How fast is attention: decoding over contexts and batches, prompts, and what writing the cache costs, by type of keys
-and values. 32 query heads over 8 of keys and values of 128 columns."""
+"""Speed of attention: decoding over contexts and batches, prompts, and cache writes, by type of keys and values. 32
+query heads over 8 key/value heads of 128 columns."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ LARGEST = 32 << 30  # bytes of keys and values
 
 
 def _toy(setting: Setting) -> tuple[int, int, int]:
-    """Heads, heads of keys, columns."""
+    """Query heads, key heads, and columns of a head; small if `quick`."""
     return (4, 2, 32) if setting.quick else (32, 8, 128)
 
 
@@ -23,7 +23,7 @@ def _bits(kind: str) -> float:
 
 
 def decoding(setting: Setting) -> None:
-    """One new token for each sequence; bytes: of the keys and values that are read."""
+    """One new token for each sequence. bytes: of the keys and values that are read."""
     for kind in ("f16", "q4") if setting.quick else KV_TYPES:
         for context in (40,) if setting.quick else (512, 4096, 16384, 65536):
             for batch in (1, 2) if setting.quick else (1, 8, 64):
@@ -33,7 +33,7 @@ def decoding(setting: Setting) -> None:
 
 
 def prompts(setting: Setting) -> None:
-    """New tokens at the end of a context; operations: of the products with the keys that are seen."""
+    """New tokens at the end of a context. operations: of the products with visible keys."""
     lengths = ((20, 20), (40, 4)) if setting.quick else ((512, 512), (2048, 2048), (8192, 8192), (16384, 512),
                                                          (16384, 64))
     for kind in ("f16", "q4") if setting.quick else ("f16", "q8", "q4", "q3h", "q2", "f32"):

@@ -1,4 +1,4 @@
-"""How fast are the products of experts, and choosing tokens."""
+"""Speed of the products of experts, and of sampling."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ WAYS = {"best": Choice(), "temperature": Choice(0.8, 0.6), "top_k 50": Choice(0.
 
 
 def experts(setting: Setting) -> None:
-    """Gate and up of the experts of two known shapes, for 1 to 2048 tokens that go to random experts."""
+    """Gate and up of the experts of two known shapes, for 1 to 2048 tokens routed to random experts."""
     rng = np.random.default_rng(0)
     for name, (n, k, count, chosen) in ({"toy": (96, 64, 4, 2)} if setting.quick else EXPERTS).items():
         for kind in ("F16", "q4") if setting.quick else KINDS:
@@ -49,7 +49,7 @@ def experts(setting: Setting) -> None:
 
 
 def sampling(setting: Setting) -> None:
-    """A token of each row, in several ways, beside what it takes to bring the rows to the host."""
+    """Sampling of one token of each row, with several settings, beside the time to copy the rows to the host."""
     device, rng = setting.device(), np.random.default_rng(0)
     for width in (200,) if setting.quick else (32000, 128256, 262144):
         for rows in (1, 2) if setting.quick else (1, 8, 64):

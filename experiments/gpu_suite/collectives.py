@@ -1,4 +1,4 @@
-"""How the GPUs of a group meet: pieces copied from card to card beside NCCL, by tensor over all cards there are."""
+"""Collectives of the GPUs of a group: copies between GPUs against NCCL, with tensor parallelism over all GPUs."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ MOST = 8  # cards of a group
 
 
 def collectives(setting: Setting) -> None:
-    """Decoding speed and a prompt's time of each way, and how far NCCL's numbers are from those of copies."""
+    """Decoding speed and prompt time of each algorithm, and the difference of NCCL's results from those of copies."""
     device = setting.device()
     cards = min(device.cards, MOST)
     device.close()

@@ -1,4 +1,4 @@
-"""All kernels compiled before anything is measured, by as many processes as there are processors."""
+"""Compilation of all kernels before the measurements, on all cores."""
 
 import multiprocessing
 import os
@@ -10,7 +10,7 @@ from numflow.cuda.compiler.compile import cached, folder, is_cached
 
 
 def compiling(setting: Setting) -> None:
-    """For this GPU; without one nothing needs to be compiled."""
+    """Compile for this GPU; on the simulator there is nothing to compile."""
     if setting.simulator:
         setting.add(what="left out: the simulator runs kernels as they are")
         return
@@ -21,10 +21,10 @@ def compiling(setting: Setting) -> None:
 
 
 def compile_all(capability: tuple[int, int], quick: bool = False) -> dict:
-    """Put every kernel into the folder of compiled kernels; says how many, and how long it took.
+    """Compile every kernel into the cache of compiled kernels. Returns their number and the seconds.
 
     Raises:
-        DeviceError: a kernel is not there, and there is no compiler.
+        DeviceError: a kernel is not in the cache, and there is no compiler.
     """
     names = sorted(name for name, made in wanted().items() if made.runs_on(capability))[:4 if quick else None]
     missing = [name for name in names if not is_cached(wanted()[name], capability)]

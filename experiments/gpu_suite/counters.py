@@ -1,7 +1,7 @@
-"""Counters of the profiler for four kernels, beside those that the cost model begins with.
+"""Profiler counters of four kernels, beside those of the cost model.
 
-Nsight Compute (`ncu`) runs a step of each case in a process of its own and counts; the PTX machine counts the same
-launch (tests/cuda/ptx). Where they part, the model is wrong, or the compiler has done something.
+Nsight Compute (`ncu`) profiles a step of each case in a process of its own, and the PTX interpreter counts the same
+launch (tests/cuda/ptx). If they differ, the model is wrong, or ptxas has changed the code.
 """
 
 import argparse
@@ -33,7 +33,7 @@ CASES = {"q4, 1 token": "gemv", "q3h, 1 token": "gemv", "q4, 128 tokens": "gemm"
 
 
 def counters(setting: Setting) -> None:
-    """Four kernels: the profiler's counters beside the model's."""
+    """Profiler counters of four kernels beside the model's."""
     tool = None if setting.simulator else shutil.which(TOOL)
     if tool is None:
         setting.add(what=f"left out: counters are the profiler's, and {TOOL} is not on the PATH (cuda.bindings has no "
@@ -50,7 +50,7 @@ def counters(setting: Setting) -> None:
 
 
 def beside(measured: dict, model: dict) -> dict:
-    """Measured and expected numbers in turns, or why there is nothing expected."""
+    """Measured and predicted values side by side, or why there is no prediction."""
     if "failed" in model:
         return {**measured, "model": model["failed"]}
     return {key: value for name, number in measured.items()
@@ -58,10 +58,10 @@ def beside(measured: dict, model: dict) -> dict:
 
 
 def profiled(setting: Setting, tool: str, name: str) -> tuple[str, str, dict]:
-    """The kernel of a case, the GPU, and what the profiler counts of the kernel's last launch.
+    """Profile a case: the kernel, the GPU, and the profiler's counters of the kernel's last launch.
 
     Raises:
-        RuntimeError: the profiler, or what it ran, has failed; the message has its own.
+        RuntimeError: the profiler or the profiled program failed; the message quotes it.
     """
     names = setting.out / "counters-names.json"
     names.unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def profiled(setting: Setting, tool: str, name: str) -> tuple[str, str, dict]:
 
 
 def raw_page(text: str) -> list[dict[str, str]]:
-    """Rows of kernels in the profiler's output: what the profiled program prints and the row of units left out."""
+    """Rows of kernels in the profiler's CSV output, without the profiled program's output and the row of units."""
     lines = text.splitlines()
     begin = next((at for at, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     rows = csv.DictReader(line for line in lines[begin:] if line.startswith('"'))
@@ -99,13 +99,15 @@ def raw_page(text: str) -> list[dict[str, str]]:
 
 
 def expected(name: str, on: str, quick: bool) -> dict:
-    """The same numbers by the PTX machine and, of the card that is named like `on`, else of an H200, the cost model;
-    "failed" says why there are none."""
-    from tests.cuda.on_ptx.predict import How, Sampling, predicted
+    """The same counters from the PTX interpreter, and the time from the cost model.
+
+    on: name of the GPU; if it is not known to the model, an H200 is taken. "failed": why there is no prediction.
+    """
+    from tests.cuda.on_ptx.predict import Options, Sampling, predicted
     from tests.cuda.ptx.model import CARDS
 
     card = next((key for key in CARDS if key in on), "H200")
-    device = Sampling(1 << 30, How.for_card(card))
+    device = Sampling(1 << 30, Options.for_card(card))
     try:
         run(name, device, quick)
         work, checks = next(pair for pair in reversed(device.found) if pair[0].kernel.name.startswith(CASES[name]))
@@ -121,7 +123,7 @@ def expected(name: str, on: str, quick: bool) -> dict:
 
 
 def run(name: str, device, quick: bool) -> None:
-    """A case on a device: its last step is the one that counts."""
+    """Run a case on a device; its last step is the one to be counted."""
     kind, _, rest = name.partition(", ")
     n, k = (128, 512) if quick else (4096, 4096)
     if kind == "attention":
@@ -139,7 +141,8 @@ def run(name: str, device, quick: bool) -> None:
 
 
 def main() -> None:
-    """Run a case on the GPU, for the profiler; the file of names gets the kernel's, its symbol, and the GPU's."""
+    """Run a case on the GPU, for the profiler; write the kernel's name, its symbol and the GPU's name to the file
+    --names."""
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu_suite.counters", description=main.__doc__)
     parser.add_argument("--case", required=True, choices=CASES)
     parser.add_argument("--names", type=Path, required=True)

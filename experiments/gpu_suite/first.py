@@ -1,4 +1,4 @@
-"""What to know first on a new card: its limits, kernels that load, the main kernels beside the reference."""
+"""First facts about a GPU: its limits, whether kernels load, and the main kernels against the reference."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ TOOL = "compute-sanitizer"
 
 
 def limits(setting: Setting) -> None:
-    """The card's attributes, and whether every kernel that was brought along loads."""
+    """The GPU's attributes, and whether every compiled kernel loads."""
     device = setting.device()
     if not isinstance(device, Gpu):
         setting.add(what="left out: the simulator has no limits")
@@ -49,7 +49,7 @@ def main_cases() -> Iterator[tuple]:
 
 
 def main_kernels(setting: Setting) -> None:
-    """The main kernels beside the reference; once more under compute-sanitizer, where that is installed."""
+    """The main kernels against the reference; a second time under compute-sanitizer, if it is installed."""
     for case, bound, options in list(main_cases())[:2 if setting.quick else None]:
         _compare(setting, case, bound, **options)
     tool = None if setting.simulator else shutil.which(TOOL)
@@ -63,7 +63,7 @@ def main_kernels(setting: Setting) -> None:
 
 
 def two_layers(setting: Setting) -> None:
-    """An 8B model of two layers: a prompt and two tokens, beside the reference."""
+    """An 8B model with two layers: a prompt and two tokens, against the reference."""
     shape = TOY["toy"] if setting.quick else replace(SHAPES["8b"], layers=2, vocabulary=32000, context=2048)
     for kind in ("q4", "F16"):
         if setting.is_over:

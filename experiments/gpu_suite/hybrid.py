@@ -1,4 +1,4 @@
-"""Plans over several devices: GPUs by layer and by tensor, the processor beside a GPU; how fast, and how far off."""
+"""Plans over several devices: GPUs by layer and by tensor, a CPU beside a GPU: speed and error."""
 
 import time
 
@@ -23,7 +23,7 @@ PROMPT, STEPS = 512, 32
 
 
 def hybrid(setting: Setting) -> None:
-    """Decoding speed, a prompt's time and the difference from one GPU of each plan."""
+    """Decoding speed and prompt time of each plan, and its difference from one GPU."""
     for name, shape in (TOY if setting.quick else SHAPES).items():
         network, checkpoint = random_network(shape, "q4", fuse=False)
         alone = None
@@ -45,13 +45,13 @@ def hybrid(setting: Setting) -> None:
 
 
 def _placements(network, quick: bool):
-    """Device strings of GPUs, then layers that the processor takes."""
+    """Device strings of GPUs, then numbers of layers on the CPU."""
     found = [(parse_devices(text), None) for text in (PLANS[:3] if quick else PLANS)]
     return found + [with_cpu_layers(network, None, count) for count in ((1, -1) if quick else CPU_LAYERS)]
 
 
 def program_of(network, checkpoint, devices, layers, setting: Setting, **options) -> PlanProgram:
-    """A plan on GPUs and the processor, with room for a prompt and what is measured after it."""
+    """A program of GPUs and a CPU, with memory for a prompt and the tokens that are measured after it."""
     plan = partition(network, devices, executors_of(devices, "cuda"), layers=layers)
     program = PlanProgram(plan, {"cpu": cpu, "cuda": cuda}, lambda part: WeightSource(part, checkpoint),
                           gpu="simulator" if setting.simulator else "gpu", **options)
@@ -60,7 +60,7 @@ def program_of(network, checkpoint, devices, layers, setting: Setting, **options
 
 
 def measured(program: PlanProgram, shape: Shape, quick: bool) -> tuple[dict, np.ndarray]:
-    """Figures, and the logits after the prompt."""
+    """The measurements, and the logits after the prompt."""
     tokens, steps = (6, 2) if quick else (PROMPT, STEPS)
     ids = np.random.default_rng(0).integers(0, shape.vocabulary, tokens)
     for _ in range(1 if quick else 2):

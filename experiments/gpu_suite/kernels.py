@@ -1,4 +1,4 @@
-"""How fast are copies, matrix products and launches."""
+"""Speed of copies, matrix products and launches."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ COLD = 160 << 20  # bytes of the copies of a matrix: more than second caches hol
 
 
 def copies(setting: Setting) -> None:
-    """Memory to memory on the device, up and down."""
+    """Copies within device memory, to the device and to the host."""
     device = setting.device()
     for megabytes in (1,) if setting.quick else (16, 256, 1024, 4096):
         if setting.was_tried(megabytes=megabytes):
@@ -48,7 +48,7 @@ def _copies(setting: Setting, device: Device, megabytes: int) -> None:
 
 
 def matrices(setting: Setting) -> None:
-    """Every type at the shapes of an 8B model, from 1 token to a long prompt."""
+    """Every type of matrix at the shapes of an 8B model, from 1 token to a long prompt."""
     shapes = {"toy": (128, 256)} if setting.quick else SHAPES
     for kind in ("F16", "q4", "q3h+0.5%") if setting.quick else KINDS:
         for name, (n, k) in shapes.items():
@@ -64,7 +64,7 @@ def matrices(setting: Setting) -> None:
 
 
 def _matrix(setting: Setting, kind: str, name: str, n: int, k: int) -> None:
-    """One matrix, for each number of tokens: random numbers, and copies in turn that no cache holds."""
+    """One matrix for each number of tokens: random values, in several copies that together exceed the caches."""
     copies = 2 if setting.quick else ceil(COLD, stored_bytes(kind, k) * n)
     case = linear_case(kind, n, k, 1, fill="repeated", copies=copies)
     device = setting.device()
@@ -119,7 +119,7 @@ def _vendor(setting: Setting, shapes: dict) -> None:
 
 
 def launches(setting: Setting) -> None:
-    """What a launch costs, one by one and in a graph."""
+    """Time of a launch, one by one and in a CUDA graph."""
     device, count = setting.device(), 20 if setting.quick else 1000
     memory = device.alloc(1024)
     for made in (_empty, _eight):
@@ -137,7 +137,7 @@ def launches(setting: Setting) -> None:
 
 @contextmanager
 def _dependent(device: Device, wanted: bool) -> Iterator[None]:
-    """Whether kernels that are launched within begin before the one in front of them ends."""
+    """Set whether launches use programmatic dependent launch, within a `with` block."""
     before, device.dependent = getattr(device, "dependent", False), wanted
     try:
         yield

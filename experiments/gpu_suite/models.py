@@ -1,4 +1,5 @@
-"""How fast are whole models: tokens per second by type and batch, prompts, KV blocks to the host, several devices."""
+"""Speed of whole models: tokens per second by type and batch, prompts, KV blocks copied to the host, several
+devices."""
 
 import threading
 import time
@@ -19,7 +20,7 @@ CONTEXT = 512
 
 
 def speed(setting: Setting) -> None:
-    """Decoding at batches 1 to 64 after a context of 512, and prompts of 512 and 2048."""
+    """Decoding at batches of 1 to 64 after a context of 512, and prompts of 512 and 2048 tokens."""
     for name, shape in (TOY if setting.quick else SHAPES).items():
         for kind in ("F16", "q4") if setting.quick else KINDS:
             if setting.is_over:
@@ -51,8 +52,8 @@ def _speed(setting: Setting, shape: Shape, name: str, kind: str) -> None:
 
 
 def fusing(setting: Setting) -> None:
-    """Decoding with steps alone, with neighbours together, with blocks that own 32 results, and with these in turn: no
-    kernel begins before the one in front of it ends."""
+    """Decoding with separate steps, with fused steps, with fusions whose blocks compute 32 adjacent results, and the
+    same without programmatic dependent launch."""
     forms = {"alone": {"fused": False}, "neighbours": {"units": False}, "units": {}, "units in turn": {}}
     for name, shape in (TOY if setting.quick else SHAPES).items():
         for kind in ("q4",) if setting.quick else ("F16", "q8", "q4", "q3h"):
@@ -100,7 +101,8 @@ def _decode(setting: Setting, program: Program, name: str, kind: str, sequences:
 
 
 def _growing(setting: Setting, program: Program, name: str, kind: str, sequences: int) -> None:
-    """Tokens that are picked and go on, each with a key more than the one before, and the host's own time for one."""
+    """Tokens that are sampled and decoded further, each with one key more than the one before; and the host's time per
+    token."""
     shape, steps, begin = (TOY | SHAPES)[name], 2 if setting.quick else 50, 3 if setting.quick else CONTEXT
     blocks, rows, times = -(-(begin + 3 + steps) // program.block_size), np.arange(sequences), []
     table = np.arange(sequences * blocks).reshape(sequences, blocks)
@@ -120,7 +122,7 @@ def _growing(setting: Setting, program: Program, name: str, kind: str, sequences
 
 
 def _wall(program: Program, work, repeats: int) -> float:
-    """Seconds of one of `repeats` runs, on the host's clock."""
+    """Wall-clock seconds of one of `repeats` runs."""
     program.device.synchronize()
     begin = time.perf_counter()
     for _ in range(repeats):
@@ -130,7 +132,8 @@ def _wall(program: Program, work, repeats: int) -> float:
 
 
 def offload(setting: Setting) -> None:
-    """KV blocks to the host and back, then decoding with a share of the layers' keys and values kept there."""
+    """KV blocks copied to the host and back; then decoding with a part of the layers' keys and values in host
+    memory."""
     name, shape = next(iter((TOY if setting.quick else SHAPES).items()))
     with setting.attempt(model=name, what="blocks to the host and back"):
         _swapping(setting, name, shape)
@@ -168,7 +171,7 @@ def _offloaded(setting: Setting, name: str, shape: Shape, percent: int) -> None:
 
 
 def several(setting: Setting) -> None:
-    """Programs on devices of their own, which are streams of one GPU: one after the other, then at the same time."""
+    """Programs on separate devices, which are streams of one GPU: first in turn, then at the same time."""
     name, shape = next(iter((TOY if setting.quick else SHAPES).items()))
     for count in (1, 2) if setting.quick else (1, 2, 4):
         if setting.was_tried(model=name, devices=count):

@@ -1,4 +1,4 @@
-"""Is it right: every kernel at odd shapes, and whole models, against the reference."""
+"""Correctness: every kernel at odd shapes, and whole models, against the reference."""
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def _compare(setting: Setting, case, bound: float, **options) -> None:
 
 
 def models(setting: Setting) -> None:
-    """Prefill, then decoding, of plain decoders with random weights: logits beside those of the reference."""
+    """Prefill, then decoding, of plain decoders with random weights: logits against the reference."""
     toy = Shape(2, 64, 4, 2, 96, 101, 512)
     shapes = {"toy": toy} if setting.quick else {"toy": toy, "1b, 2 layers": Shape(2, 2048, 32, 8, 8192, 32000, 2048),
                                                  "8b, 1 layer": Shape(1, 4096, 32, 8, 14336, 32000, 2048)}

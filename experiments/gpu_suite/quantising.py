@@ -1,4 +1,4 @@
-"""Weights quantised on the device: the bytes of the processor, and how long both take."""
+"""Weights quantised on the device: the same bytes as on the CPU, and the time of both."""
 
 import time
 
@@ -11,7 +11,8 @@ from numflow.quant.layout import ROW_SCHEMES
 
 
 def quantising(setting: Setting) -> None:
-    """Every scheme on normal weights, some rows of them with blocks that are octaves apart; times of a second call."""
+    """Every scheme on normally distributed weights, some rows with blocks of very different scales; times of a second
+    call."""
     n, columns = (2, 64) if setting.quick else (1024, 4096)
     rng = np.random.default_rng(0)
     x = (0.02 * rng.standard_normal((n, columns))).astype(np.float32)

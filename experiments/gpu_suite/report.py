@@ -8,7 +8,7 @@ MOST_ROWS = 400
 
 
 def write(out: Path) -> None:
-    """Make the page, and figures where matplotlib is installed."""
+    """Write the page, and figures if matplotlib is installed."""
     parts = [facts for path in sorted(out.glob("*.json")) if "part" in (facts := kept(path))]
     if not parts:
         return
@@ -35,7 +35,7 @@ def _found(part: dict) -> list[dict]:
 
 
 def goals(found: dict[str, list[dict]]) -> list[str]:
-    """What was hoped for beside what was measured, as far as the parts for it were run at full size."""
+    """Goals beside measurements, for the parts that were run at full size."""
     rows = []
 
     def first(part: str, **wanted) -> dict | None:
@@ -77,7 +77,7 @@ def _table(rows: list[dict]) -> list[str]:
 
 
 def draw(out: Path, parts: list[dict]) -> list[str]:
-    """Names of the figures."""
+    """Draw the figures, and return their names."""
     try:
         import matplotlib
 

@@ -1,4 +1,4 @@
-"""What parts of the suite share: the device, a clock, the time that is left, and where results go."""
+"""The common setting of all parts of the suite: the device, the time limit, and the results."""
 
 import json
 import platform
@@ -26,19 +26,21 @@ FAULT_CODE = 70     # exit status of such a process
 
 
 class GivenUp(Exception):
-    """A part in which everything fails."""
+    """A part in which every attempt fails."""
 
 
 class Faulted(Exception):
-    """The GPU has met a fault: this process can use it no more, and another goes on behind the row."""
+    """A fault of the GPU: this process can no longer use it, and another process continues after the current row."""
 
 
 @dataclass
 class Setting:
-    """A run of the suite. quick: toy sizes. rows: what the part that is running has found, one dict each. tried: the
-    attempts that have ended, well or not, in this process or in one that a fault of the GPU has ended.
+    """A run of the suite.
 
-    The part's file is written anew with every row, so that what was found survives whatever ends the process.
+    quick: toy sizes. rows: results of the current part, one dict each. tried: attempts that have ended, with success or
+    not, in this process or in an earlier one that a fault of the GPU ended.
+
+    The part's file is rewritten with every row, so that results survive the end of the process.
     """
 
     simulator: bool
@@ -53,28 +55,28 @@ class Setting:
     _failures: int = 0
 
     def device(self, index: int = 0, careful: bool = False) -> Device:
-        """A device of its own: a stream of the GPU, or a simulated one. careful: a fault names its kernel."""
+        """A new device: a stream of the GPU, or a simulated one. careful: a fault names its kernel."""
         made = Simulated(index) if self.simulator else open_device("gpu", careful=careful)
         self._name = made.name
         return made
 
     @property
     def is_over(self) -> bool:
-        """Whether the part has used its time."""
+        """Whether the part has used up its time."""
         return self.left_s < 0
 
     @property
     def left_s(self) -> float:
-        """Seconds that the part still has."""
+        """Seconds that remain for the part."""
         return self.begun + self.limit_s - time.perf_counter()
 
     @property
     def path(self) -> Path:
-        """The file of the part."""
+        """Path of the part's file."""
         return self.out / f"{self.part}.json"
 
     def add(self, **row) -> None:
-        """Keep a result and show it."""
+        """Store a result and print it."""
         self.rows.append(row)
         if "failed" not in row:
             self._failures = 0
@@ -82,16 +84,17 @@ class Setting:
         self.write(INTERRUPTED)
 
     def was_tried(self, **about) -> bool:
-        """Whether this attempt has ended already, in this process or in one before it that met a fault."""
+        """Whether this attempt has ended already, in this process or in an earlier one that met a fault."""
         return _plain(about) in self.tried
 
     @contextmanager
     def attempt(self, **about) -> Iterator[None]:
-        """Something that may fail: then a row says what and why, and the part goes on, unless nothing succeeds.
+        """A context for something that may fail: a failure becomes a row, and the part continues, unless nothing
+        succeeds.
 
         Raises:
-            GivenUp: one failure after the other, as when the GPU is in no state to run anything.
-            Faulted: a fault of the GPU, after which nothing of this process can use it.
+            GivenUp: several failures in a row, as when the GPU cannot run anything.
+            Faulted: a fault of the GPU, after which this process cannot use it.
         """
         try:
             yield
@@ -108,8 +111,10 @@ class Setting:
                 raise GivenUp(f"{MOST_FAILURES} failures in a row, the last: {problem}") from problem
 
     def run(self, part: Callable[["Setting"], None]) -> bool:
-        """Run the part, from behind the row at which a fault or the clock ended it before, and write its file. Whether
-        another process should go on: this one has met a fault of the GPU."""
+        """Run the part, after the row at which a fault or the time limit ended it before, and write its file.
+
+        Returns whether another process should continue, because this one met a fault of the GPU.
+        """
         error, before = "", kept(self.path)
         if before and before["error"].startswith((FAULT, OVER)) and self._is_like(before):
             self.rows, self.tried = before["rows"], before["tried"]
@@ -126,7 +131,7 @@ class Setting:
         return error.startswith(FAULT)
 
     def write(self, error: str) -> None:
-        """The part's file as it is by now."""
+        """Write the part's file with the results so far."""
         facts = {"part": self.part, "device": self._name, "simulator": self.simulator, "quick": self.quick,
                  "driver": driver_version(self.simulator), "seconds": round(time.perf_counter() - self.begun, 1),
                  "complete": not (error or self.is_over or any("failed" in row for row in self.rows)),
@@ -135,7 +140,7 @@ class Setting:
         keep(self.path, facts)
 
     def is_done(self) -> bool:
-        """Whether the part has a result of these sizes, which was not cut short by a fault."""
+        """Whether the part has a result of these sizes that no fault cut short."""
         facts = kept(self.path)
         return bool(facts) and self._is_like(facts) and not facts["error"]
 
@@ -143,7 +148,7 @@ class Setting:
         return (facts["simulator"], facts["quick"]) == (self.simulator, self.quick)
 
     def ended(self, how: str) -> None:
-        """The process of the part has ended before the part has."""
+        """Note that the part's process has ended before the part was finished."""
         print(f"  FAILED {how}", flush=True)
         facts = kept(self.path)
         if facts and facts["error"] == INTERRUPTED:
@@ -153,7 +158,7 @@ class Setting:
 
 
 def keep(path: Path, facts: dict) -> None:
-    """Write a file that is never half there."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = path.with_suffix(".part")
     whole.write_text(json.dumps(facts, indent=1))
@@ -161,7 +166,7 @@ def keep(path: Path, facts: dict) -> None:
 
 
 def kept(path: Path) -> dict:
-    """What `keep` has written, {} if there is none."""
+    """The content of a file of `keep`, {} if there is none."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -169,7 +174,7 @@ def kept(path: Path) -> dict:
 
 
 def _plain(about: dict) -> dict:
-    """As a file has it."""
+    """A value as JSON can store it."""
     return json.loads(json.dumps(about))
 
 
@@ -183,7 +188,7 @@ def _versions() -> dict[str, str]:
 
 
 def driver_version(simulator: bool) -> str:
-    """What the GPU's driver calls itself, "13.0" for 13000; "none" without one."""
+    """The CUDA version of the GPU's driver, "13.0" for 13000; "none" without a driver."""
     try:
         found = 0 if simulator else int(driver().cuDriverGetVersion()[1])
     except Exception:  # a page of results is worth more than this line of it
@@ -192,7 +197,7 @@ def driver_version(simulator: bool) -> str:
 
 
 def seconds(device: Device, work: Callable[[], None], repeats: int = 10) -> float:
-    """Median time of `work`, which only puts things into the device's queue."""
+    """Median time of `work`, which only puts work into the device's stream."""
     work()
     device.synchronize()
     times = []
@@ -209,7 +214,7 @@ def seconds(device: Device, work: Callable[[], None], repeats: int = 10) -> floa
 
 
 def each(device: Device, works: list[Launch], copies: int = 20) -> float:
-    """Seconds of the launches once, replayed `copies` times as one graph where there are graphs."""
+    """Seconds of one execution of the launches, replayed `copies` times as one CUDA graph if the device has graphs."""
     if isinstance(device, Simulated):
         return seconds(device, lambda: [device.launch(work) for work in works])
     graph = device.record(works * copies)

@@ -1,4 +1,4 @@
-"""Whole models: published logits of tiny checkpoints, random decoders beside the processor, torch as the peer."""
+"""Whole models: published logits of tiny checkpoints, random decoders against the CPU, and torch for comparison."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def fixtures(setting: Setting) -> None:
 
 
 def _compared(model, case: dict, expected, quick: bool) -> dict:
-    """Largest error over the standard deviation, and whether the greedy tokens are the published ones."""
+    """Largest error divided by the standard deviation, and whether the greedy tokens equal the published ones."""
     count, same, found = 3 if quick else None, True, []
     if case["kind"] == "seq2seq":
         for i, (source, prefix) in enumerate(zip(case["encoder_inputs"], case["decoder_prefixes"], strict=True)):
@@ -54,7 +54,7 @@ def _compared(model, case: dict, expected, quick: bool) -> dict:
 
 
 def random_models(setting: Setting) -> None:
-    """A prompt and some tokens of the 1B and the 8B shape, beside the processor's executor on the same weights."""
+    """A prompt and some tokens at the 1B and the 8B shape, against the CPU executor with the same weights."""
     for name, shape in (TOY if setting.quick else SHAPES).items():
         for kind in ("q4",) if setting.quick else ("q4", "F16") if name == "1b" else ("q4",):
             if setting.is_over:
@@ -71,7 +71,7 @@ def random_models(setting: Setting) -> None:
 
 
 def _side_by_side(programs: list, shape: Shape, length: int) -> tuple[float, int]:
-    """Largest error over the standard deviation, and how many of 4 likeliest tokens are the same."""
+    """Largest error divided by the standard deviation, and how many of the 4 most likely tokens agree."""
     tokens, worst, same = np.random.default_rng(0).integers(0, shape.vocabulary, length).tolist(), 0.0, 0
     for program in programs:
         program.reserve(2)
@@ -87,7 +87,8 @@ def _side_by_side(programs: list, shape: Shape, length: int) -> tuple[float, int
 
 
 def peer(setting: Setting) -> None:
-    """Decoding of the same shapes in torch and transformers, bfloat16: one call a token, and replayed as a graph."""
+    """Decoding at the same shapes in torch and transformers, bfloat16: one call a token, and replayed as a CUDA
+    graph."""
     if setting.simulator:
         setting.add(peer="torch", what="left out: there is no GPU")
         return
@@ -126,7 +127,7 @@ def peer(setting: Setting) -> None:
 
 
 def _graphed(torch, step):
-    """The step as a recorded graph."""
+    """The step as a CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):

@@ -1,10 +1,10 @@
-"""What each step from a plain loop to the kernels of numflow/cpu is worth, for a 4-bit matrix.
+"""Kernel steps: the gain of each step from a plain loop to the kernels of numflow/cpu, for a 4-bit matrix.
 
-One thread. Prefill: 512 tokens meet a Q4_0 matrix of 1536 rows and 576 columns, which lies in a cache; counted are
-multiplications and additions. Decoding: one token meets a matrix of 65536 rows and 4096 columns (151 MB), which comes
-from memory; counted are its bytes. Every step computes the same product; the kernels for AVX2 and for plain LLVM
-vectors run in processes of their own, which are told to use nothing else. The limits are measured before the steps
-and after them; the higher ones count.
+One thread. Prefill multiplies 512 tokens by a Q4_0 matrix of 1536 rows and 576 columns, which fits a cache; its speed
+counts multiplications and additions. Decoding multiplies one token by a matrix of 65536 rows and 4096 columns (151 MB),
+which is read from memory; its speed counts the bytes of the matrix. Every step computes the same product. The kernels
+for AVX2 and for plain LLVM vectors run in separate processes that are restricted to these instruction sets. The limits
+are measured before and after the steps; the higher values are used.
 """
 
 import json
@@ -44,7 +44,7 @@ def run(lab):
     after = measure_limits(1)
     memory, peak = max(before.read_gb_s, after.read_gb_s), max(before.int8_gop_s, after.int8_gop_s)
     for name, gop, gb in rows:
-        lab.doubt(lab.quick or (gop <= NOISE * peak and gb <= NOISE * memory), f"{name}: more than this machine can do")
+        lab.doubt(lab.quick or (gop <= NOISE * peak and gb <= NOISE * memory), f"{name}: above the machine's limit")
     lab.results |= {"rows": rows, "limits": {"read_gb_s": memory, "int8_gop_s": peak}}
     lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
     lab.table(["step", "prefill, GOP/s", "of int8 peak", "decoding, GB/s", "of bandwidth"],
@@ -73,7 +73,7 @@ def redraw(lab):
     first, last = rows[0], rows[-1]
     lab.figure(made, "steps", f"From plain loops to tiles of bytes: a prompt {last[1] / first[1]:.0f} times, a token "
                f"{last[2] / first[2]:.0f} times as fast", "Q4_0", "1 thread", left=3.3, wspace=0.1,
-               caption="Speed of each step; dashed: what this machine can do")
+               caption="Speed of each step; dashed: the limit of this machine")
 
 
 def _stored(rows: int, columns: int) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Plans on virtual devices of this machine: what the clock says beside what the simulator predicts.
+"""Plans on virtual devices of this machine: measured times beside the simulator's predictions.
 
-All plans are open at the same time and take turns, with the measurements that predictions rest on between them: what
-else the machine does meanwhile hits all of them alike. Every turn is predicted from what was measured in that turn: the
-memory of a virtual machine may be half as fast again a minute later.
+All plans are open at the same time and take turns, together with the measurements that predictions use, so other load
+on the machine affects all of them alike. Each turn is predicted from the measurements of that turn, because the memory
+bandwidth of a virtual machine may change by half within a minute.
 """
 
 import time
@@ -108,7 +108,7 @@ def _model(lab):
             built = network.build(network.choose_spec(checkpoint), checkpoint, fuse=False)
             return Path(lab.options["model"]).name, built, checkpoint
         except NumflowError as error:
-            lab.text(f"{error}; random weights of the same shape are run instead.")
+            lab.text(f"{error}; the experiment runs random weights of the same shape instead.")
     sizes = {"layers": 4, "vocabulary": 512} if lab.quick else {}
     return "random weights, 135m shape", *random_network(find_shape("135m", **sizes), "Q8_0", fuse=False)
 

@@ -1,10 +1,10 @@
 """By layer, by tensor, hybrid: decoding speed of one query, and throughput under load, on four devices.
 
-The technical report of Inferflow (arXiv 2401.08294) compares the three ways to cut a model on four Tesla V100 in its
-Table 5. The table itself was not at hand; its text claims that hybrid partition decodes faster than cutting by layer
-and has more throughput than cutting by tensor. Here the same setting is simulated, as the original executes a plan and
-as numflow does, and then run for real on virtual devices of this machine, where the simulator's predictions are held
-against the clock. A plain decoder of the size of the option `shape` in half precision is what is simulated.
+Table 5 of Inferflow's technical report (arXiv 2401.08294) compares the three ways to split a model over four Tesla
+V100. The table was not available here; the report's text says that hybrid partition decodes faster than a split by
+layer and has a higher throughput than a split by tensor. This experiment simulates the same setting, with plans
+executed as in Inferflow and as in numflow, for a plain decoder of the size `shape` in half precision. Then it runs
+plans on virtual devices of this machine and compares the measured times with the simulator's predictions.
 """
 
 # `virtual` names the plans on virtual devices that are measured: "all", "none", or some ("0&1,0&1;2&3"). Rows of the
@@ -84,8 +84,9 @@ def _report(lab, rows, cluster) -> None:
     options = lab.options
     lab.heading(f"Simulated: {cluster.title}")
     lab.text(f"{options['shape']} in half precision; prompts of {options['prompt']} tokens, {options['new']} new ones. "
-             f"Speed is of one query alone; throughput with {options['at_once']} queries always under way. Busy is "
-             "how much of the time the devices work under that load; links and waiting are shares of one query's time.")
+             f"Speed is for a single query; throughput is with {options['at_once']} queries at any time. Busy is the "
+             "share of time in which the devices compute under that load; links and waiting are shares of one query's "
+             "time.")
     lab.table(["engine", "strategy", "devices", "tok/s, one query", "tok/s, load", "first token s", "busy", "links",
                "waiting", "GB per device"],
               [[row["engine"], row["strategy"], f"`{row['devices']}`", row["speed"], row["throughput"],
@@ -95,9 +96,9 @@ def _report(lab, rows, cluster) -> None:
     for style in (INFERFLOW, NUMFLOW):
         speed = by[style.name, "hybrid"]["speed"] / by[style.name, "by layer"]["speed"]
         throughput = by[style.name, "hybrid"]["throughput"] / by[style.name, "by tensor"]["throughput"]
-        lab.text(f"{style.name}: hybrid decodes one query {speed:.2f} times as fast as by layer (the report claims "
-                 f"more than 1: {'yes' if speed > 1 else 'no'}), and has {throughput:.2f} times the throughput of by "
-                 f"tensor (more than 1: {'yes' if throughput > 1 else 'no'}).")
+        lab.text(f"{style.name}: hybrid decodes one query {speed:.2f} times as fast as the split by layer (more than "
+                 f"1, as the report says: {'yes' if speed > 1 else 'no'}), with {throughput:.2f} times the throughput "
+                 f"of the split by tensor (more than 1: {'yes' if throughput > 1 else 'no'}).")
     show.strategies(lab, rows, list(STRATEGIES))
 
 

@@ -64,7 +64,7 @@ def timeline(lab, found: Mapping[str, Mapping], devices: Mapping[str, str]) -> N
                                                                f"{lost[name]:.0%} {_cut(name)}"
                                                                for at, name in enumerate(reversed(ordered))),
                "simulated", lab.results["cluster"], hspace=0.3, wspace=0.15,
-               caption="What each device does (numflow's execution, simulated): shares of its time, and one layer")
+               caption="Activity of each device (numflow's execution, simulated): shares of time, and one layer")
 
 
 def _cut(name: str) -> str:

@@ -1,4 +1,4 @@
-"""How the strategies compare when one thing changes: queries, context, links, number of devices."""
+"""Comparison of the strategies when one quantity changes: queries, context, links, number of devices."""
 
 import itertools
 from dataclasses import replace
@@ -13,10 +13,10 @@ from . import show
 
 def sweeps(lab, network, cluster: Cluster, strategies: dict[str, str]) -> None:
     """Four figures' worth of decoding rates; each point is a simulation."""
-    lab.heading("What decides")
-    lab.text("Decoding rates of simulated plans, as numflow executes them, when one thing changes and the rest stays: "
-             "8 queries of 512 tokens on the cluster above. Prompts are not counted here; under load, in the table "
-             "above, they are.")
+    lab.heading("The effect of load and hardware")
+    lab.text("Decoding rates of simulated plans, executed as in numflow. One quantity changes; the others stay at 8 "
+             "queries of 512 tokens on the cluster above. Prompts are not counted here, but they are counted under "
+             "load in the table above.")
     cut = {name: partition(network, devices) for name, devices in strategies.items()}
     batches, contexts = ([1, 8], [128, 2048]) if lab.quick else ([1, 2, 4, 8, 16, 32, 64, 128], [128, 512, 2048, 8192])
     speeds = [1, 10, 100] if lab.quick else [0.5, 1, 2, 5, 10, 20, 50, 100, 200, 400]
@@ -44,11 +44,11 @@ def leaders(lab, points: dict[str, dict[str, list]]) -> None:
     queries = points["queries at the same time"]
     wins = [x for (x, rate) in queries["hybrid"] if all(rate > dict(queries[other])[x] for other in queries
                                                        if other != "hybrid")]
-    lab.claim(f"When decoding alone counts, hybrid is the fastest from {wins[0] if wins else 0} queries on, and by "
-              "tensor below: exchanges of few rows cost little, those of many cost what the links take.",
+    lab.claim(f"For decoding alone, hybrid is the fastest from {wins[0] if wins else 0} queries on, and the split by "
+              "tensor below: exchanges of few rows cost little, exchanges of many rows are limited by the links.",
               bool(wins) and wins == [x for x, _ in queries["hybrid"] if x >= wins[0]]
               and all(best_of(queries, x) == "by tensor" for x, _ in queries["hybrid"] if x < wins[0]),
-              f"When decoding alone counts, hybrid is the fastest of the three at {', '.join(map(str, wins)) or 'no'} "
+              f"For decoding alone, hybrid is the fastest of the three at {', '.join(map(str, wins)) or 'no'} "
               "queries.")
 
 

@@ -1,5 +1,5 @@
-"""The part of the report about virtual devices: which plans are measured now, which rows stay as they were, and how
-they are shown."""
+"""The report's part on virtual devices: the choice of plans to measure, rows kept from earlier runs, and their table.
+"""
 
 import time
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def virtual(lab, strategies: Mapping[str, str]) -> None:
     if not rows:
         return
     lab.results |= {"virtual": rows, **{key: (new or old)[key] for key in KEPT}}
-    lab.heading("Real: virtual devices of this machine")
+    lab.heading("Measured: virtual devices of this machine")
     _text(lab, rows)
     show.virtual(lab, rows)
 
@@ -64,21 +64,21 @@ def _merged(order: list[str], old: list[dict], new: list[dict]) -> list[dict]:
 
 
 def _text(lab, rows: list[dict]) -> None:
-    figures, spread = lab.results["figures"], "least .. most"
+    figures, spread = lab.results["figures"], "min .. max"
     giga, micro = {key: value / 1e9 for key, value in figures.items()}, {k: value * 1e6 for k, value in figures.items()}
     lab.text(
-        f"{lab.results['model']}, after {CONTEXT} tokens; each virtual device is threads of its own with memory of its "
-        f"own. Measured on this machine: {giga['bandwidth']:.1f} GB/s and {giga['operations']:.0f} int8 GOP/s per "
-        f"device, {giga['host_bandwidth']:.1f} GB/s together, {figures['cores']:.2g} devices at full speed together; "
+        f"{lab.results['model']}, after {CONTEXT} tokens; each virtual device is a set of threads with its own memory. "
+        f"Measured on this machine: {giga['bandwidth']:.1f} GB/s and {giga['operations']:.0f} int8 GOP/s per device, "
+        f"{giga['host_bandwidth']:.1f} GB/s together, {figures['cores']:.2g} devices at full speed together; "
         f"{micro['step']:.1f} µs per step, {micro['latency']:.1f} µs per exchange of two devices and "
-        f"{micro['crowded']:.1f} µs of all; {micro['start_each']:.0f} µs of a batch for each further device. What each "
-        "kind of step takes, and a batch beside its steps, is measured on one device, for each number of queries; so "
-        "the rows of one device show no more than that the parts add up. All else is predicted: plans, exchanges, "
-        "waiting, and devices that share cores and memory. More devices than there are cores can gain nothing over as "
-        "many as there are: what they test is the execution and the prediction. All plans and measurements took turns, "
-        f"in {lab.results['rounds']} rounds, each predicted from what was measured in it. The table has medians of the "
-        "rounds, the least and the most beside each; the last column says whether the prediction lies between the "
-        "least and the most that was measured.")
+        f"{micro['crowded']:.1f} µs of all; {micro['start_each']:.0f} µs per batch for each additional device. The "
+        "time of each kind of step, and of a batch beside its steps, is measured on one device for each number of "
+        "queries; so the rows of one device only show that the parts add up. Everything else is predicted: plans, "
+        "exchanges, waiting, and devices that share cores and memory. More devices than cores cannot be faster than "
+        "as many devices as cores; such plans test the execution and the prediction. All plans and measurements took "
+        f"turns in {lab.results['rounds']} rounds, and each round is predicted from its own measurements. The table "
+        "has medians of the rounds, each with minimum and maximum; the last column says whether the prediction lies "
+        "between the minimum and the maximum of the measurement.")
     lab.table(["strategy", "devices", "queries", "tok/s", spread, "predicted", spread, "off", spread, "within"], [
         [row["strategy"], f"`{row['devices']}`", row["queries"], row["measured"],
          f"{row['least']:.0f} .. {row['most']:.0f}", row["predicted"],
@@ -87,9 +87,9 @@ def _text(lab, rows: list[dict]) -> None:
          "yes" if row["least"] <= row["predicted"] <= row["most"] else "no"] for row in rows])
     worst = max(rows, key=lambda row: abs(row["off"]))
     near = sum(abs(row["off"]) <= 0.15 for row in rows)
-    lab.text(f"The worst prediction is {worst['off']:+.0%} off ({worst['strategy']}, {worst['queries']} queries); "
-             f"{near} of {len(rows)} are within 15 %.")
+    lab.text(f"The largest error of a prediction is {worst['off']:+.0%} ({worst['strategy']}, {worst['queries']} "
+             f"queries); {near} of {len(rows)} are within 15 %.")
     for when in sorted({row["when"] for row in rows} - {max(row["when"] for row in rows)}):
         texts = dict.fromkeys(row["devices"] for row in rows if row["when"] == when)
-        lab.text(f"Measured earlier, on {when}, with the machine's figures of that time: "
+        lab.text(f"Measured earlier, on {when}, with the machine's limits of that time: "
                  f"{', '.join(f'`{text}`' for text in texts)}.")

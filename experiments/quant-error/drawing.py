@@ -1,4 +1,4 @@
-"""How figures look: a colour and a marker for each family, and names beside points that do not cover each other."""
+"""Style of figures: a colour and a marker for each family, and names beside points that do not overlap."""
 
 from numflow.lab import style
 

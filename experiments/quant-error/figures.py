@@ -102,4 +102,4 @@ def codes(lab, used) -> None:
     ours, theirs = used["q3h"]["entropy"], used["q3h_b64t1"]["entropy"]
     lab.figure(made, "codes", f"The 11 levels of q3h carry {ours:.2f} bits each, Inferflow's {theirs:.2f}",
                "normal weights", part="weights",
-               caption="Share of each code, on normal weights; a dotted line where all were used alike")
+               caption="Share of each code, on normal weights; dotted line: equal shares")

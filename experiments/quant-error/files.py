@@ -1,6 +1,6 @@
-"""The part about files: decoding with models of about 1 GB, all of whose matrices are of one GGUF type.
+"""The part on files: decoding speed of models of about 1 GB whose matrices all have one GGUF type.
 
-Numbers are drawn at random: speed does not depend on them. llama.cpp, where it is at hand, runs the same file.
+Weights are random, because the speed does not depend on them. llama.cpp, if available, runs the same file.
 """
 
 import os
@@ -111,12 +111,12 @@ def report(lab, rows: list[dict], threads: int, only: list[str]) -> None:
     lab.heading("Whole models of GGUF's types on the CPU")
     reads = [read for row in rows for read in row["read_gb_s"]]
     loads, them = [row["load"] for row in rows], any(row["llama_cpp_tokens_s"] for row in rows)
-    lab.text(f"Decoders of {WIDTH} columns with so many layers that the file has about 1 GB, all matrices of one type; "
-             f"{TOKENS} tokens by {threads} threads, the best of {ROUNDS} rounds. A token reads the whole file: GB/s "
-             f"are its bytes, the share is that of the plain reads between, {min(reads):.1f} to {max(reads):.1f} GB/s. "
+    lab.text(f"Decoders of {WIDTH} columns with as many layers as make a file of about 1 GB, all matrices of one type; "
+             f"{TOKENS} tokens with {threads} threads, the best of {ROUNDS} rounds. A token reads the whole file once; "
+             f"GB/s counts its bytes. The share is relative to plain reads, {min(reads):.1f} to {max(reads):.1f} GB/s. "
              f"The load average before was {min(loads):.1f} to {max(loads):.1f}."
-             + (" llama-bench took turns with it on the same file." if them else " llama.cpp was not at hand.")
-             + (f" Measured in this run: {', '.join(only)}; the others before." if only else ""))
+             + (" llama-bench took turns on the same file." if them else " llama.cpp was not available.")
+             + (f" Measured in this run: {', '.join(only)}; the others earlier." if only else ""))
     lab.table(["type", "bits in the file", "memory / file", "tokens/s", "GB/s", "share of reading",
                *(["llama.cpp tokens/s", "its share", "times as fast"] if them else [])],
               [_row(row, them) for row in rows])

@@ -1,4 +1,4 @@
-"""The part about formats: of each that files have, bytes in memory and in the file, and the speed of decoding."""
+"""The part on file formats: bytes in memory and in the file, and decoding speed of each format."""
 
 import os
 
@@ -42,10 +42,10 @@ def formats_part(lab, places):
     lab.results |= {"formats": list(rows.values()), "load_before_formats": load}
     lab.heading("Formats of files on the CPU")
     slowest, fastest = (pick(row["read_gb_s"][end] for row in rows.values()) for end, pick in ((0, min), (1, max)))
-    lab.text(f"Bits of a weight in rows of {COLUMNS} columns, and decoding from 1 GiB of each format by "
-             f"{default_threads()} threads as in the part above; plain reads were {slowest:.1f} to {fastest:.1f} GB/s, "
-             f"the load average {load:.1f} when this part began. Activations are int8, but float32 for FP8."
-             + (f" Measured in this run: {', '.join(only)}; the others before." if only else ""))
+    lab.text(f"Bits per weight in rows of {COLUMNS} columns, and decoding from 1 GiB of each format with "
+             f"{default_threads()} threads as in the part above. Plain reads reached {slowest:.1f} to {fastest:.1f} "
+             f"GB/s, and the load average was {load:.1f} at the start. Activations are int8, for FP8 float32."
+             + (f" Measured in this run: {', '.join(only)}; the others earlier." if only else ""))
     lab.table(["format", "type", "bits in the file", "in memory", "memory / file", "decode GB/s", "share of reading",
                "GB/s in the cache"],
               [[name, kind, f"{bits:.2f}", f"{resident:.2f}", f"{resident / bits:.2f}",

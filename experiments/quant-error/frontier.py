@@ -23,17 +23,17 @@ PLAIN = ("q3h", "q4")
 PEERS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0 pure")
 INFERFLOW = ("q3h_b64t1", "q4_b32t1a")
 TARGETS = (2.75, 3.25, 3.75, 5.5)
-_PROTOCOL = """Base of each model: its own weights, de-quantised, in float32. Measured on the first {chunks} windows
-of 512 tokens of WikiText-2's test split, at one token of {every}; calibrated on {calibration_chunks} windows of 512
-from the second half of the same file, articles that no measured window touches (the train split is not at hand).
-llama.cpp's importance matrix is made from the same text, with its own program, on the same weights in float32. All
-models run in numflow with float32
-arithmetic, so that only weights differ. numflow's calibrated schemes use error feedback (GPTQ-style), or importances
-where no second moment is known; one scheme is applied to every matrix, the table of tokens included. "auto" is what
---target-bpw chooses: schemes by measured sensitivity, so that all matrices together meet a size. It may leave the table
-of tokens, which is shipped as Q8_0, as it is: so do most of llama.cpp's types, which lose nothing there. Matrices of
-the layers may not stay as they are here, though --target-bpw would leave them, else every size above the shipped file's
-own would be that file. KL is in nats per token, with the standard error over windows."""
+_PROTOCOL = """The base of each model is its own weights, decoded to float32. Divergence is measured on the first
+{chunks} windows of 512 tokens of WikiText-2's test split, at one token of {every}. Calibration uses
+{calibration_chunks} windows of 512 tokens from the second half of the same file, from articles that no measured window
+contains (the train split is not available). llama.cpp's importance matrix is made from the same text, with its own
+program, from the same weights in float32. All models run in numflow with float32 arithmetic, so only the weights
+differ. numflow's calibrated schemes use error feedback (GPTQ-style), or importances where there is no second moment.
+One scheme is applied to every matrix, including the token embeddings. "auto" is the choice of --target-bpw: schemes by
+measured sensitivity, so that all matrices together meet a size. It may leave the token embeddings, which are published
+as Q8_0, unchanged; most of llama.cpp's types do so too, and lose nothing there. Matrices of the layers must change
+here, although --target-bpw would allow them to stay: otherwise every size above that of the published file would be
+that file. KL is in nats per token, with the standard error over windows."""
 TOGETHER = 8  # models that run beside the base at a time
 CALIBRATED = ("numflow", "numflow, auto")
 
@@ -56,7 +56,7 @@ def frontier(lab, places):
         lab.text("Left out: no language model was named (option `language_models`; the quick form names none).")
         return
     if not places["text"]:
-        lab.text("Left out: WikiText-2 was not at hand (option `text`).")
+        lab.text("Left out: WikiText-2 was not available (option `text`).")
         return
     text = Path(places["text"]).read_text(encoding="utf-8")
     lab.text(_PROTOCOL.format(**lab.options).replace("\n", " "))
@@ -181,7 +181,7 @@ def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: s
         for first in range(0, len(candidates), TOGETHER):
             models, some = {}, candidates[first:first + TOGETHER]
             if late(lab):
-                lab.text(f"`{name}`: time was up before these were measured: "
+                lab.text(f"`{name}`: not measured, because the time limit was reached: "
                          f"{', '.join(c.name for c in candidates[first:])}.")
                 break
             for c in some:
@@ -241,18 +241,18 @@ def _verdict(lab, name, rows, shipped):
                       "yes" if won else "shipped" if theirs["name"] in same else "no"])
     if not table:
         return
-    lab.text("llama.cpp's types, and numflow's best calibrated one of the same size or smaller. Its K types have "
-             "blocks of 256, which do not divide most rows of these models: llama-quantize then takes a larger type, "
-             "which is in the column of types and in the bits.")
+    lab.text("llama.cpp's types, each beside numflow's best calibrated scheme of the same size or smaller. "
+             "llama.cpp's K types have blocks of 256, which do not divide most rows of these models. llama-quantize "
+             "then uses a larger type; the columns of types and bits show it.")
     lab.table(["llama.cpp", "bits", "KL", "types", "numflow", "bits", "KL", "ratio", "lower"], table)
     if same:
-        lab.text(f"{', '.join(same)} is what the shipped file is itself: its grids give back the base's own numbers, "
-                 f"all but exactly, which says nothing about other weights. numflow would leave such a file as it is "
-                 f"(--target-bpw says that it takes no more bits already).")
+        lab.text(f"{', '.join(same)} is the type of the published file: its grid represents the base's numbers almost "
+                 f"exactly, which says nothing about other weights. numflow would leave such a file unchanged "
+                 f"(--target-bpw reports that the file already has no more bits).")
     if lost:
-        lab.text(f"Not lower at: {', '.join(lost)}. The base's numbers have been quantised before: a type whose grid "
-                 f"holds the shipped one (Q8_0 that of the table of tokens; Q5_1, which Q5_K_M falls back to, that of "
-                 f"Q4_1) loses nothing there, while numflow's grids are other ones.")
+        lab.text(f"Not lower at: {', '.join(lost)}. The base's numbers were quantised before. A type whose grid "
+                 f"contains the published grid (Q8_0 that of the token embeddings; Q5_1, which replaces Q5_K_M, that "
+                 f"of Q4_1) loses nothing there; numflow's grids are different.")
     lab.results.setdefault("verdict", {})[name] = {"lost": lost, "shipped": same, "compared": len(table)}
 
 
@@ -281,5 +281,5 @@ def picture(lab, models):
             compared, lower = compared + bool(smaller), lower + bool(smaller and min(smaller) < other["kl"]["mean"])
     lab.figure(made, "kl_against_bits", f"numflow diverges less than {lower} of {compared} llama.cpp types of its size",
                "WikiText-2", part="frontier",
-               caption="Left and below is better; bars are standard errors, names of `numflow, auto` the sizes that "
-                       "--target-bpw was to meet; what is the base itself is left out")
+               caption="Lower and further left is better; bars are standard errors; names of `numflow, auto` are the "
+                       "target sizes of --target-bpw; candidates that equal the base are left out")

@@ -1,4 +1,4 @@
-"""Types of cached keys and values against the divergence they cause."""
+"""Types of cached keys and values, and the divergence that they cause."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ def kv_types(lab, places):
     names = [name for name in places["language_models"].split(",") if name]
     lab.heading("Keys and values")
     if not names or not places["text"]:
-        lab.text("Left out: no language model was named, or no text was at hand (options `language_models`, `text`).")
+        lab.text("Left out: no language model was named, or no text was available (options `language_models`, `text`).")
         return
-    lab.text("The model with its own weights in float32 arithmetic; keys and values of these types, against float32 "
-             "ones. Bits of a cached number count headers too.")
+    lab.text("The model runs with its own weights in float32 arithmetic. The divergence is that of keys and values of "
+             "the given types from float32 ones. Bytes per token include headers.")
     text = Path(places["text"]).read_text(encoding="utf-8")
     for name in names:
         try:

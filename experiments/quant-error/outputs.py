@@ -1,4 +1,4 @@
-"""What an error of weights does to a layer's outputs, and what a layer's errors do to the model's predictions."""
+"""Effect of weight errors on the outputs of a layer, and of a layer's errors on the predictions of the model."""
 
 import json
 
@@ -67,7 +67,7 @@ def sensitivity_figure(lab, name: str, table: dict[str, list[float]]) -> None:
     least = min((kind for kind in kinds if len(table[kind]) > 1), key=lambda kind: max(table[kind]))
     lab.figure(made, f"sensitivity_{name}", f"{worst} needs bits most: {max(table[worst]) / max(table[least]):.0f} "
                f"times the divergence of {least}", name, part="frontier", left=1.4,
-               caption=f"{name}: which matrices tolerate few bits, as measured")
+               caption=f"{name}: measured sensitivity of the matrices to few bits")
 
 
 def _kind(module: str) -> str:
@@ -85,9 +85,9 @@ def output_error(lab, library, name, source, work, calibration) -> None:
     rows = json.loads(kept.read_text())
     lab.results.setdefault("output_error", {})[name] = rows
     lab.heading(f"{name}: error weighted by activations")
-    lab.text(f"Relative error of what the {MATRICES} matrices of one layer in the middle compute, for inputs with "
-             f"the second moment that was measured while calibrating: sqrt(tr(E M E^T) / tr(W M W^T)). Importances are "
-             f"M's diagonal; feedback uses all of it.")
+    lab.text(f"Relative error of the outputs of the {MATRICES} matrices of a middle layer, for inputs with the "
+             f"calibration's second moment M: sqrt(tr(E M E^T) / tr(W M W^T)). Importances are the diagonal of M; "
+             f"error feedback uses all of M.")
     lab.table(["scheme", "bits", "error of outputs"], sorted(rows, key=lambda row: float(row[1])))
 
 

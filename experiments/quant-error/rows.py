@@ -1,4 +1,4 @@
-"""One row of a real matrix in four schemes, and what `--target-bpw` chooses by the sensitivities that were measured."""
+"""One row of a real matrix in four schemes, and the choice of `--target-bpw` from measured sensitivities."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def figure(lab, found) -> None:
     half = found["schemes"]["q3h"]
     lab.figure(made, "row", f"{half['levels']} levels follow a row to {half['error']:.0%}; 4 miss it by {first:.0%}, "
                f"16 by {last:.0%}", found["model"], found["tensor"], part="row", wspace=0.08, hspace=0.12,
-               caption="Dots: the first 32 weights of a row. Lines: what each scheme stores for them. Below: the "
+               caption="Dots: the first 32 weights of a row. Lines: their values in each scheme. Below: the "
                        "difference.")
 
 
@@ -84,9 +84,10 @@ def chosen_part(lab, places) -> None:
     from numflow.engine.quantise.sensitivity import allocate, groups
     from numflow.registry import resolve
 
-    lab.heading("What is chosen")
-    lab.text(f"Schemes of the parts of a model at {TARGET:g} bits per weight. Divergence of each part in q3 is that of "
-             "the figures above; errors of the other schemes are of some rows of each matrix, without importances.")
+    lab.heading("The choice of schemes")
+    lab.text(f"Schemes of the parts of a model at {TARGET:g} bits per weight. The divergence of each part in q3 is "
+             "that of the figures above. The errors of the other schemes are measured on some rows of each matrix, "
+             "without importances.")
     found = {}
     for place in filter(None, places["language_models"].split(",")):
         name = Path(place).name
@@ -137,7 +138,7 @@ def chosen_figure(lab, found) -> None:
         spans.append(f"parts of {name} get {schemes[0]} to {schemes[-1]}")
     lab.figure(made, "chosen", f"At {TARGET:g} bits a weight {', '.join(spans)}", part="chosen", left=1.2, wspace=0.35,
                hspace=0.25,
-               caption="Above: the divergence that each part causes in q3. Below: its scheme, by --target-bpw.")
+               caption="Above: the divergence caused by each part in q3. Below: its scheme, chosen by --target-bpw.")
 
 
 def _wide(values, depth: int) -> list[float]:

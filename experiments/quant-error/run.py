@@ -1,10 +1,11 @@
-"""What quantising costs: error of weights, divergence of language models, size and speed, beside llama.cpp's types.
+"""Quantisation: error of weights, divergence of language models, size and speed, beside llama.cpp's types.
 
-Schemes are numflow's own (q2 ... q8), Inferflow's (with a suffix such as q3h_b64t1), and GGUF's types (in capitals).
-Bits per weight count every stored byte. The weights of the two language models are what their shipped GGUF files decode
-to, that is, numbers that have been quantised once: a 4-bit affine block of 32, such as Q4_1 or q4_b32t1a with float16
-headers, holds SmolLM2's Q4_1 (almost) exactly, and Q4_K holds much of Gemma's. all-MiniLM-L6-v2 is shipped in float32.
-What needs a model, a text or llama.cpp that is not at hand is left out, and the report says so.
+The schemes are numflow's own (q2 ... q8), Inferflow's (with a suffix such as q3h_b64t1), and GGUF's types (in
+capitals). Bits per weight count every stored byte. The weights of the two language models are those of their published
+GGUF files, decoded, so they have been quantised once already: a 4-bit affine block of 32, such as Q4_1 or q4_b32t1a
+with float16 headers, represents SmolLM2's Q4_1 (almost) exactly, and Q4_K represents much of Gemma's.
+all-MiniLM-L6-v2 is published in float32. Parts that need a missing model, text or llama.cpp are left out, and the
+report says so.
 """
 
 import os

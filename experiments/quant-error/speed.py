@@ -1,11 +1,11 @@
 """Speed of `linear` on the CPU for every width: decoding against the memory's speed, and prefill in operations.
 
-A set of matrices larger than any cache is multiplied with one token (every byte of codes and headers is read once) or
-with a prompt of them. The bits are random: speed does not depend on them. All widths take their codes from the same
-memory, and they take turns, each right after a plain read of that memory; of each the best round counts, and the median
-of its rounds' shares of those reads, since the speed of a machine's memory is not the same all the time. A matrix that
-the second cache holds, multiplied again and again, shows what the instructions alone would do: as long as that is
-faster than the memory, decoding is bound by the memory.
+A set of matrices larger than any cache is multiplied by one token (every byte of codes and headers is read once) or by
+a prompt. The bits are random, because the speed does not depend on them. All widths read their codes from the same
+memory and take turns, each right after a plain read of that memory. The result is the best round, and the median of the
+rounds' shares of the plain reads, because the memory bandwidth of a machine changes over time. A matrix that fits the
+L2 cache, multiplied again and again, shows the speed of the instructions alone: if it is above the memory bandwidth,
+decoding is memory-bound.
 """
 
 import json

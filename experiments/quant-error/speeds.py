@@ -21,11 +21,11 @@ def speed_part(lab, places):
     tables = [speed_table(quick=lab.quick, threads=threads) for threads in sorted({cores} if lab.quick else {1, cores})]
     lab.results |= {"speed": [row for rows in tables for row in rows], "load_before_speed": load}
     lab.heading("Speed and memory on the CPU")
-    lab.text(f"One `linear` after the other on matrices that no cache holds; decoding reads every byte once for one "
-             f"token. Its share is that of a plain read right before it, the median of the rounds. What a matrix in "
-             f"the second cache is read with says how fast the instructions are: where that is more than reading, "
-             f"decoding is bound by the memory. The load average was {load:.1f} when this part began: far from 0, "
-             f"others ran beside it, and numbers are too low and uneven.")
+    lab.text(f"One `linear` after the other on matrices that fit no cache; decoding reads every byte once for one "
+             f"token. The share is relative to a plain read right before it, the median of the rounds. \"GB/s in the "
+             f"cache\" is the speed with a matrix in the L2 cache, which shows the speed of the instructions: if it is "
+             f"above the speed of plain reads, decoding is memory-bound. The load average was {load:.1f} at the start "
+             f"of this part; if it is far from 0, other programs ran, and the numbers are too low and uneven.")
     for rows in tables:
         _table(lab, rows)
     if X86 and not lab.quick:  # compiling all kernels anew takes minutes
@@ -41,10 +41,10 @@ def _table(lab, rows):
                 f"{r['cached_gb_s']:.1f}", f"{r['decode_gweights_s']:.1f}", f"{r['prefill_gop_s']:.0f}"] for r in rows])
     above = [r for r in rows if r["decode_fraction"] > 1]
     if above:
-        lab.text(f"{', '.join(r['type'] for r in above)}: more than the plain read right before, at most "
+        lab.text(f"{', '.join(r['type'] for r in above)}: faster than the plain read right before, at most "
                  f"{max(r['decode_fraction'] for r in above):.0%} of it. The memory of this machine is shared with "
-                 "others and its speed swings between a read and the decoding after it; such a share means only that "
-                 "nothing but the memory was waited for.")
+                 "other machines, and its speed changes between a read and the decoding after it. Such a share only "
+                 "means that decoding is memory-bound.")
     by_type = {r["type"]: r for r in rows}
     if {"q3h", "q4"} <= by_type.keys():
         compared(lab, by_type["q3h"], by_type["q4"])
@@ -66,8 +66,8 @@ def _by_isa(lab, tables):
     names = list(FORCED)[list(FORCED).index(isa()) + 1 if isa() in FORCED else 1:]
     found = {isa(): tables, **{name: [_forced(lab, name, rows[0]["threads"]) for rows in tables] for name in names}}
     lab.results["speed_by_isa"] = {name: [row for rows in found[name] for row in rows] for name in names}
-    lab.text("Decoding by instruction set: GB/s, its share of a plain read right before, and GB/s in the cache, where "
-             "nothing but instructions takes time. All have the same bits.")
+    lab.text("Decoding by instruction set: GB/s, the share of a plain read right before, and GB/s in the cache, where "
+             "only instructions take time. All instruction sets give the same bits.")
     columns = ["type", *(f"{name}, {_threads(rows)}" for name in found for rows in found[name])]
     by_type = {name: [{row["type"]: row for row in rows} for rows in found[name]] for name in found}
     lab.table(columns, [[kind, *(_cell(rows[kind]) for name in found for rows in by_type[name])]

@@ -75,7 +75,7 @@ def _encoders(lab, places):
             encode(x, s), s, x.shape[1]), scheme.bits_per_weight
     library = peer.library(places["llama_cpp"])
     if library is None:
-        lab.text("llama.cpp's library was not at hand: GGUF's types are left out of this part.")
+        lab.text("llama.cpp's library was not available: GGUF's types are left out of this part.")
         return
     for name, bits in peer.TYPES.items():
         yield "GGUF", name, lambda x, n=name: peer.roundtrip(library, x, n), lambda columns, b=bits: b
@@ -103,9 +103,9 @@ def _mean_bits(matrices, bits) -> float | None:
 
 def _table(lab, rows, labels):
     lab.heading("Relative rms error")
-    lab.text("Bits per weight are those of 1024 columns; a row of numflow's schemes has a header of 16 bits. An empty "
-             "cell: blocks do not divide the rows, or the header cannot hold the numbers. Time is processor time of "
-             "quantising and decoding.")
+    lab.text("Bits per weight are for rows of 1024 columns; a row of numflow's schemes has a header of 16 bits. A "
+             "cell is empty if blocks do not divide the rows, or if the header cannot represent the values. Time is "
+             "the processor time of quantising and decoding.")
     ordered = sorted(rows, key=lambda r: r["bits"]["normal"])
     lab.table(["scheme", "family", "bits", *labels, "ns per weight"],
               [[r["scheme"], r["family"], f"{r['bits']['normal']:.4f}",

@@ -1,9 +1,9 @@
-"""The same twelve requests, in fixed batches and in a batch that requests join and leave: who runs in which step.
+"""Requests: the schedule of the same twelve requests with static and with continuous batching.
 
-All requests come at once and differ in how much they are to write. A step runs the model once for all that are in the
-batch, and each of them gets a token. In a fixed batch whoever is done leaves a hole until the longest has ended; in a
-running one the next request takes the place at the next step. Counted are steps, not seconds: the report is the same on
-every machine.
+All requests arrive at once and have different numbers of tokens to write. A step runs the model once for all requests
+in the batch and gives each of them one token. In a static (fixed) batch, the slot of a finished request stays empty
+until the longest request has ended. In a continuous (running) batch, the next request gets the slot at the next step.
+The report counts steps, not seconds, so it is the same on every machine.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def run(lab):
     total = {way: 1 + max(last for _, last in own) for way, own in found.items()}
     busy = {way: sum(lengths) / (options["places"] * total[way]) for way in WAYS}
     wait = {way: float(np.mean([first for first, _ in own])) for way, own in found.items()}
-    lab.table(["batching", "steps", "places in use", "mean steps before the first token", "most"],
+    lab.table(["batching", "steps", "slots in use", "mean steps before the first token", "most"],
               [[way, total[way], f"{busy[way]:.0%}", wait[way], max(first for first, _ in found[way])] for way in WAYS])
     lab.claim(f"Fixed batches need {total['static'] / total['dynamic']:.2f} times as many steps.",
               total["dynamic"] <= total["static"])

@@ -1,8 +1,9 @@
-"""Serving: throughput and latency through HTTP, beside the engine alone and llama.cpp's server.
+"""Serving: throughput and latency over HTTP, beside the engine alone and llama.cpp's server.
 
-The same requests, so many at a time, go to three places in turn: the engine in this process, `numflow serve`, and
-llama-server if there is one (option llama_server, its path). Greedy, every answer of the same length, no prompt twice.
-The part soak drives a service under mixed load for `minutes`. Parts that are not asked for stay as they were.
+The same requests, with a fixed number of clients, go in turn to three servers: the engine in this process, `numflow
+serve`, and llama-server if its path is given (option llama_server). Decoding is greedy, all answers have the same
+length, and every prompt is different. The part `soak` runs a service under mixed load for `minutes`. Results of parts
+that are not run are kept.
 """
 
 import os
@@ -180,22 +181,22 @@ def report(lab, settings, rounds, load_before, load_after):
     median = {name: statistics.median(values) for name, values in speed.items()}
     lab.text(f"{settings['model']}, {settings['clients']} clients, {settings['requests']} requests a round "
              f"of {settings['words']} words and {settings['tokens']} new tokens each, greedy, {settings['threads']} "
-             f"threads. Clients run on the same machine; the places take turns, {settings['rounds']} rounds. "
+             f"threads. Clients run on the same machine; the servers take turns, {settings['rounds']} rounds. "
              f"Load average {load_before:.1f} before, {load_after:.1f} after.")
     lab.heading("Throughput")
-    lab.table(["place", "tokens/s, median", "least", "most", "of the engine", *(["of llama-server"] if "llama" in names
-                                                                                else [])],
+    lab.table(["server", "tokens/s, median", "minimum", "maximum", "relative to the engine",
+               *(["relative to llama-server"] if "llama" in names else [])],
               [(NAMES[name], median[name], min(speed[name]), max(speed[name]), ratio(speed, name, "engine"),
                 *([ratio(speed, name, "llama")] if "llama" in names else [])) for name in names])
-    lab.text("Ratios are medians over the rounds, within which the places follow each other.")
+    lab.text("Ratios are medians over the rounds; in each round the servers run one after the other.")
     served = [name for name in names if name != "engine"]
     lab.heading("Latency, seconds")
-    lab.table(["place", "what", "p50", "p95", "p99"],
+    lab.table(["server", "time", "p50", "p95", "p99"],
               [(NAMES[name], what, *(statistics.median(row[name][key][p] for row in rounds)
                                      for p in ("p50", "p95", "p99")))
                for what, key in (("to the first token", "time_to_first_token_s"), ("between tokens", "inter_token_s"),
                                  ("whole request", "request_s")) for name in served])
-    lab.text("All clients of a round begin at once, so the first token of many waits for the prompts of the others.")
+    lab.text("All clients of a round start at once, so many first tokens wait for the prompts of other clients.")
     figure(lab, names, speed)
 
 

@@ -1,9 +1,9 @@
-"""A service under mixed load for a long time: whether answers are lost, memory grows, or blocks of keys and values stay
-behind. One of its devices is killed on the way.
+"""A long test of a service under mixed load: lost answers, memory growth, and KV blocks that are never freed. One
+device of the service is killed during the test.
 
-Clients chat, complete and embed, on two models, one of which runs on two devices that are processes of their own. Some
-read slowly, some go in the midst of an answer, most share the beginning of their prompts. An answer is lost if a client
-that stayed saw neither all of it nor an error.
+Clients request chats, completions and embeddings from two models, one of which runs on two devices in separate
+processes. Some clients read slowly, some disconnect during an answer, and most prompts share their beginning. An answer
+is lost if a client that stays connected receives neither the whole answer nor an error.
 """
 
 import http.client
@@ -289,7 +289,7 @@ def report(lab, found: dict) -> None:
         told = "was not healthy again" if found["recovered_s"] is None else \
             f"was healthy again {found['recovered_s'] - found['killed_s']:.0f} s later"
         lab.text(f"The process of a device was killed after {found['killed_s']:.0f} s; the service {told}.")
-    lab.claim("No answer was lost without an error, and no block of keys and values was in use at the end.",
+    lab.claim("No answer was lost without an error, and no KV block was in use at the end.",
               found["lost"] == 0 and found["blocks_at_end"] == 0,
               f"{found['lost']} answers were lost without an error; {found['blocks_at_end']} blocks were in use at the "
               "end.")
@@ -320,4 +320,4 @@ def figure(lab, found: dict) -> None:
     axes[0].set_xticklabels([])
     lab.figure(made, "soak", f"After {found['minutes']:g} minutes memory differs by {growth(found):+.1%}, and "
                f"{found['blocks_at_end']} blocks are left behind", f"{found['clients']} clients", part="soak",
-               hspace=0.15, caption="Private memory of all processes, and blocks of keys and values in use")
+               hspace=0.15, caption="Private memory of all processes, and KV blocks in use")

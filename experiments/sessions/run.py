@@ -1,7 +1,7 @@
-"""Sessions: how soon the first token comes after a restart, of a conversation that was saved and of one read again.
+"""Sessions: time to the first token after a restart, with a saved session and with the conversation processed again.
 
-In each round the model is loaded twice anew and answers a short question, so that its weights are in memory; then the
-time counts, of taking up the session and of the request, until the first token.
+In each round the model is loaded twice and answers a short question, so that its weights are in memory. Then the time
+to restore the session and to run the request up to its first token is measured.
 """
 
 import tempfile
@@ -71,14 +71,14 @@ def report(lab, times, size: int, options) -> None:
     """A table and a sentence."""
     found = {name: median(own) for name, own in times.items()}
     share = found["taken up"] / found["read again"]
-    lab.text(f"A conversation of {options['tokens']} tokens, and {options['more']} new ones; its session is "
+    lab.text(f"A conversation of {options['tokens']} tokens, and {options['more']} new ones; the session file has "
              f"{size / 2**20:.1f} MiB. Medians of {options['rounds']} rounds.")
     alone = found["taking up"]
-    lab.table(["the conversation is", "first token after (s)", "of reading it again"],
-              [["read again", f"{found['read again']:.3f}", "100 %"],
-               ["taken up from its session", f"{found['taken up']:.3f}", f"{100 * share:.1f} %"],
-               ["of that: taking it up", f"{alone:.3f}", f"{100 * alone / found['read again']:.1f} %"]])
-    lab.claim(f"The first token comes within {100 * SHARE:.0f} % of the time of reading the conversation again.",
+    lab.table(["conversation", "first token after (s)", "relative to processing it again"],
+              [["processed again", f"{found['read again']:.3f}", "100 %"],
+               ["restored from its session", f"{found['taken up']:.3f}", f"{100 * share:.1f} %"],
+               ["of that: restoring", f"{alone:.3f}", f"{100 * alone / found['read again']:.1f} %"]])
+    lab.claim(f"The first token comes within {100 * SHARE:.0f} % of the time of processing the conversation again.",
               share <= SHARE)
     redraw(lab)
 

@@ -1,4 +1,4 @@
-"""Guesses of a known quality, n-grams, and draft models made of the target."""
+"""Drafts with a known acceptance rate, n-gram drafts, and draft models made from the target."""
 
 import statistics
 import time
@@ -61,7 +61,7 @@ def compare(lab, model, plain, guessing):
 class Oracle:
     """Guesses the tokens of a known text, each right with a given probability. It takes no time."""
 
-    listens = False
+    needs_streams = False
 
     def __init__(self, paced, text, accuracy):
         self._paced, self._text, self._accuracy = paced, text, accuracy
@@ -73,7 +73,7 @@ class Oracle:
         right = self._text[len(ids):len(ids) + self._paced.count(limit)]
         return [int(id) if rng.random() < self._accuracy else int(id) ^ 1 for id in right]
 
-    def drawn_from(self, place):
+    def distribution(self, index):
         return None
 
 
@@ -86,9 +86,9 @@ class Oracles:
         self._times, self._text, self._accuracy = StepTimes(), text, accuracy
 
     def make(self, request, sampler):
-        from numflow.engine.speculate.drafters import Paced
+        from numflow.engine.speculate.drafters import SpeedDrafter
 
-        return Oracle(Paced(self._times), self._text, self._accuracy)
+        return Oracle(SpeedDrafter(self._times), self._text, self._accuracy)
 
 
 def oracle(lab, model):
@@ -119,7 +119,7 @@ def oracle(lab, model):
 
 
 def ngrams(lab, model):
-    """Prompt look-up on every prompt, with as many guesses as pay and with three."""
+    """N-gram drafts on every prompt, with an automatic number of drafts and with three."""
     rows = []
     for name in list(PROMPTS)[:1] if lab.quick else PROMPTS:
         for count in (None, 3):

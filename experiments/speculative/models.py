@@ -1,4 +1,4 @@
-"""Models that guess and that are guessed for: files, toys, and drafts made of a file."""
+"""Target and draft models: files, toys, and drafts made from a file."""
 
 import statistics
 from dataclasses import replace

@@ -1,12 +1,13 @@
-"""Speculative decoding: how much faster it is, by how good the guesses are.
+"""Speculative decoding: speed-up by the acceptance rate of drafts.
 
-Guesses of a known quality (an oracle that is wrong as often as it is told to be), of drafts made of the target itself
-(fewer bits, fewer layers), and of n-grams on texts that repeat their prompt; alone and in a batch. Then drafts that
-were trained for a model of our own: a block in its file (MTP), a block beside it (EAGLE-3), a small model. Every pair
-of runs alternates, so that the machine's other work falls on both; the ratio is the median of the rounds.
+The first part, `guesses`, measures drafts with a known acceptance rate (an oracle that is wrong at a given rate),
+drafts made from the target itself (fewer bits, fewer layers), and n-gram drafts on texts that repeat their prompt; for
+single requests and in a batch. The second part, `trained`, measures drafts trained for numflow's own models: a block in
+the model's file (MTP), a separate block (EAGLE-3), a small model. The two runs of a pair alternate, so other load on
+the machine affects both; the ratio is the median of the rounds.
 
-Options: `parts` are what is measured, guesses or trained; the report keeps what it had of the other. Of the first,
-`model` is the draft's file and, without `target`, the target's as well; `drafts` are "bits:SCHEME" (quantised anew),
+Options: `parts` selects guesses, trained or both; the report keeps its earlier results of the other part. For guesses,
+`model` is the file of the draft and, without `target`, of the target too; `drafts` are "bits:SCHEME" (quantised again),
 "layers:N" (the first N layers) or "file:NAME". --quick runs a toy with random weights, and two texts of trained models.
 """
 

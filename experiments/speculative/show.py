@@ -29,30 +29,30 @@ def guessed(lab, found):
     made = (lab.recipes.get("guesses") or lab.recipe())["options"]
     lab.text(f"{'; '.join(f'{what}: {name}' for what, name in found['models'].items())}; {made['threads']} "
              f"thread{'s' * (made['threads'] > 1)}, {made['rounds']} rounds.")
-    lab.heading("Guesses of a known quality")
-    lab.text("Guesses that cost nothing, as many as pay, each right with the given probability. Tokens per step is "
-             "what one run of the model gives.")
-    lab.table(["accuracy", "speed-up", "lowest", "highest", "tokens per step", "right", "guessed"],
+    lab.heading("Drafts with a known acceptance rate")
+    lab.text("Drafts that cost nothing, each right with the given probability, in an automatic number. Tokens per step "
+             "are the tokens that one run of the model gives.")
+    lab.table(["accuracy", "speed-up", "minimum", "maximum", "tokens per step", "accepted", "drafted"],
               [[r["accuracy"], r["speedup"], r["low"], r["high"], r["tokens_per_step"], r["accepted"], r["drafts"]]
                for r in found["oracle"]])
     for worse, better in itertools.pairwise(found["oracle"]):
         lab.doubt(made["rounds"] < 2 or better["high"] >= worse["low"],
-                  f"free guesses that are right with {better['accuracy']:g} are slower in every round than with "
+                  f"free drafts that are right with {better['accuracy']:g} are slower in every round than with "
                   f"{worse['accuracy']:g}")
     lab.heading("N-grams")
-    lab.table(["prompt", "guesses", "speed-up", "lowest", "highest", "tok/s", "plain tok/s", "tokens per step",
-               "right"],
+    lab.table(["prompt", "drafts", "speed-up", "minimum", "maximum", "tok/s", "plain tok/s", "tokens per step",
+               "accepted"],
               [[r["prompt"], r["guesses"], r["speedup"], r["low"], r["high"], r["tok_s"], r["plain_tok_s"],
                 r["tokens_per_step"], share(r)] for r in found["ngram"]])
     edits = [r["speedup"] for r in found["ngram"] if r["prompt"] in EDITS]
-    lab.text(f"On the edits the median is {statistics.median(edits):.2f} times, the best {max(edits):.2f}. "
-             f"{found['batch']['requests']} edits side by side: {found['batch']['ngram_tok_s']:.0f} tokens/s against "
+    lab.text(f"For the editing prompts the median is {statistics.median(edits):.2f} times, the best {max(edits):.2f}. "
+             f"{found['batch']['requests']} of them in a batch: {found['batch']['ngram_tok_s']:.0f} tokens/s against "
              f"{found['batch']['plain_tok_s']:.0f}, {found['batch']['speedup']:.2f} times.")
     lab.heading("Draft models")
-    lab.text("Three guesses at a time. Cost: time of a guess as a part of the target's step. At temperature 0 guesses "
-             "are compared, above it they pass by rejection sampling.")
+    lab.text("Three drafts at a time. Cost: the time of a draft relative to a step of the target. At temperature 0 "
+             "drafts are compared with the target's tokens; above it rejection sampling accepts them.")
     drafts_said(lab, found["drafts"])
-    lab.table(["draft", "prompt", "temperature", "cost", "right", "tokens per step", "speed-up"],
+    lab.table(["draft", "prompt", "temperature", "cost", "accepted", "tokens per step", "speed-up"],
               [[r["draft"], r["prompt"], r["temperature"], r["cost"], share(r), r["tokens_per_step"], r["speedup"]]
                for r in found["drafts"]])
     guesses_figure(lab)
@@ -65,13 +65,13 @@ def drafts_said(lab, rows):
              if r["temperature"] and greedy.get((r["draft"], r["prompt"])) is not None and share(r) is not None]
     if pairs:
         more = sum(drawn > compared for drawn, compared in pairs)
-        lab.text(f"Rejection sampling lets more guesses pass than comparing in {more} of {len(pairs)} pairs.")
+        lab.text(f"Rejection sampling accepts more drafts than comparison in {more} of {len(pairs)} pairs.")
     paying = [r for r in rows if r["speedup"] > 1]
     lab.text(f"{len(paying)} of {len(rows)} runs with a draft are faster than without.")
     if paying:
         costs, right = [r["cost"] for r in paying], [share(r) or 0 for r in paying]
-        lab.text(f"Their drafts cost {min(costs):.2f} to {max(costs):.2f} of a step and are right with "
-                 f"{min(right):.0%} to {max(right):.0%} of their guesses.")
+        lab.text(f"Their drafts cost {min(costs):.2f} to {max(costs):.2f} of a step, and "
+                 f"{min(right):.0%} to {max(right):.0%} of them are accepted.")
 
 
 def figures(lab):
@@ -119,7 +119,7 @@ def guesses_figure(lab):
     lab.figure(made, "speedup", f"Free guesses pay in every round from {pays:.0%} right on" if pays is not None else
                f"No guesses paid in every round; at best {max(ys):.1f} times as fast", lab.results["models"][GUESSED],
                "bars: least and most of the rounds", part="guesses",
-               caption="Left: speed-up against the quality of guesses. Right: n-grams by prompt.")
+               caption="Left: speed-up against the accuracy of drafts. Right: n-grams by prompt.")
 
 
 def first_right(row):

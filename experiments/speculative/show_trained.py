@@ -7,37 +7,38 @@ from . import trained, wide
 
 def report(lab, rows, wider):
     """Tables, sentences and figure; wider: rows of models that were made wide."""
-    lab.heading("Drafts that were trained for their model")
-    lab.text(f"Our own models and what was trained to draft for them, on {trained.TEXTS if not lab.quick else 2} "
-             "beginnings of stories and questions from documents of another seed than those of training. Each round "
-             "writes all texts without drafts and then with them. Greedy texts were the same, token by token: the "
-             "experiment fails where one is not. Right: of the drafts that ran, those that stayed; of several at once "
-             "the later ones count as wrong where an earlier one was. Tokens per step leaves out prompts. Cost: "
-             "measured time of a draft as a part of a step without drafts.")
+    lab.heading("Drafts trained for their model")
+    lab.text(f"numflow's own models and their trained drafts, on {trained.TEXTS if not lab.quick else 2} beginnings of "
+             "stories and questions from documents with another seed than the training text. Each round writes all "
+             "texts without drafts and then with drafts. Greedy texts are the same, token by token: the experiment "
+             "fails otherwise. Right: the share of drafts that were accepted; of several drafts at once, those after a "
+             "wrong one count as wrong. Tokens per step do not count prompts. Cost: the measured time of a draft "
+             "relative to a step without drafts.")
     said(lab, rows)
     columns = ["right", "tokens per step", "cost", "tok/s", "plain tok/s", "speed-up", "lowest", "highest"]
     lab.table(["model", "draft", "temperature", "drafts", *columns],
-              [[r["model"], r["draft"], r["temperature"], r["guesses"] or "as many as pay", *cells(r)] for r in rows])
-    lab.heading("The same where reading weights decides")
-    lab.text("A step of these models waits for programs rather than for weights. So here they are made wide and deep "
-             f"by weights that change nothing (experiments/speculative/wide.py): {wide.LAYERS['tiny']} layers with "
-             f"{wide.FFN} numbers inside each feed-forward layer, in float32; a block has one such layer, the draft "
-             f"model {wide.LAYERS['tiny-draft']}. What they say is the same. Speed is measured on the first "
-             f"{trained.WIDE_TEXTS if not lab.quick else 2} of the texts, greedy. c: weights that a draft reads "
-             "as a part of those that a step reads. Expected: t / (1 + k c), t tokens per step and k drafts, if "
-             "reading weights took all the time.")
+              [[r["model"], r["draft"], r["temperature"], r["guesses"] or "automatic", *cells(r)] for r in rows])
+    lab.heading("The same models, limited by reading weights")
+    lab.text("A step of these small models is limited by software overhead, not by reading weights. So this table uses "
+             "the same models made wide and deep by weights that do not change the results "
+             f"(experiments/speculative/wide.py): {wide.LAYERS['tiny']} layers with {wide.FFN} columns inside each "
+             "feed-forward layer, in float32; a block has one such layer, the draft model "
+             f"{wide.LAYERS['tiny-draft']}. Speed is measured on the first "
+             f"{trained.WIDE_TEXTS if not lab.quick else 2} texts, greedy. c: the weights that a draft reads relative "
+             "to those that a step reads. Expected: "
+             "t / (1 + k c) with t tokens per step and k drafts, the speed-up if reading weights took all the time.")
     said(lab, wider)
     for row in wider:
         lab.doubt(row["low"] <= 1.1 * row["tokens_per_step"], f"drafts of {row['draft']} make texts "
                   f"{row['low']:.2f} times as fast in every round, and give {row['tokens_per_step']:.2f} tokens a step")
     lab.table(["model", "draft", "drafts", "c", *columns, "expected"],
-              [[r["model"], r["draft"], r["guesses"] or "as many as pay", r["read"], *cells(r),
+              [[r["model"], r["draft"], r["guesses"] or "automatic", r["read"], *cells(r),
                 computed(r, "read") if r["guesses"] else None] for r in wider])
-    lab.text(f"Large models have large output matrices, so c is more there. **Computed**, not measured, by the same "
-             f"formula for a model of the shape {trained.LARGE} (numflow/lab/shapes.toml) with the tokens per step of "
-             "the first table: an MTP block has a layer, a projection and the output matrix; an EAGLE-3 draft a layer "
-             f"with wider inputs, a projection and {trained.WORDS} words; a draft model has the shape {trained.SMALL}. "
-             "Whether drafts are right as often in a large model is not known from this.")
+    lab.text(f"In large models the output matrix is large, so c is larger. The next table is **computed**, not "
+             f"measured, with the same formula for a model of the shape {trained.LARGE} (numflow/lab/shapes.toml) and "
+             "the tokens per step of the first table. An MTP block has a layer, a projection and the output matrix; "
+             f"an EAGLE-3 draft has a layer with wider inputs, a projection and {trained.WORDS} words; a draft model "
+             f"has the shape {trained.SMALL}. This does not show whether drafts are right as often in a large model.")
     lab.table(["draft", "temperature", "drafts", "c", "computed speed-up"],
               [[r["draft"], r["temperature"], r["guesses"], r["read_large"], computed(r, "read_large")]
                for r in rows if r["guesses"]])
@@ -90,8 +91,8 @@ def figure(lab, rows, wider):
     lab.figure(made, "trained", f"Where reading weights decides, drafts of {best['draft']}, {best['guesses']} at once, "
                f"make texts {best['speedup']:.1f} times as fast", "our own models, greedy",
                f"{threads} thread{'s' * (threads > 1)}", part="trained",
-               caption="Left: tokens that one step gives. Right: speed-up, as measured on our models made wide and "
-               "deep by weights that change nothing (strong), and as they are (pale).")
+               caption="Left: tokens per step. Right: measured speed-up of our models made wide and deep by weights "
+               "that do not change the results (strong), and of the original models (pale).")
 
 
 def line(rows, draft):

@@ -1,4 +1,4 @@
-"""Drafts that were trained for a model of our own, on texts of the kind that both were trained on and have not seen."""
+"""Drafts trained for numflow's own models, on texts of the training distribution that were not used in training."""
 
 import random
 import statistics

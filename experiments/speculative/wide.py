@@ -1,7 +1,7 @@
-"""Our models made wide and deep by weights that change nothing: they say the same, and reading weights takes the time.
+"""numflow's own models made wide and deep by weights that do not change the results, so that reading weights dominates.
 
-Rows that a feed-forward layer gets are random and meet columns of zeros; what a layer that is added says is
-multiplied by zeros.
+Added rows of a feed-forward layer are random and are multiplied by columns of zeros. The output matrices of added
+layers are zero.
 """
 
 import json

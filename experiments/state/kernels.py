@@ -1,4 +1,4 @@
-"""One op by itself: linear attention of a head's usual sizes, in pieces of so many tokens."""
+"""Linear attention as a single op, with usual head sizes, in pieces of several lengths."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Bytes of a text: what numflow keeps, and the least that the model's idea needs; counted, nothing is run."""
+"""Bytes of a text: numflow's memory, and the minimum that the architecture needs; computed without running a model."""
 
 from numflow import network
 from numflow.cpu.state.matrix_state import slot_bytes

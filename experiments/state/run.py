@@ -1,12 +1,12 @@
-"""Recurrent state: speed and memory of models that keep a state, beside llama.cpp on the same files.
+"""Recurrent state: speed and memory of models with recurrent layers, beside llama.cpp on the same files.
 
-Blocks of tokens against tokens one by one, in one op; prompts and decoding of whole models with random weights (their
-speed does not depend on them), by the length of the text; memory of a text; the effect of fewer bits for states. Of one
-text numflow goes on with the likeliest token, several steps in one go; of several texts, and in llama.cpp, nothing is
-chosen. The engines take turns, run by run, and rates are medians of the rounds. At a position of a text numflow
-decodes without having read the tokens before it: keys and values there are zeros, which cost the same. llama.cpp's
-llama-bench is looked for in the folder named by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP); what is not there is
-left out and said so. Files are written into a folder of their own, and removed.
+Measured are: blocks of tokens against single tokens, in one op; prompts and decoding of whole models with random
+weights (their speed does not depend on the weights), by text length; the memory of a text; and the effect of fewer bits
+for states. With one text, numflow decodes greedily, several steps in one call; with several texts, and in llama.cpp, no
+tokens are sampled. The engines take turns, run by run, and rates are medians of the rounds. To decode at a position of
+a text, numflow does not process the tokens before it: their keys and values are zeros, which cost the same. The option
+`llama_cpp` (or $NUMFLOW_LLAMA_CPP) names the folder of llama.cpp's llama-bench; the report says if it is missing. Model
+files are written into a temporary folder and removed.
 """
 
 import os

@@ -8,8 +8,8 @@ from numflow.lab import style
 def report(lab, found) -> None:
     """Write what was found."""
     before, after = found["load_average"]
-    lab.text(f"The machine's load average was {before:.1f} when it began and {after:.1f} when it ended: where it is "
-             "above the number of threads, other programs took part of the cores, and only ratios mean something. "
+    lab.text(f"The machine's load average was {before:.1f} at the start and {after:.1f} at the end. If it is above the "
+             "number of threads, other programs used part of the cores, and only ratios are meaningful. "
              + ("" if lab.options["llama_cpp"] else "llama.cpp's llama-bench was not found."))
     for part, show in (("kernels", _kernels), ("models", _models), ("positions", _positions), ("types", _types),
                        ("memory", _memory)):
@@ -20,10 +20,9 @@ def report(lab, found) -> None:
 def _kernels(lab, found) -> None:
     lab.heading("Blocks against single tokens")
     peak, pieces = found["peak"], found["pieces"]
-    lab.text("Linear attention alone, one thread, in pieces of so many tokens in the middle of a text: 10^9 operations "
-             f"per second, counted as the recurrence has them, of {peak:.0f} that the machine reaches with "
-             "multiply-adds of float32. Pieces of a block are counted together, with the "
-             "work at its end.")
+    lab.text("Linear attention alone, one thread, in pieces of the given length in the middle of a text, in 10^9 "
+             f"operations of the recurrence per second. The machine reaches {peak:.0f} with float32 multiply-adds. The "
+             "pieces of a block are measured together with the work at the end of the block.")
     lab.table(["form", *(f"{n} tokens" for n in pieces), "of the peak"],
               [[name, *rates, f"{100 * max(rates) / peak:.0f} %"] for name, rates in found["forms"].items()])
     best = max(found["forms"]["gated delta rule"])
@@ -46,13 +45,13 @@ def blocks_figure(lab, found) -> None:
     rates = found["forms"]["gated delta rule"]
     lab.figure(made, "blocks", f"In blocks the gated delta rule is {max(rates) / rates[0]:.1f} times as fast as token "
                "by token", "1 thread", part="kernels",
-               caption="The same op in pieces of so many tokens; a block has 16.")
+               caption="The same op in pieces of several lengths; a block has 16 tokens.")
 
 
 def _models(lab, found) -> None:
     lab.heading("Whole models")
-    lab.text("Tokens per second, medians; in brackets the slowest and fastest round; ratios of medians, and of the "
-             "fastest rounds, which other work on the machine disturbs least. Matrices are Q4_0 in the file.")
+    lab.text("Tokens per second: medians, with the slowest and fastest round in brackets. Ratios are of the medians, "
+             "and of the fastest rounds, which other load disturbs least. Matrices are Q4_0 in the file.")
     rows = []
     for name, one in found.items():
         for work, values in one["samples"].items():
@@ -62,7 +61,7 @@ def _models(lab, found) -> None:
             row = [*name.split("|"), work, _spread(values)]
             rows.append([*row, _spread(other), median(values) / median(other), max(values) / max(other)]
                         if other else [*row, "-", "-", "-"])
-    lab.table(["model", "threads", "work", "numflow", "llama.cpp", "ratio", "of the best"], rows)
+    lab.table(["model", "threads", "work", "numflow", "llama.cpp", "ratio", "ratio of the fastest"], rows)
 
 
 def _spread(values) -> str:
@@ -72,7 +71,7 @@ def _spread(values) -> str:
 def _positions(lab, found) -> None:
     lab.heading("Decoding along a text")
     pure, positions = next(iter(found.values())), list(map(int, next(iter(found.values()))))
-    lab.table(["model", *(f"at {n}" for n in positions), "last against first"],
+    lab.table(["model", *(f"at {n}" for n in positions), "last relative to first"],
               [[name, *(_spread(own["samples"]) for own in one.values()), _last(one)] for name, one in found.items()])
     lab.claim(f"Without attention a token at {positions[-1]} takes as long as one at {positions[0]}, within 5 %.",
               abs(_last(pure) - 1) <= 0.05)
@@ -101,19 +100,20 @@ def _last(one) -> float:
 
 def _types(lab, found) -> None:
     lab.heading("Types of states")
-    lab.text("The model without attention: by how much the logits after a text differ from those with float32 states, "
-             "in standard deviations of the logits. States fade by 1.3 % with each token. Weights are random, so this "
-             "is the error of arithmetic, not of a model's answers.")
+    lab.text("The model without attention. The table has the difference of the logits after a text from those with "
+             "float32 states, in standard deviations of the logits. States decay by 1.3 % per token. The weights are "
+             "random, so this is the error of the arithmetic, not of a model's answers.")
     lab.table(["type", "MB per text", "root mean square", "largest", "decode tok/s"],
               [[row["type"], row["bytes"] / 1e6, row["rms"], row["largest"], row["tok_s"]] for row in found])
 
 
 def _memory(lab, found) -> None:
     lab.heading("Memory of a text")
-    lab.text("Counted in MB, with 16-bit keys and values and float32 states: what numflow holds of a text while it "
-             "reads a prompt, with the block that is under way and the tokens that run at once, and while it writes; "
-             "the least that the model's idea needs; and what plain attention of all heads in all layers would keep.")
-    lab.table(["model", "tokens", "reading", "writing", "least", "reading / least", "writing / least",
+    lab.text("Computed, in MB, with 16-bit keys and values and float32 states. Reading: numflow's memory of a text "
+             "while it processes a prompt, including the current block and the tokens of the running batch. Writing: "
+             "the memory while decoding. Minimum: the memory that the architecture needs. Plain attention: the memory "
+             "of the keys and values of all heads in all layers.")
+    lab.table(["model", "tokens", "reading", "writing", "minimum", "reading / minimum", "writing / minimum",
                "plain attention"],
               [[row["name"], row["tokens"], row["kept"] / 1e6, row["writing"] / 1e6, row["least"] / 1e6,
                 row["kept"] / row["least"], row["writing"] / row["least"], row["expanded"] / 1e6] for row in found])

@@ -1,4 +1,4 @@
-"""Whole models: prompts, decoding at positions of a text, several texts together."""
+"""Whole models: prompts, decoding at several positions of a text, several texts in a batch."""
 
 import time
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Tool calls by the generic format: whether every call of a model that knows no tools can be read and fits its schema.
+"""Tool calls in the generic format: share of valid calls of a model that was not trained for tools.
 
-Each question is asked with each function, which has to be called (tool_choice), and once with all of them, of which the
-model may call any or none. The requests are made, and the answers read, by the code of the service.
+A call is valid if it can be parsed and fits the schema of its function. Each question is asked once with each function,
+which must be called (tool_choice), and once with all functions, of which the model may call any or none. The service's
+code makes the requests and parses the answers.
 """
 
 import json
@@ -155,13 +156,13 @@ def report(lab, found, options) -> None:
     """A table, and a sentence on all calls that had to be made."""
     forced = [own for name, own in found.items() if name != "free"]
     asked, valid = sum(own["answers"] for own in forced), sum(own["valid"] for own in forced)
-    lab.text(f"{options['questions']} questions, each with {len(forced)} functions, one of which has to be called; at "
+    lab.text(f"{options['questions']} questions, each with {len(forced)} functions, which must be called; at "
              f"most {options['max_tokens']} tokens, temperature 0.7.")
     lab.claim(f"All {asked} calls are JSON and fit the schema of their function.", valid == asked,
               f"{valid} of {asked} calls are JSON and fit the schema of their function.")
-    lab.table(["function", "answers", "calls", "parsed", "valid", "the same in pieces", "cut off", "tokens each"],
+    lab.table(["function", "answers", "calls", "parsed", "valid", "same when streamed", "cut off", "tokens each"],
               [[name, *(own[key] for key in ("answers", "calls", "parsed", "valid", "streamed", "cut")),
                 f"{own['tokens'] / own['answers']:.0f}"] for name, own in found.items()])
     free = found["free"]
-    lab.text(f"The last row: all functions together, none has to be called. The model made {free['calls']} calls in "
+    lab.text(f"Last row: all functions together, no call is required. The model made {free['calls']} calls in "
              f"{free['answers']} answers; {free['valid']} of them fit.")

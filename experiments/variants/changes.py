@@ -17,7 +17,15 @@ PASSED_OVER = re.compile(
     r"_ids?$|_token|initializer|init_|drop|cache|dtype|architectures|model_type|vocab|version|vision|audio|output_|return_"
     r"|label|problem|torchscript|is_encoder|is_decoder|cross_att|aux|loss|jitter|summary|pretraining|_path|max_length|keep"
     r"|fp32|quantization|chunk_size|use_mamba_kernels|grouped_mm|experts_impl|ep_size|gradient|tf_|altup_coef|transformers"
-    r"|rescale|index_n_heads|_index$|mtp|nextn|use_bfloat|per_layer_config|_attn_impl|clip|task_|position_embedding_type|add_cross")
+    r"|rescale|index_n_heads|_index$|mtp|nextn|use_bfloat|per_layer_config|_attn_impl|clipp|task_|add_cross")
+WORDS = {
+    "feed_forward_proj": ("relu", "gelu", "silu", "gated-gelu", "gated-silu", "gated-relu", "gated-gelu_new"),
+    "position_embedding_type": ("rope", "nope", "absolute", "rotary", None), "classifier_pooling": ("cls", "mean"),
+    "pos_att_type": ("c2p", "p2c", "p2c|c2p", "c2p|p2c"), "norm_rel_ebd": ("none", "layer_norm"),
+    "topk_method": ("greedy", "group_limited_greedy"), "expert_selection_fn": ("softmax", "sigmoid"),
+    "scoring_func": ("softmax", "sigmoid"), "encoder_attention_type": ("local", "transient-global"),
+    "attention_type": ("original_full", "block_sparse"), "gating": ("per-element", "per-head"),
+    "shared_expert_combination_strategy": ("sum", "average"), "qk_norm_type": ("olmo", "qwen3", "per_layer")}
 ROTARY = re.compile(r"rope_(theta|scaling|parameters)$|partial_rotary|rope_local_base|rotary_(pct|emb_base)")
 LAYER_WORDS = re.compile(r"layer_types$|block_types?$|layers_block_type$")
 
@@ -29,7 +37,9 @@ def part_of(config: dict, random) -> str:
 
 
 def look_up(config: dict, at: str) -> dict:
-    return config[at[:-1]] if at else config
+    for name in at.split(".")[:-1]:
+        config = config[name]
+    return config
 
 
 def draw(config: dict, own: dict, random) -> list[dict]:
@@ -47,16 +57,22 @@ def draw(config: dict, own: dict, random) -> list[dict]:
             if key in ("num_attention_heads", "num_key_value_heads"):
                 found["heads"] = {at + name: value for name, value in heads(here, random).items()}
                 continue
+            if isinstance(here.get(key), dict) and here[key] and random.random() < 0.8:
+                inner = random.choice(sorted(here[key]))
+                found[f"{key}.{inner}"] = {f"{at}{key}.{inner}": one(inner, here[key][inner], here[key], random)}
+                continue
             value = one(key, here.get(key, known.get(key)), here, random)
             if value is not None or random.random() < 0.3:
                 found[key] = {at + key: value}
+    if "vocab_size" in here and random.random() < 0.1:
+        found["vocab_size"] = {at + "vocab_size": random.choice((131, 145, 201, 256))}
     return list(found.values())
 
 
 def heads(here: dict, random) -> dict:
     """Numbers of heads that go together."""
-    queries = random.choice((1, 2, 4, 8))
-    keys = random.choice([queries, 1, max(1, queries // 2), max(1, queries // 2), random.choice((None, LEFT_OUT))])
+    queries = random.choice((1, 2, 3, 4, 6, 8))
+    keys = random.choice([queries, 1, max(1, queries // 2), max(1, queries // 3), random.choice((None, LEFT_OUT))])
     return {"num_attention_heads": queries} | ({"num_key_value_heads": keys} if "num_key_value_heads" in here else {})
 
 
@@ -70,7 +86,9 @@ def one(key: str, value, here: dict, random):
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):
-        if re.search(r"act$|activation", key):
+        if key in WORDS:
+            return random.choice(WORDS[key])
+        if re.search(r"act(_fn)?$|activation", key):
             return random.choice(ACTIVATIONS)
         return "".join(random.choice(value) for _ in range(layers)) if key.endswith("pattern") else None
     if isinstance(value, list):
@@ -86,9 +104,9 @@ def one(key: str, value, here: dict, random):
     if key == "max_position_embeddings":
         return random.choice((128, 500))
     if re.search(r"hidden_size$|d_model|n_embd", key):
-        return random.choice((32, 48, 64, 96))
+        return random.choice((32, 36, 48, 60, 64, 96))
     if re.search(r"intermediate_size|inner|ffn|mlp_dim", key):
-        return random.choice((24, 40, 64, 100))
+        return random.choice((24, 37, 40, 64, 100))
     if re.search("dim|rank|size|width|state", key):
         return random.choice((4, 8, 12, 16, 20, 24, 32, 48))
     if isinstance(value, int):

@@ -2,7 +2,8 @@
 
 Each variant begins with the configuration of a tiny checkpoint, changes some of its keys at random, has transformers
 save a random checkpoint of it, and runs that there and here, in float32. What transformers itself refuses, or turns
-into NaN, and what hangs on rounding, is passed over and counted. Where numbers differ, or numflow refuses, changes are
+into NaN, and what hangs on rounding, is passed over and counted. Where numbers differ, transformers computes them in
+float64 too, and where numflow is as near to those it is not wrong. Where it is, or numflow refuses, changes are
 taken back one by one as long as that stays so: the keys that are left are the fault's. A variant is made again by its
 family, its seed and its number. With `format=gguf` llama.cpp's converter makes a GGUF file of each checkpoint
 (`converter=PATH`, convert_hf_to_gguf.py), and its library (`library=FOLDER`, of libllama.so) says what is right where
@@ -31,10 +32,11 @@ from .gguf_files import FILE, LIKE_PEER, LIKE_THEIRS, NOT_ASKED, converted, judg
 OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7, "limit_s": 120,
            "format": "safetensors", "converter": "", "library": ""}
 TOLERANCE, STEADY, MARGIN = 1e-4, 3e-3, 1e-3
+FORMS = ("", "", "shards", "half", "unnamed")  # of a checkpoint: see theirs.py
 LENGTHS = (9, 45, 71)
 CONTEXT = re.compile("(?<!original_)max_position_embeddings|n_positions|n_ctx|max_length|context_length|max_seq|"
                      "seq_length")
-RIGHT, REFUSED, WRONG, PASSED = "right", "refused", "wrong", "passed over"
+RIGHT, NEARER, REFUSED, WRONG, PASSED = "right", "nearer to float64", "refused", "wrong", "passed over"
 
 
 class Theirs:
@@ -121,16 +123,19 @@ def family(lab, sides: Sides, name: str, base: dict) -> list[dict]:
     with tempfile.TemporaryDirectory() as place:
         own = sides.theirs.ask(do="keys", config=base, folder=place)
     if "ok" not in own:
-        return [{"number": 0, "result": PASSED, "line": own["refused"], "changes": []}]
+        return [{"number": 0, "saved": False, "form": "", "result": PASSED, "line": own["refused"], "changes": []}]
     rows, known = [], set()
     for number in range(lab.options["n"]):
         dice = random.Random(f"{name} {lab.options['seed']} {number}")
         changes, saved = draw(base, own["ok"], dice) if number else [], dice.random() < 0.4
-        row = {"number": number, "saved": saved} | tried(lab, sides, applied(base, changes), saved, number)
-        if row["result"] not in (RIGHT, PASSED) and (row["result"] != REFUSED or row["line"] not in known):
+        form = dice.choice(FORMS) if lab.options["format"] != "gguf" else ""
+        row = {"number": number, "saved": saved, "form": form}
+        row |= tried(lab, sides, applied(base, changes), row)
+        if row["result"] not in (RIGHT, NEARER, PASSED) and (row["result"] != REFUSED or row["line"] not in known):
             known.add(row["line"])
             changes, row = smallest(lab, sides, base, changes, row)
-            lab.say(f"  {name} {number}, {row['result']}: {row['line']}; {'saved; ' * saved}{json.dumps(changes)}")
+            lab.say(f"  {name} {number}, {row['result']}: {row['line']}; {'saved; ' * saved}{form}; "
+                    f"{json.dumps(changes)}")
         rows.append(row | {"changes": changes})
     return rows
 
@@ -139,19 +144,20 @@ def smallest(lab, sides: Sides, base: dict, changes: list[dict], row: dict) -> t
     """Fewer changes of which the same comes, and what comes of them."""
     for change in list(changes):
         fewer = [each for each in changes if each is not change]
-        again = tried(lab, sides, applied(base, fewer), row["saved"], row["number"])
+        again = tried(lab, sides, applied(base, fewer), row)
         if again["result"] == row["result"]:
             changes, row = fewer, row | again
     return changes, row
 
 
-def tried(lab, sides: Sides, config: dict, saved: bool, seed: int) -> dict:
-    """The result of one configuration."""
+def tried(lab, sides: Sides, config: dict, row: dict) -> dict:
+    """The result of one configuration. row: its number, and how its checkpoint is written."""
     with tempfile.TemporaryDirectory() as place:
+        seed = row["number"]
         given, gguf = prompts(config, seed), lab.options["format"] == "gguf"
         decoder = "ForCausalLM" in str(config.get("architectures")) or "LMHead" in str(config.get("architectures"))
-        made = sides.theirs.ask(do="make", config=config, folder=place, saved=saved, seed=seed, prompts=given,
-                                greedy=decoder and not gguf)
+        made = sides.theirs.ask(do="make", config=config, folder=place, saved=row["saved"], seed=seed, prompts=given,
+                                greedy=decoder and not gguf, form=row["form"])
         if "ok" not in made:
             return {"result": PASSED, "line": made["refused"]}
         if made["ok"]["moved"] > STEADY:
@@ -163,10 +169,14 @@ def tried(lab, sides: Sides, config: dict, saved: bool, seed: int) -> dict:
         found = guarded(lambda numflow: [ours(numflow, place, given, made["ok"], wanted[0].ndim == 1,
                                               lab.options["backend"], **chunks)
                                          for chunks in ({}, {"chunk": lab.options["chunk"]})], place)
-    if isinstance(found, dict):
-        return found
-    (whole, texts), (cut, _) = found
-    line = compared(whole, cut, texts, wanted, made["ok"])
+        if isinstance(found, dict):
+            return found
+        (whole, texts), (cut, _) = found
+        line = compared(whole, cut, wanted, max(TOLERANCE, made["ok"]["moved"] / 10))
+        if line:
+            near, told = nearer(sides, config, place, given, [whole, cut], wanted)
+            return {"result": NEARER if near else WRONG, "line": f"{line}; {told}"}
+    line = as_chosen(texts, made["ok"])
     return {"result": WRONG if line else RIGHT, "line": line}
 
 
@@ -232,22 +242,44 @@ def one(model, given: dict, scores: bool) -> np.ndarray:
         given["ids"])
 
 
-def compared(whole, cut, texts, wanted, made) -> str:
+def compared(whole, cut, wanted, tolerance: float) -> str:
     """The worst difference in a line, "" where there is none."""
     for how, found in (("whole", whole), ("in chunks", cut)):
         for rows, right in zip(found, wanted):
             if rows.shape != right.shape:
                 return f"{how}: {rows.shape}, not {right.shape}"
-            worst = float(np.abs(rows - right).max() / (float(right.std()) if right.size > 8 else 1.0))  # or few scores
-            if not worst <= max(TOLERANCE, made["moved"] / 10):
+            worst = difference(rows, right)
+            if not worst <= tolerance:
                 return f"{how}, {len(right)} rows: {worst:.2g}"
-    if made["greedy"] and made["margin"] > MARGIN and texts != made["greedy"]:
-        return f"tokens {texts}, not {made['greedy']}"
     return ""
 
 
+def difference(rows, right) -> float:
+    return float(np.abs(rows - right).max() / (float(right.std()) if right.size > 8 else 1.0))  # or few scores
+
+
+def as_chosen(texts: list[int], made: dict) -> str:
+    wrong = made["greedy"] and made["margin"] > MARGIN and texts != made["greedy"]
+    return f"tokens {texts}, not {made['greedy']}" if wrong else ""
+
+
+def nearer(sides: Sides, config: dict, place: str, given: list[dict], found: list, wanted: list) -> tuple[bool, str]:
+    """Whether every text's numbers are as near as those of transformers to what it computes in float64; the errors."""
+    made = sides.theirs.ask(do="exact", config=config, folder=place, prompts=given)
+    if "ok" not in made:
+        return False, f"float64: {made['refused']}"
+    with np.load(Path(place) / "exact.npz") as file:
+        exact = [file[f"logits_{at}"] for at in range(len(given))]
+    if any(rows.shape != right.shape for each in found for rows, right in zip(each, exact)):
+        return False, "other shapes"
+    ours, theirs = (np.array([np.max([difference(rows[at], right) for rows in each]) for at, right in enumerate(exact)])
+                    for each in (found, [wanted]))
+    return (bool((ours <= np.maximum(TOLERANCE, theirs)).all()),
+            f"from float64 {ours.max():.2g}, transformers {theirs.max():.2g}")
+
+
 def report(lab, found: dict[str, list[dict]]) -> None:
-    results = (RIGHT, LIKE_PEER, LIKE_THEIRS, WRONG, REFUSED, PASSED)
+    results = (RIGHT, NEARER, LIKE_PEER, LIKE_THEIRS, WRONG, REFUSED, PASSED)
     counts = {name: collections.Counter(row["result"] for row in rows) for name, rows in found.items()}
     lab.table(["family", *results], [[name, *(count[kind] for kind in results)] for name, count in counts.items()]
               + [["all", *(sum(count[kind] for count in counts.values()) for kind in results)]])
@@ -258,7 +290,7 @@ def report(lab, found: dict[str, list[dict]]) -> None:
         if rows:
             lab.heading(title)
             lab.table(["family", "number", "config.json", "changes", "result"],
-                      [[name, row["number"], "saved" if row["saved"] else "as asked",
+                      [[name, row["number"], " ".join(["saved" if row["saved"] else "as asked", row["form"]]),
                         f"`{json.dumps(row['changes'])}`", row["line"].replace("|", "/")] for name, row in rows])
     said = collections.Counter(row["line"].split(":")[0] for rows in found.values() for row in rows
                                if row["result"] == PASSED)

@@ -20,8 +20,8 @@ GREEDY = 6
 NUDGE = 3e-6  # of embeddings: what moves the logits far by it hangs on rounding
 
 
-def class_of(config):
-    name = (config.architectures or [""])[0]
+def class_of(config: dict):
+    name = (config.get("architectures") or [""])[0]
     if not hasattr(transformers, name):
         raise ValueError(f"transformers has no class {name!r}")
     return getattr(transformers, name)
@@ -53,10 +53,13 @@ def shake(model, seed: int) -> None:
 
 
 def make(request: dict, folder: Path) -> dict:
-    """Write the checkpoint and expected.npz into the folder."""
+    """Write the checkpoint and expected.npz into the folder.
+
+    The form of a request: "shards" is several files, "half" bfloat16, "unnamed" a configuration without a class.
+    """
     (folder / "config.json").write_text(json.dumps(request["config"]))
     config = transformers.AutoConfig.from_pretrained(folder)
-    kind = class_of(config)
+    kind = class_of(request["config"])
     with torch.device("meta"):
         count = sum(value.numel() for value in kind(config).parameters())
     if count > MOST_PARAMETERS:
@@ -65,9 +68,15 @@ def make(request: dict, folder: Path) -> dict:
     torch.manual_seed(request["seed"])
     model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32)
     shake(model, request["seed"])
-    model.save_pretrained(folder)
-    if not request["saved"]:
-        (folder / "config.json").write_text(json.dumps(request["config"]))
+    form = request.get("form", "")
+    (model.bfloat16() if form == "half" else model).save_pretrained(
+        folder, max_shard_size="100KB" if form == "shards" else "1GB")
+    written = request["config"] if not request["saved"] else json.loads((folder / "config.json").read_text())
+    if form == "half":
+        written["torch_dtype" if request["seed"] % 2 else "dtype"] = "bfloat16"
+    if form == "unnamed":
+        written.pop("architectures", None)
+    (folder / "config.json").write_text(json.dumps(written))
     model, report = kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32,
                                          output_loading_info=True)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -86,6 +95,30 @@ def make(request: dict, folder: Path) -> dict:
     moved = [error(compute(model, given), arrays[f"logits_{at}"]) for at, given in enumerate(request["prompts"])]
     np.savez(folder / "expected.npz", **arrays)
     return answer | {"moved": max(moved)}
+
+
+def exact(request: dict, folder: Path) -> dict:
+    """Write exact.npz: what the same weights give where every float is one of 64 bits."""
+    model = class_of(request["config"]).from_pretrained(
+        folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32).eval().double()
+    with in_64_bits():
+        np.savez(folder / "exact.npz", **{f"logits_{at}": compute(model, given)
+                                          for at, given in enumerate(request["prompts"])})
+    return {}
+
+
+@contextlib.contextmanager
+def in_64_bits():
+    """Let code that asks for float32 by name, as norms and softmaxes do, get float64."""
+    names, method = {name: getattr(torch, name) for name in ("float32", "float")}, torch.Tensor.float
+    try:
+        torch.float32 = torch.float = torch.float64
+        torch.Tensor.float = torch.Tensor.double
+        yield
+    finally:
+        torch.Tensor.float = method
+        for name, value in names.items():
+            setattr(torch, name, value)
 
 
 def compute(model, given: dict) -> np.ndarray:
@@ -116,6 +149,7 @@ def answer(request: dict) -> dict:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             found = {"keys": keys, "make": lambda config, folder: make(request, folder),
+                     "exact": lambda config, folder: exact(request, folder),
                      "convert": lambda config, folder: convert(folder, request["converter"])}[request["do"]](
                 request["config"], Path(request["folder"]))
         return {"ok": found}

@@ -1,4 +1,4 @@
-"""The command line. Commands parse, call the library and print; nothing else is decided here."""
+"""The command line. A command parses its options, calls the library and prints the result; it decides nothing else."""
 
 import io
 import os
@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     """Run `numflow` with the arguments of this process and end it with its exit code."""
-    # NumPy's threads wait turning for 2^26 cycles after each product, on cores that ours need: no longer than 2^4.
+    # OpenBLAS's threads spin for 2^26 cycles after each matrix product, on cores that our threads need: now 2^4 cycles.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     try:
         import warnings
@@ -15,7 +15,7 @@ def main() -> None:
         from numflow.cli.app import app
         from numflow.cli.failures import Output, whole
 
-        if sys.stdout is None:  # closed by whoever started this: nobody reads it
+        if sys.stdout is None:  # the parent process has closed it
             sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout = Output.instead_of(sys.stdout)
@@ -27,5 +27,5 @@ def main() -> None:
 
 
 def _in_one_line(message, *_, **__) -> None:
-    """A warning as people read it: nobody who runs a command asks for the line of code that warns."""
+    """Print a warning in one line, without the line of code that raised it."""
     print(f"warning: {message}", file=sys.stderr, flush=True)

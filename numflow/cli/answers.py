@@ -1,4 +1,4 @@
-"""Answers as a conversation shows them: as they come, or at a terminal as Markdown with the thinking folded."""
+"""Display of an answer: raw text as it is generated, or at a terminal rendered Markdown with the thinking folded."""
 
 import sys
 import time
@@ -17,23 +17,23 @@ from rich.text import Text
 from numflow.cli.tables import printable
 from numflow.server.messages.reply import ReplyPart
 
-FRAME = 0.06  # seconds between two drawings of what is not finished
+FRAME = 0.06  # seconds between two drawings of an unfinished block
 
 
 class PlainAnswer:
-    """An answer as the model writes it, every mark of it."""
+    """Raw text of an answer, with its Markdown and thinking marks."""
 
     def take(self, piece: str, parts: Iterable[ReplyPart]) -> None:
-        """Print a piece of the text. parts: the same as answer and thinking."""
+        """Print a piece of the text. parts: the same piece, split into answer and thinking."""
         print(piece, end="", flush=True)
 
     def end(self) -> None:
-        """No more pieces come."""
+        """End the answer: no more pieces follow."""
         print(flush=True)
 
 
 class DrawnAnswer:
-    """An answer at a terminal: words wrapped, Markdown and code coloured, thinking in one line that counts it."""
+    """An answer rendered at a terminal: wrapped, Markdown and code coloured, thinking shown as one summary line."""
 
     def __init__(self, console: Console | None = None):
         self._console = console or Console(file=sys.stdout, highlight=False)
@@ -41,7 +41,7 @@ class DrawnAnswer:
         self._thinking, self._begun = "", 0.0
 
     def take(self, piece: str, parts: Iterable[ReplyPart]) -> None:
-        """Draw a piece, which is given as parts of the answer and of the thinking."""
+        """Draw a piece of the text. parts: the piece, split into answer and thinking."""
         for part in parts:
             text = printable(part.text, keep="\n\t")
             if part.kind != "reasoning":
@@ -54,12 +54,12 @@ class DrawnAnswer:
                 self._drawn.passing(Text(f"thinking: {latest}", style="dim", no_wrap=True, overflow="crop"))
 
     def end(self) -> None:
-        """No more pieces come."""
+        """End the answer: no more pieces follow."""
         self._fold()
         self._drawn.end()
 
     def _fold(self) -> None:
-        """Say in a line that there was thinking."""
+        """Replace the thinking by a summary line."""
         if self._thinking:
             words, seconds = len(self._thinking.split()), time.monotonic() - self._begun
             self._drawn.note(Text(f"(thought for {seconds:.1f} s, {words} words: /think shows them)", style="dim"))
@@ -67,8 +67,8 @@ class DrawnAnswer:
 
 
 class MarkdownStream:
-    """Markdown drawn while it comes. A block is printed when it has ended; the last one is drawn again and again, and
-    of one that is taller than the screen its first lines are printed too."""
+    """Incremental Markdown rendering. A finished block is printed once. The last, unfinished block is redrawn for
+    every frame; if it is taller than the screen, its first lines are printed and not redrawn."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -78,54 +78,54 @@ class MarkdownStream:
         self._live.start()
 
     def feed(self, text: str) -> None:
-        """More text."""
+        """Append text, and redraw when a frame is due."""
         self._text += text
         if time.monotonic() >= self._next:
             self._draw()
             self._next = time.monotonic() + FRAME
 
     def passing(self, line: Text) -> None:
-        """Show a line until something else is shown."""
+        """Show a temporary line, until the next drawing."""
         if time.monotonic() >= self._next:
             self._live.update(line, refresh=True)
             self._next = time.monotonic() + FRAME
 
     def note(self, line: Text) -> None:
-        """Print a line above all that comes."""
+        """Print a permanent line above the block that is being drawn."""
         self._live.update(Text(""), refresh=True)
         self._live.console.print(line)
 
     def end(self) -> None:
-        """The text is whole."""
-        self._finish([*self._begins(self._text), len(self._text)])
+        """Print the last block: the text is complete."""
+        self._finish([*self._block_offsets(self._text), len(self._text)])
         self._live.update(Text(""))
         self._live.stop()
 
     def _draw(self) -> None:
-        self._finish(self._begins(self._text[:self._text.rfind("\n") + 1]))
+        self._finish(self._block_offsets(self._text[:self._text.rfind("\n") + 1]))
         lines = self._lines(self._text)[self._printed:]
-        above = max(0, len(lines) - max(3, self._console.height - 2))
-        self._print(lines[:above])
-        self._printed += above
-        self._live.update(SegmentLines(lines[above:], new_lines=True), refresh=True)
+        scrolled = max(0, len(lines) - max(3, self._console.height - 2))
+        self._print(lines[:scrolled])
+        self._printed += scrolled
+        self._live.update(SegmentLines(lines[scrolled:], new_lines=True), refresh=True)
 
-    def _finish(self, places: list[int]) -> None:
-        """Print the blocks between these places of the text."""
-        for begin, end in pairwise(places):
+    def _finish(self, offsets: list[int]) -> None:
+        """Print the blocks between consecutive offsets of the text, and keep the text after the last offset."""
+        for begin, end in pairwise(offsets):
             lines = self._lines(self._text[begin:end])[self._printed:]
             self._live.update(Text(""))
             self._print(lines)
             self._printed, self._blank = 0, True
-        self._text = self._text[places[-1]:] if places else self._text
+        self._text = self._text[offsets[-1]:] if offsets else self._text
 
-    def _begins(self, text: str) -> list[int]:
-        """Places in a text of whole lines where its blocks begin; the last one is what more text may change."""
+    def _block_offsets(self, text: str) -> list[int]:
+        """Offsets at which the blocks of a text of whole lines begin. More text may still change the last block."""
         lines = text.split("\n")
         starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
         return [len("\n".join([*lines[:start], ""])) for start in starts]
 
     def _lines(self, text: str) -> list[list[Segment]]:
-        """Lines on the screen, with an empty one between this and what was printed before."""
+        """Rendered lines of a block, after an empty line if another block was printed before."""
         lines = self._console.render_lines(Drawing(text), pad=False)
         return [[]] * (self._blank and bool(lines)) + lines
 
@@ -135,14 +135,14 @@ class MarkdownStream:
 
 
 class Code(CodeBlock):
-    """Code in colours, two columns to the right."""
+    """A code block: highlighted, indented by two columns."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Syntax(str(self.text).rstrip(), self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 2))
 
 
 class Title(Heading):
-    """A heading at the left, bold."""
+    """A bold heading, aligned left."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self.text.justify = "left"
@@ -150,7 +150,7 @@ class Title(Heading):
 
 
 class Drawing(Markdown):
-    """Markdown as models mean it: HTML is text, and a line end is one."""
+    """Markdown as models write it: HTML is plain text, and a line end breaks the line."""
 
     elements: ClassVar = {**Markdown.elements, "fence": Code, "code_block": Code, "heading_open": Title}
 

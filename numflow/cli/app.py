@@ -1,4 +1,4 @@
-"""The table of commands. Nothing here imports NumPy or Numba, so that --help is quick."""
+"""The table of commands. This module imports neither NumPy nor Numba, so that --help is quick."""
 
 import sys
 from typing import Annotated
@@ -34,7 +34,7 @@ app = typer.Typer(
     help="Run language models that are described by specification files.",
     no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="`numflow COMMAND --help` has the options of a command. Set NUMFLOW_DEBUG=1 to see tracebacks.",
+    epilog="`numflow COMMAND --help` shows the options of a command. Set NUMFLOW_DEBUG=1 to see tracebacks.",
 )
 for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, texts.translate, scores.classify,
                 scores.rerank, models.pull, models.rm, models.models, inspect.inspect, bench.bench, measure.perplexity,
@@ -53,8 +53,8 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and end.", callback=_version,
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", callback=_version,
                                                 is_eager=True)] = False) -> None:
-    for stream in (sys.stdout, sys.stderr):  # a console that lacks a character shows "?" instead of failing
+    for stream in (sys.stdout, sys.stderr):  # "?" instead of an error for a character that the console cannot encode
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

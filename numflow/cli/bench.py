@@ -14,38 +14,40 @@ from numflow.cli.running import asked_name, compile_notice, print_json
 from numflow.cli.tables import print_fields, print_table
 from numflow.errors import RequestError
 
-_SIZES = {"prefill": "prompt of {}", "decode": "decoding after {}", "batched": "{} sequences decoding"}
+_SIZES = {"prefill": "prompt of {}", "decode": "decoding after {}", "batched": "decoding of {} sequences"}
 
 
 @grouped
 def bench(
     model: options.Model = None,
-    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Tokens of the prompt; of several lengths the first "
-                                               "is measured in full.")] = "512",
-    gen_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens.")] = 128,
-    context: Annotated[str, typer.Option(metavar="N,N", show_default=False,
-                                         help="Also decode after so many tokens.")] = "",
+    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Prompt length in tokens. Decoding is measured "
+                                               "after a prompt of the first length.")] = "512",
+    gen_tokens: Annotated[int, typer.Option(metavar="N", help="Number of new tokens.")] = 128,
+    context: Annotated[str, typer.Option(metavar="N,N", show_default=False, help="Also measure decoding with so many "
+                                         "tokens in the KV cache.")] = "",
     batch: Annotated[str, typer.Option(metavar="N,N", show_default=False,
-                                       help="Also decode so many sequences side by side.")] = "",
-    repeat: Annotated[int, typer.Option(metavar="N", help="Runs; median, least and most are shown.")] = 5,
-    profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes, op by op, beside what this "
-                                          "machine can do.")] = False,
-    compare: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Show speeds beside those "
-                                                 "that --json has written earlier.")] = None,
-    op: Annotated[str | None, typer.Option("--op", metavar="NAME", show_default=False, help="Measure one op alone, of "
-                                           "no model: linear or rms_norm; beside its last run.")] = None,
+                                       help="Also measure decoding of so many sequences at the same time.")] = "",
+    repeat: Annotated[int, typer.Option(metavar="N", help="Number of runs. Median, minimum and maximum are "
+                                        "shown.")] = 5,
+    profile: Annotated[bool, typer.Option("--profile", help="Show the time of every op, as a share of the total and of "
+                                          "this machine's limits.")] = False,
+    compare: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Compare with an earlier "
+                                                 "result, written with --json.")] = None,
+    op: Annotated[str | None, typer.Option("--op", metavar="NAME", show_default=False, help="Measure one op without a "
+                                           "model, linear or rms_norm, and compare with its last run.")] = None,
     kind: Annotated[str | None, typer.Option("--type", metavar="TYPE", show_default="q4", help="With --op linear: type "
-                                             "of the weights, as Q4_0 or q3h.")] = None,
+                                             "of the weights, such as Q4_0 or q3h.")] = None,
     shape: Annotated[str | None, typer.Option("--shape", metavar="NxK", show_default="4096x4096", help="With --op: "
-                                              "outputs times inputs.")] = None,
-    tokens: Annotated[str | None, typer.Option("--tokens", metavar="N,N", show_default="1", help="With --op: tokens at "
-                                               "a time.")] = None,
+                                              "output rows times input columns.")] = None,
+    tokens: Annotated[str | None, typer.Option("--tokens", metavar="N,N", show_default="1", help="With --op: tokens "
+                                               "per call.")] = None,
     how: Execution = Execution(),
     json: options.Json = False,
 ) -> None:
-    """Measure how fast a model loads, reads and writes.
+    """Measure the speed of a model: load, prefill, decode.
 
-    With --op one op alone, of no model: its spread, its share of this machine's limit, and the last run of it.
+    With --op one op is measured without a model: its time, its share of this machine's limit, and the ratio to its
+    last run.
     """
     given = {"--type": kind, "--shape": shape, "--tokens": tokens}
     if op is not None:
@@ -53,7 +55,7 @@ def bench(
                   _numbers("--tokens", tokens or "1"), max(repeat, 5), how, json)
         return
     if alone := [name for name, value in given.items() if value is not None]:
-        raise RequestError(f"{alone[0]} is of one op: say with --op which")
+        raise RequestError(f"{alone[0]} needs --op: it is an option of measuring one op")
     from numflow.engine.measure.bench import bench as run
     from numflow.engine.measure.bench import process_start
 
@@ -78,34 +80,34 @@ def bench(
 
 def _bench_op(op: str, model: str | None, kind: str, shape: str, tokens: list[int], repeat: int, how: Execution,
               json: bool) -> None:
-    """Measure an op for each number of tokens and print a row for each."""
+    """Measure an op for every number of tokens and print one row each."""
     from numflow.engine.measure.host import host
     from numflow.lab.op_bench import bench_op
 
     if model is not None:
-        raise RequestError("--op measures an op of no model: leave -m out")
-    if left := [name for name in how.arguments() if name not in ("threads", "activations")]:
-        raise RequestError(f"--{left[0].replace('_', '-')} has no effect on one op alone, leave it out")
+        raise RequestError("--op measures an op without a model: leave -m out")
+    if unused := [name for name in how.arguments() if name not in ("threads", "activations")]:
+        raise RequestError(f"--{unused[0].replace('_', '-')} has no effect with --op, leave it out")
     with compile_notice(True) as notice:
         found = [bench_op(op, kind, shape, count, repeat, how.threads, how.activations) for count in tokens]
         notice.clear()
     if json:
         print_json({"runs": found, "host": host()})
         return
-    print_table((">tokens", ">us", ">least", ">most", ">GB/s", ">GOP/s", ">of limit", "against the last run"), [
+    print_table((">tokens", ">us", ">min", ">max", ">GB/s", ">GOP/s", ">of limit", "compared with last run"), [
         (one["tokens"], *(f"{one['microseconds'][key]:.1f}" for key in ("median", "min", "max")), f"{one['gb_s']:.1f}",
-         f"{one['gop_s']:.1f}", f"{one['at_limit']:.0%}", _against(one)) for one in found])
+         f"{one['gop_s']:.1f}", f"{one['at_limit']:.0%}", _compared(one)) for one in found])
     first = found[0]
-    what = f"{op} {first['type']} {shape}" if op == "linear" else f"{op} {shape}"
-    print(f"{what}: {first['megabytes']:.2f} MB each, {first['copies']} copies, {first['threads']} threads; limits "
+    case = f"{op} {first['type']} {shape}" if op == "linear" else f"{op} {shape}"
+    print(f"{case}: {first['megabytes']:.2f} MB each, {first['copies']} copies, {first['threads']} threads; limits "
           f"{first['limits']['read_gb_s']:.1f} GB/s, {first['limits']['int8_gop_s']:.0f} int8 and "
           f"{first['limits']['f32_gop_s']:.0f} f32 GOP/s; load {first['load']}")
 
 
-def _against(one: dict[str, Any]) -> str:
-    """This run beside the last one, where the spreads allow to say so."""
+def _compared(one: dict[str, Any]) -> str:
+    """Ratio of this run to the last one, marked where the spreads of the two overlap."""
     if one["last"] is None:
-        return "the first one"
+        return "no earlier run"
     ratio = f"{one['against_last']:.2f} times as fast"
     return ratio if one["apart"] else f"{ratio}, within the spread"
 
@@ -114,7 +116,7 @@ def _numbers(option: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise RequestError(f"{option} should be whole numbers with commas between them, is {text!r}") from None
+        raise RequestError(f"{option} should be whole numbers separated by commas, is {text!r}") from None
 
 
 def _earlier(path: Path) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _earlier(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RequestError(f"{path}: not JSON ({error})") from None
     if not isinstance(found, dict) or not isinstance(found.get("decode_tok_s"), dict):
-        raise RequestError(f"{path}: not what `numflow bench --json` writes (no decode_tok_s)")
+        raise RequestError(f"{path}: not a result of `numflow bench --json` (no decode_tok_s)")
     return found
 
 
@@ -152,4 +154,4 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _spread(value: dict[str, float]) -> str:
-    return f"{value['median']:.1f} (least {value['min']:.1f}, most {value['max']:.1f})"
+    return f"{value['median']:.1f} (min {value['min']:.1f}, max {value['max']:.1f})"

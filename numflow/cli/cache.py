@@ -1,4 +1,4 @@
-"""`numflow cache`: what numflow keeps on this disk, and emptying it."""
+"""`numflow cache`: list and clear numflow's caches on disk."""
 
 import re
 import shutil
@@ -14,16 +14,16 @@ from numflow.cli.running import print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError, did_you_mean
 
-app = typer.Typer(help="Show what numflow keeps on this disk, and empty it.", rich_markup_mode=None)
+app = typer.Typer(help="Show the caches on this disk, or clear them.", rich_markup_mode=None)
 
-# What numflow calls what it keeps: nothing else is counted or removed, should its folder be somebody's own.
+# File names that numflow writes. Other files in the folders are neither counted nor removed: they may be the user's.
 _MADE = {"kernels": re.compile(r"\w+-[0-9a-f]{16}|cuda"),
          "prepared": re.compile(r"[0-9a-f]{16}_.+\.safetensors|\..+\.part"),
          "quantised": re.compile(r"[0-9a-f]{16}_.+\.safetensors|\..+\.part"),
          "prefixes": re.compile(r"[0-9a-f]{16}\.session|\..+\.part")}
 _ABOUT = {"models": "downloaded", "kernels": "compiled for this machine",
-          "prepared": "quantised models as the CPU has them in memory", "quantised": "by --weights while loading",
-          "prefixes": "texts that services had in memory (--prefix-disk)"}
+          "prepared": "quantised models in the CPU's memory layout", "quantised": "quantised while loading (--weights)",
+          "prefixes": "prefix caches of services (--prefix-disk)"}
 
 
 @app.callback(invoke_without_command=True)
@@ -35,14 +35,14 @@ def show(context: typer.Context, json: options.Json = False) -> None:
 @app.command()
 @guarded
 def clear(kind: Annotated[str | None, typer.Argument(metavar="[KIND]", show_default=False, help="models, kernels, "
-          "prepared, quantised or prefixes. Without it: all but models, which would have to be fetched "
+          "prepared, quantised or prefixes. Without it: all but models, which would have to be downloaded "
           "again.")] = None) -> None:
-    """Remove what is kept; it is made again when it is needed."""
+    """Remove cached files. They are created again when they are needed."""
     from numflow.registry.progress import megabytes
 
     folders = _folders()
     if kind is not None and kind not in folders:
-        raise RequestError(f"no kind {kind!r} of what is kept{did_you_mean(kind, folders)}")
+        raise RequestError(f"there is no cache {kind!r}{did_you_mean(kind, folders)}")
     for name in folders if kind is None else (kind,):
         if kind is None and name == "models":
             continue
@@ -67,8 +67,8 @@ def _show(json: bool) -> None:
     print_table(["kind", ">size", ">files", "folder", "about"],
                 [(row["kind"], megabytes(row["bytes"]), row["files"], row["folder"], row["about"]) for row in rows])
     print(f"\n{megabytes(sum(row['bytes'] for row in rows))}. `numflow cache clear` removes all but models, `numflow "
-          "cache clear KIND` one kind; NUMFLOW_HOME names another place for all, NUMFLOW_CACHE for all but models.")
-    print("Models of the Hugging Face hub are in that hub's own cache (`hf cache`).")
+          "cache clear KIND` one kind. NUMFLOW_HOME sets another folder for all, NUMFLOW_CACHE for all but models.")
+    print("Models of the Hugging Face hub are in the hub's own cache (`hf cache`).")
 
 
 def _folders() -> dict[str, Path]:
@@ -80,7 +80,7 @@ def _folders() -> dict[str, Path]:
 
 
 def _made(kind: str, folder: Path) -> Iterator[Path]:
-    """Files and folders that numflow has put into a folder."""
+    """Files and folders in a folder that numflow has written."""
     from numflow import registry
 
     if not folder.is_dir():
@@ -96,7 +96,7 @@ def _made(kind: str, folder: Path) -> Iterator[Path]:
 
 
 def _size(entry: Path) -> tuple[int, int]:
-    """Bytes and files of a file or folder; another process may be removing some."""
+    """Bytes and number of files of a file or folder. Another process may remove files at the same time."""
     total = count = 0
     for path in (entry, *entry.rglob("*")) if entry.is_dir() and not entry.is_symlink() else (entry,):
         try:

@@ -16,8 +16,8 @@ from numflow.cli.sessions import CommandSession
 from numflow.cli.strategies import completed, streams
 from numflow.errors import NumflowError, RequestError
 
-HELP = ('/help lists the commands, Alt-Enter or """ begins a text of several lines, Ctrl-C stops an answer, Ctrl-D '
-        "leaves")
+HELP = ('/help lists the commands, Alt-Enter or """ starts a text of several lines, Ctrl-C stops an answer, Ctrl-D '
+        "exits")
 HISTORY = "chat_history"
 
 
@@ -28,20 +28,20 @@ def chat(
     max_tokens: options.MaxTokens = 1024,
     sampling: SamplingOptions = SamplingOptions(),
     draft: options.Draft = None,
-    trim: Annotated[bool, typer.Option("--trim", help="Drop the oldest turns when the context is full; else that is "
-                                       "said.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Answers as the model writes them, and lines without an "
-                                        "editor, as from a pipe.")] = False,
+    trim: Annotated[bool, typer.Option("--trim", help="Drop the oldest turns when the context is full; without this "
+                                       "option a full context is an error.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print answers as raw text, and read lines without the line "
+                                        "editor.")] = False,
     context: options.Context = None,
     session_: options.Session = None,
     how: Execution = Execution(),
     stats: options.Stats = False,
 ) -> None:
-    """Talk with a model.
+    """Chat with a model.
 
-    The model sees the whole conversation; it must have a chat template. /help lists the commands. Ctrl-C stops an
-    answer or clears the line, twice or Ctrl-D leaves. From a pipe each line is a question, and the first that fails
-    ends the command with exit code 1.
+    The model sees the whole conversation and must have a chat template. /help lists the commands of the
+    conversation. Ctrl-C stops an answer or clears the line; pressed twice, or Ctrl-D, it exits. From a pipe each line
+    is a question, and the first error ends the command with exit code 1.
     """
     from numflow.engine.request.ahead import check_settings
 
@@ -61,13 +61,13 @@ def chat(
         try:
             _converse(conversation, keyboard)
         finally:
-            kept.sessions = models.sessions  # of another model, perhaps
+            kept.sessions = models.sessions  # /model may have loaded another model
             if conversation.answered:
                 kept.save(conversation.note())
 
 
 class ChatModel:
-    """The model of a conversation. Another one takes its place as soon as it is ready."""
+    """The model of a conversation. Another model replaces it once it has been loaded."""
 
     model: Any
     notice: CompileNotice
@@ -79,18 +79,18 @@ class ChatModel:
         self._more: dict[str, Any] = {"draft": draft, "context": context}
 
     def open(self, name: str | None) -> None:
-        """Load a model, the default one if none is named, and close that of before.
+        """Load a model (the default model for None), then close the previous one.
 
         Raises:
-            NumflowError: it cannot be loaded, or does not chat; that of before stays.
+            NumflowError: the model cannot be loaded, or has no chat template; the previous model stays.
         """
         from numflow.engine.sessions.sessions import OpenSessions
 
         with ExitStack() as stack:
             ready, notice = stack.enter_context(loaded(name, self._how, **self._more, before=_check))
             notice.clear()
-            completed(ready, self._settings)  # says what has no effect; the rest is the model's own affair
-            sessions = stack.enter_context(OpenSessions(ready))  # an answer reads what is new, not all turns again
+            completed(ready, self._settings)  # warns of settings without effect; its result is not needed here
+            sessions = stack.enter_context(OpenSessions(ready))  # keeps the KV cache: only new turns are computed
             self._open.close()
             self._open = stack.pop_all()
         self.model, self.notice, self.name, self.sessions = ready, notice, asked_name(name), sessions
@@ -119,7 +119,7 @@ def _draws() -> bool:
 
 def _made(models: ChatModel, system: str | None, settings: dict[str, Any], stats: bool, trim: bool, typed: bool,
           draws: bool) -> tuple[Any, Keyboard]:
-    """A conversation, and what its questions are read from."""
+    """A Conversation and the Keyboard that reads its questions."""
     from numflow.cli.answers import DrawnAnswer, PlainAnswer
     from numflow.cli.conversation import COMMANDS, Conversation
 
@@ -133,7 +133,7 @@ def _made(models: ChatModel, system: str | None, settings: dict[str, Any], stats
 
 
 def _converse(conversation: Any, keyboard: Keyboard) -> None:
-    """Answer until the input ends, or a command ends it. Errors of a person's input are said; others are raised."""
+    """Answer questions until the input ends or a command exits. At a terminal errors are printed, else raised."""
     if keyboard.interactive:
         print(HELP, file=sys.stderr)
     while (text := keyboard.question()) is not None:

@@ -1,4 +1,4 @@
-"""`numflow client` and `numflow ps`: a running service from the shell."""
+"""`numflow client` and `numflow ps`: requests to a running service."""
 
 import os
 from typing import Annotated, Any
@@ -11,30 +11,30 @@ from numflow.cli.running import print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
-Url = Annotated[str, typer.Option(metavar="URL", envvar="NUMFLOW_URL", help="The service.")]
+Url = Annotated[str, typer.Option(metavar="URL", envvar="NUMFLOW_URL", help="Address of the service.")]
 HERE = "http://127.0.0.1:8080"
 
 
 def client(
-    prompt: Annotated[str | None, typer.Argument(show_default=False, help="What to ask; the text of -f, or of a "
-                                                 "file or pipe at standard input, goes below it.")] = None,
+    prompt: Annotated[str | None, typer.Argument(show_default=False, help="The prompt. The text of -f FILE, or of "
+                                                 "standard input, is appended to it.")] = None,
     url: Url = HERE,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", show_default="the service's first",
-                                              help="One of the service's models.")] = None,
+                                              help="Name of a model of the service.")] = None,
     file: options.ReadFile = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", show_default=False, help="A system message.")] = None,
+    system: options.System = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", metavar="N", show_default="the service's",
-                                                   help="New tokens at most.")] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="T", show_default="the service's",
-                                                      help="0 takes the likeliest token.")] = None,
+                                                   help="Largest number of new tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T", show_default="the service's", help="0 takes the "
+                                                      "likeliest token; higher is more random.")] = None,
     seed: options.Seed = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = False,
-    models: Annotated[bool, typer.Option("--models", help="List the service's models instead.")] = False,
+    raw: options.Raw = False,
+    models: Annotated[bool, typer.Option("--models", help="List the models of the service and exit.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Ask a service that runs.
+    """Send a prompt to a running service (`numflow serve`).
 
-    The answer of `numflow serve` is printed as it comes. An API key is read from NUMFLOW_API_KEY.
+    The answer is printed while it is generated. The API key is read from NUMFLOW_API_KEY.
     """
     from numflow.server.client import ask
 
@@ -48,7 +48,7 @@ def client(
                                             for entry in listing["data"]])
         return
     body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stream": not json,
-            **_asked(read_prompt(prompt, file, "numflow client"), system, raw)}
+            **_prompt_fields(read_prompt(prompt, file, "numflow client"), system, raw)}
     path = "/v1/completions" if raw else "/v1/chat/completions"
     answer = ask(url, path, {name: value for name, value in body.items() if value is not None}, key)
     if json:
@@ -58,9 +58,9 @@ def client(
 
 
 def ps(url: Url = HERE, json: options.Json = False) -> None:
-    """Show the models of a service that runs.
+    """Show the models of a running service.
 
-    An API key is read from NUMFLOW_API_KEY.
+    Each row has a model's state, memory and requests. The API key is read from NUMFLOW_API_KEY.
     """
     from numflow.registry.progress import megabytes
     from numflow.server.client import ask
@@ -75,7 +75,8 @@ def ps(url: Url = HERE, json: options.Json = False) -> None:
          *((model.get("engine") or {}).get(key, "") for key in ("running", "waiting"))) for model in status["models"]])
 
 
-def _asked(text: str, system: str | None, raw: bool) -> dict[str, Any]:
+def _prompt_fields(text: str, system: str | None, raw: bool) -> dict[str, Any]:
+    """The fields of a request's body that hold the prompt."""
     if raw:
         if system is not None:
             raise RequestError("--system has no effect with --raw")

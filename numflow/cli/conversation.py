@@ -1,4 +1,5 @@
-"""A conversation with a model: its turns, the commands that change them, and what is done when the context is full."""
+"""A conversation with a model: its turns, the commands that change them, and dropping turns when the context is full.
+"""
 
 import re
 import sys
@@ -15,32 +16,33 @@ from numflow.errors import RequestError, did_you_mean
 from numflow.registry.progress import megabytes
 from numflow.server.messages.reply import THINKING, Splitter, opens_thinking, shown_marks, special_marks
 
-# word -> (what follows it, what it does); the method of the same name does it.
+# command -> (argument, help). Command NAME is the method _NAME of Conversation.
 COMMANDS = {
     "help": ("", "this list"),
     "system": ("[TEXT]", 'show or change the system message; "" removes it'),
-    "set": ("[NAME=VALUE]", "show or change a setting, such as temperature=0.7; NAME= is the default again"),
-    "regen": ("", "answer the last question anew"),
-    "undo": ("", "take back the last question and its answer"),
-    "attach": ("[FILE]", 'a text file that goes with the next question, or the list of them; "" drops them'),
+    "set": ("[NAME=VALUE]", "show or change a setting, such as temperature=0.7; NAME= restores the default"),
+    "regen": ("", "answer the last question again"),
+    "undo": ("", "remove the last question and its answer"),
+    "attach": ("[FILE]", 'attach a text file to the next question, or list the attached files; "" removes them'),
     "think": ("", "show the thinking of the last answer"),
-    "trim": ("", "drop the oldest turns, so that a full context has room again"),
-    "save": ("FILE", "write the conversation to a JSON file"),
-    "load": ("FILE", "go on with a conversation from such a file"),
-    "model": ("[NAME]", "facts on the model, or go on with another one"),
-    "stats": ("", "times of the last answer, and how full the context is"),
-    "reset": ("", "start anew, with the same system message"),
-    "exit": ("", "leave; also /bye, /quit and Ctrl-D"),
+    "trim": ("", "drop the oldest turns, to make room in a full context"),
+    "save": ("FILE", "save the conversation to a JSON file"),
+    "load": ("FILE", "load a conversation from a JSON file and continue it"),
+    "model": ("[NAME]", "show facts about the model, or switch to another model"),
+    "stats": ("", "show times of the last answer, and how full the context is"),
+    "reset": ("", "start a new conversation, with the same system message"),
+    "exit": ("", "exit; also /bye, /quit and Ctrl-D"),
 }
 ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
 
 
 class Conversation:
-    """The turns so far, each a question and its answer, and the settings that the next answer gets.
+    """A conversation: its turns (question and answer), and the settings of the next answer.
 
-    models: the model that answers, and its name; loads another one.
+    models: the ChatModel: the model, its name, and loading of another model.
     trims: drop the oldest turns whenever the context is full.
-    shown: makes what shows an answer (`answers`). interactive: Ctrl-C stops an answer, not the program.
+    shown: creates the display of an answer (PlainAnswer or DrawnAnswer). interactive: Ctrl-C stops an answer, not the
+    program.
     """
 
     def __init__(self, models, system: str | None, settings: dict[str, Any], stats: bool, trims: bool,
@@ -48,16 +50,16 @@ class Conversation:
         self._models, self._shown = models, shown
         self._settings, self._shows_stats, self._trims, self._interactive = settings, stats, trims, interactive
         self._system_text, self._turns = system, list[tuple[str, str]]()
-        self._files: list[tuple[str, str]] = []  # name and text of those that go with the next question
-        self._waiting: str | None = None  # a question that the context had no room for
+        self._files: list[tuple[str, str]] = []  # name and text of the files attached to the next question
+        self._waiting: str | None = None  # a question that did not fit into the context
         self._last: str | None = None
         self._thoughts = ""
 
     def take(self, text: str) -> bool:
-        """Answer a question, or do what a command says. False: the conversation is over.
+        """Answer a question or run a command. Return False at the end of the conversation.
 
         Raises:
-            NumflowError: that cannot be done; the turns are as before.
+            NumflowError: the question or command fails; the turns are as before.
         """
         found = re.match(r"/([a-z]+|\?)(?=\s|$)\s*", text)
         if not found or "\n" in text:
@@ -70,21 +72,22 @@ class Conversation:
         if word == "exit":
             return False
         if rest and not COMMANDS[word][0]:
-            raise RequestError(f"/{word} stands alone, without {rest!r:.60}")
+            raise RequestError(f"/{word} takes no argument, got {rest!r:.60}")
         getattr(self, f"_{word}")(*([rest] if COMMANDS[word][0] else []))
         return True
 
     def _messages(self, *more: str) -> list[dict[str, str]]:
-        """All of it as the template takes it. more: a question without answer."""
+        """Messages for the chat template. more: a question without an answer yet."""
         texts = [("system", self._system_text)] if self._system_text else []
         texts += [pair for question, answer in self._turns for pair in (("user", question), ("assistant", answer))]
         return [{"role": role, "content": text} for role, text in [*texts, *(("user", text) for text in more)]]
 
     def resume(self, note: Any, path: Path) -> None:
-        """Go on with the conversation of a session, if it has one; a system message of one's own stays.
+        """Continue the conversation in a session's note, if there is one. A given system message replaces the saved
+        one.
 
         Raises:
-            RequestError: it has something else.
+            RequestError: the note is no conversation.
         """
         if note is not None:
             system, self._turns = turns_of(note, path)
@@ -96,36 +99,37 @@ class Conversation:
 
     @property
     def answered(self) -> bool:
-        """Whether the model has answered anything here."""
+        """Whether the model has answered a question."""
         return self._last is not None
 
     def note(self) -> dict[str, Any]:
-        """The conversation, for a session."""
+        """The conversation as the note of a session."""
         return {"messages": self._messages()}
 
     def _ids(self, *more: str) -> list[int]:
-        """Its tokens in the model's template."""
+        """Tokens of the messages in the model's chat template."""
         return self._models.model.prompts.conversation(self._messages(*more))
 
     def _ask(self, question: str) -> None:
-        """Print the answer to a question and keep both."""
+        """Print the answer to a question, and append both to the turns."""
         self._waiting, ids = None, self._ids(question)
         context = self._models.model.context
         if len(ids) > context:
             if not self._trims:
                 self._waiting = question
                 raise RequestError(f"the conversation has {len(ids)} tokens, the model's context holds {context}: "
-                                   "/trim drops the oldest turns (--trim does so by itself), /reset starts anew")
+                                   "/trim drops the oldest turns (--trim drops them automatically), /reset starts a "
+                                   "new conversation")
             ids = self._make_room(question)
         self._files = []
         text, reason = self._answer(ids)
         if text or reason is not None:
             self._turns.append((question, text))
         else:
-            print("(stopped before the first word: the question is taken back)", file=sys.stderr)
+            print("(stopped before the first word: the question is removed)", file=sys.stderr)
 
     def _answer(self, ids: list[int]) -> tuple[str, str | None]:
-        """The answer as far as it came, without its thinking, and why it ended; None: it was stopped."""
+        """The answer without its thinking, and the finish reason; None: the answer was interrupted."""
         tokenizer = self._models.model.tokenizer
         thinks = shown_marks(tokenizer.chat_template) or THINKING[0]
         marks = special_marks(tokenizer, thinks)
@@ -151,18 +155,18 @@ class Conversation:
         return splitter.reply.content, reason
 
     def _remember(self, result, reason: str) -> None:
-        """Keep the times of an answer, and say so if it filled the context."""
+        """Keep the times of an answer, and report a full context."""
         self._last = stats_line({**result.stats, "load_s": self._models.model.load_s}, reason)
         if self._shows_stats:
             print(self._last, file=sys.stderr)
         context = self._models.model.context
         full = result.stats["prompt_tokens"] + result.stats["new_tokens"] >= context
         if reason == "length" and full and not self._trims:
-            print(f"(the context of {context} tokens is full: /trim drops the oldest turns, /reset starts anew)",
-                  file=sys.stderr)
+            print(f"(the context of {context} tokens is full: /trim drops the oldest turns, /reset starts a new "
+                  "conversation)", file=sys.stderr)
 
     def _make_room(self, *question: str) -> list[int]:
-        """Drop the oldest turns until an answer has room too, or half of the context is free; the tokens left."""
+        """Drop the oldest turns until max_tokens or half of the context is free. Return the remaining tokens."""
         context = self._models.model.context
         most = context - min(self._settings.get("max_tokens") or context, context // 2)
         turns, ids = self._turns, self._ids(*question)
@@ -185,7 +189,7 @@ class Conversation:
             self._ask(waiting)
 
     def _help(self) -> None:
-        print_fields((f"/{word} {after}".rstrip(), what) for word, (after, what) in COMMANDS.items())
+        print_fields((f"/{word} {argument}".rstrip(), about) for word, (argument, about) in COMMANDS.items())
 
     def _system(self, text: str) -> None:
         if text:
@@ -216,14 +220,14 @@ class Conversation:
             self._turns = turns[:-1]
             self._ask(turns[-1][0])
         finally:
-            if self._turns == turns[:-1]:  # there is no new answer: the old one stays
+            if self._turns == turns[:-1]:  # without a new answer the old one stays
                 self._turns = turns
 
     def _undo(self) -> None:
         if not self._turns:
-            raise RequestError("there is nothing to take back")
+            raise RequestError("there is nothing to undo")
         question, _ = self._turns.pop()
-        print(f"(taken back: {' '.join(question.split())[:60]})", file=sys.stderr)
+        print(f"(removed: {' '.join(question.split())[:60]})", file=sys.stderr)
 
     def _save(self, file: str) -> None:
         path = _path("save", file)
@@ -242,9 +246,9 @@ class Conversation:
             path = _path("attach", file)
             self._files.append((str(path), attachment(path)))
         for name, text in self._files:
-            print(f"({printable(name)}: {len(text)} characters go with the next question)", file=sys.stderr)
+            print(f"({printable(name)}: {len(text)} characters attached to the next question)", file=sys.stderr)
         if not self._files:
-            print("(no file goes with the next question)", file=sys.stderr)
+            print("(no file is attached to the next question)", file=sys.stderr)
 
     def _think(self) -> None:
         print(printable(self._thoughts, keep="\n\t") or "(no thinking)")

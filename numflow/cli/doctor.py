@@ -1,4 +1,4 @@
-"""`numflow doctor`: what this machine has, for a report or a question."""
+"""`numflow doctor`: facts on this machine and installation, for bug reports."""
 
 import os
 import platform
@@ -30,9 +30,9 @@ EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "l
 
 
 def doctor(json: options.Json = False) -> None:
-    """Show what numflow finds on this machine.
+    """Show facts on this machine, for bug reports.
 
-    Versions, processor, caches, memory, disk and optional packages, for a report or a question.
+    Versions, CPU, GPU, caches, free memory and disk, and optional packages.
     """
     facts = {**_python(), **_processor(), **_gpu(), **_caches(), **_space(), **_extras()}
     if json:
@@ -66,7 +66,7 @@ def _processor() -> dict[str, object]:
 
 
 def _gpu() -> dict[str, object]:
-    """The GPUs that `--device cuda` would find, or the reason why there are none."""
+    """The GPUs that `--device cuda` can use, or the reason why there are none."""
     from numflow.cuda.compiler.compat import gpu_names
     from numflow.errors import DeviceError
 

@@ -1,4 +1,4 @@
-"""A line editor for questions at a terminal: several lines, a history kept between runs, completion of commands."""
+"""A line editor for questions at a terminal: multi-line texts, a history file, completion of commands and files."""
 
 import os
 import sys
@@ -14,15 +14,15 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from numflow import places
 
-LONGEST = 1 << 20  # bytes of a history; of a longer one the newer half stays
-FILES = ("attach", "load", "save")  # commands that a file's name follows
+LONGEST = 1 << 20  # bytes; a longer history file is cut to its newest LONGEST / 2 bytes
+FILES = ("attach", "load", "save")  # commands whose argument is a file name
 
 
 class Editor:
-    """Edits one text at a time. Enter sends it, Alt-Enter begins a line, a paste is text with its line ends.
+    """Editor of one text at a time. Enter sends the text, Alt-Enter starts a new line, a paste keeps its line ends.
 
-    words: commands with their help, without "/". history: the file of earlier texts; None: of this run alone.
-    more: a terminal's input and output, if not this process's own.
+    words: commands with their help, without "/". history: the history file; None: keep the history in memory.
+    more: the terminal's input and output for PromptSession, if not the terminal of this process.
     """
 
     def __init__(self, words: Mapping[str, str], history: Path | None, **more: Any):
@@ -31,7 +31,7 @@ class Editor:
             multiline=True, prompt_continuation=_continued, key_bindings=_keys(), **more)
 
     def line(self, prompt: str) -> str:
-        """The next text.
+        """Read the next text.
 
         Raises:
             EOFError: Ctrl-D on an empty line. KeyboardInterrupt: Ctrl-C on an empty line.
@@ -40,7 +40,7 @@ class Editor:
 
 
 def _continued(width: int, line: int, wraps: int) -> str:
-    """Text before a further line, but not before what a line has too many of."""
+    """Prompt of a continuation line; "" for the rest of a wrapped line."""
     return "" if wraps else "... "
 
 
@@ -66,7 +66,7 @@ def _keys() -> KeyBindings:
 
 
 class CommandCompleter(Completer):
-    """Commands after a "/" that begins the text, and names of files after those that take one."""
+    """Completes commands after a leading "/", and file names after commands that take one."""
 
     def __init__(self, words: Mapping[str, str]):
         self._words, self._paths = words, PathCompleter(expanduser=True)
@@ -85,7 +85,7 @@ class CommandCompleter(Completer):
 
 
 def _history(path: Path | None) -> History:
-    """Texts of earlier runs, in a file that this user alone reads; where it cannot be written, those of this run."""
+    """The history of earlier runs, in a file with mode 600; an in-memory history if the file cannot be written."""
     if path is None:
         return InMemoryHistory()
     try:
@@ -99,7 +99,7 @@ def _history(path: Path | None) -> History:
 
 
 def _shorten(path: Path) -> None:
-    """Drop the older half of a history that has become too long, up to the mark of an entry."""
+    """Cut a history file that is longer than LONGEST to its newest half, starting at an entry."""
     content = path.read_bytes()
     if len(content) > LONGEST:
         half = content[-LONGEST // 2:]

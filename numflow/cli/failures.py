@@ -1,4 +1,4 @@
-"""Failures of a command: one line on standard error and an exit code, a traceback only with NUMFLOW_DEBUG=1."""
+"""Error reporting of a command: one line on standard error and an exit code; with NUMFLOW_DEBUG=1 a traceback."""
 
 import errno
 import functools
@@ -21,7 +21,7 @@ NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with its exceptions turned into one line each and an exit code."""
+    """`command`, with exceptions turned into one line on standard error and an exit code."""
     @functools.wraps(command)
     def run(*args, **kwargs):
         try:
@@ -31,7 +31,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise
         except NumflowError as error:
             _fail(f"error: {_one_line(error.spelled(_speller(command)))}")
-        except BrokenPipeError:  # the reader has gone, as `head` does; there is nobody to tell
+        except BrokenPipeError:  # the reader of the pipe has ended, as `head` does
             drop_output()
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _fail(line: str, code: int = FAILED) -> None:
-    """Print the line and leave; to be called while an exception is handled."""
+    """Print the line and exit. Call only while an exception is handled."""
     if os.environ.get("NUMFLOW_DEBUG", "") not in ("", "0"):
         raise
     print(line, file=sys.stderr, flush=True)
@@ -63,7 +63,7 @@ def _one_line(error: object) -> str:
 
 
 def _speller(command: Callable[..., None]) -> Callable[[str, str], str]:
-    """Spell options as `command` takes them: by a flag, or by --set."""
+    """A function that spells an option as `command` takes it: as a flag, or with --set."""
     names = inspect.signature(command).parameters
 
     def spell(name: str, value: str) -> str:
@@ -75,11 +75,11 @@ def _speller(command: Callable[..., None]) -> Callable[[str, str], str]:
 
 
 class Output(io.TextIOWrapper):
-    """Standard output whose errors say that it is standard output which cannot be written."""
+    """Standard output whose OSErrors have the file name "standard output"."""
 
     @classmethod
     def instead_of(cls, stream: io.TextIOWrapper) -> "Output":
-        """The same stream, which is not used any more under its own name."""
+        """An Output with the buffer and settings of `stream`, which must not be used afterwards."""
         lines, through, encoding = stream.line_buffering, stream.write_through, stream.encoding
         return cls(stream.detach(), encoding, "replace", None, lines, through)
 
@@ -102,12 +102,12 @@ def _named() -> Iterator[None]:
 
 
 def drop_output() -> None:
-    """Send what is and will be written to standard output nowhere, so that ending does not fail once more."""
+    """Redirect standard output to the null device, so that flushing at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def whole(run: Callable[[], None]) -> int:
-    """The exit code of `run` when all that it left for standard output, as --help does, has been written."""
+    """Call `run`, flush standard output (--help writes without a flush), and return the exit code."""
     code = 0
     try:
         try:

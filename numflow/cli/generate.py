@@ -21,8 +21,8 @@ MAX_TOKENS = 256
 
 @grouped
 def generate(
-    prompt: Annotated[str | None, typer.Argument(show_default=False, help="The prompt; the text of -f, or of a file or "
-                                                 "pipe at standard input, goes below it.")] = None,
+    prompt: Annotated[str | None, typer.Argument(show_default=False, help="The prompt. The text of -f FILE, or of "
+                                                 "standard input, is appended to it.")] = None,
     model: options.Model = None,
     file: options.ReadFile = None,
     system: options.System = None,
@@ -34,30 +34,31 @@ def generate(
     grammar: options.Grammar = None,
     logprobs: options.Logprobs = None,
     draft: options.Draft = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = False,
+    raw: options.Raw = False,
     context: options.Context = None,
     session_: options.Session = None,
     how: Execution = Execution(),
     stats: options.Stats = False,
     json: options.Json = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Instead of text, show the walk of one token: ids, every step "
-                                        "with its shapes, kernel, time and values, and the likeliest tokens.")] = False,
-    lens: Annotated[bool, typer.Option("--lens", help="With --trace: also the tokens that the head would choose after "
-                                       "each layer.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Instead of generating text, show the computation of one "
+                                        "token: every step with its shapes, kernel, time and values, and the likeliest "
+                                        "next tokens.")] = False,
+    lens: Annotated[bool, typer.Option("--lens", help="With --trace: also the likeliest tokens after every layer "
+                                       "(logit lens).")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="With --trace: write "
-                                              "it as a page, with the source of every step.")] = None,
+                                              "an HTML page, with the source of every step.")] = None,
 ) -> None:
     """Generate text from a prompt.
 
-    A model that has a chat template gets the prompt as one user message and answers it; --raw continues the text
-    as it stands. Models without a template always continue.
+    A model with a chat template answers the prompt as a user message. The option --raw turns this off: the model
+    continues the prompt as plain text. A model without a chat template always continues the prompt.
     """
     from numflow.engine.request.ahead import check_settings, check_writes
     from numflow.engine.request.facts import ModelFacts
 
     settings = sampling.settings(stop=stop_, json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs)
     if (lens or html is not None) and not trace:
-        raise RequestError(f"{'--lens' if lens else '--html'} is a part of --trace: give that as well")
+        raise RequestError(f"{'--lens' if lens else '--html'} needs --trace")
     if trace:
         _check_trace(settings, max_tokens=max_tokens != MAX_TOKENS, draft=draft, stats=stats, session=session_)
     if raw and system is not None:
@@ -68,12 +69,12 @@ def generate(
     def before(built, prompts, _recipe) -> None:
         check_writes(ModelFacts.of(built))
         prompts.check()
-        _asked(built.name, text, system, not raw and prompts.has_template)
+        _request_prompt(built.name, text, system, not raw and prompts.has_template)
 
     name = asked_name(model, how.offline)
     with loaded(name, how, draft=draft, context=context, before=before) as (ready, notice):
         chat = not raw and ready.has_template
-        asked = _asked(ready.network.name, text, system, chat)
+        asked = _request_prompt(ready.network.name, text, system, chat)
         if trace:
             walk = ready.walk(asked, chat, lens)
             notice.clear()
@@ -91,7 +92,7 @@ def generate(
                         **_facts(result, ready.load_s, _tokenizer(ready)), "seed": settings.get("seed")})
         if stats:
             print(stats_line({**result.stats, "load_s": ready.load_s}, result.finish_reason)
-                  + _guesses(result.stats) + _seed(settings), file=sys.stderr)
+                  + _acceptance(result.stats) + _seed(settings), file=sys.stderr)
 
 
 def _seed(settings: dict) -> str:
@@ -99,22 +100,22 @@ def _seed(settings: dict) -> str:
 
 
 def _check_trace(settings: dict, **more: Any) -> None:
-    """Refuse what a trace, which chooses no token, would leave without effect."""
+    """Refuse settings without effect on a trace, which generates no token."""
     for name in (*settings, *(name for name, given in more.items() if given)):
-        raise RequestError(f"--trace shows one step and chooses no token: {name} has no effect, leave it out")
+        raise RequestError(f"--trace generates no token: {name} has no effect, leave it out")
 
 
-def _asked(name: str, text: str, system: str | None, chat: bool) -> str | list[dict]:
-    """The prompt, below a system message if there is one."""
+def _request_prompt(name: str, text: str, system: str | None, chat: bool) -> str | list[dict]:
+    """The prompt, or messages if there is a system message."""
     if system is None:
         return text
     if not chat:
-        raise RequestError(f"{name} has no chat template: leave --system out, and say it in the prompt")
+        raise RequestError(f"{name} has no chat template: leave --system out and put its text into the prompt")
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
 def _tokenizer(model):
-    """The model's tokenizer, or None: a model of ids alone."""
+    """The model's tokenizer; None for a model that takes token ids only."""
     try:
         return model.tokenizer
     except TokenizerError:
@@ -122,14 +123,14 @@ def _tokenizer(model):
 
 
 def _texts(result) -> list[str]:
-    """All texts of a request for several, each under its number."""
+    """The texts of a request. Several texts are numbered."""
     if len(result.choices) == 1:
         return [result.text]
     return ["\n\n".join(f"[{number}]\n{one.text}" for number, one in enumerate(result.choices, 1))]
 
 
 def _facts(result, load_s: float, tokenizer) -> dict:
-    """A generation as JSON; several texts are under "choices"."""
+    """A result as a JSON object; several texts are under "choices"."""
     facts = {"text": result.text, "ids": result.ids, "finish_reason": result.finish_reason,
              "stats": {**result.stats, "load_s": load_s}}
     facts |= {} if result.score is None else {"score": result.score}
@@ -147,15 +148,15 @@ def _token(tokenizer, id: int, logprob: float) -> dict:
     return {"id": id, "text": token_text(tokenizer, id)[0], "logprob": finite(logprob)}
 
 
-def _guesses(stats: dict) -> str:
-    """Share of accepted draft tokens, as text; "" without speculation."""
+def _acceptance(stats: dict) -> str:
+    """The acceptance rate of draft tokens, as text; "" without speculation."""
     if "drafts" not in stats:
         return ""
-    return f", {stats['accepted_drafts']} of {stats['drafts']} guesses right ({stats['acceptance_rate']:.0%})"
+    return f", {stats['accepted_drafts']} of {stats['drafts']} drafts accepted ({stats['acceptance_rate']:.0%})"
 
 
 def _show(run, notice, quiet: bool) -> None:
-    """Print pieces as they come, and a line end after the last, also of an interrupted text."""
+    """Print pieces of the text as they are generated, and a line end, also after an interruption."""
     try:
         for piece in run:
             notice.clear()
@@ -167,7 +168,7 @@ def _show(run, notice, quiet: bool) -> None:
 
 
 def stats_line(stats: dict, finish_reason: str) -> str:
-    """Times of a generation in one line. The prompt's part ends with the first token, so one token has no speed."""
+    """Times of a generation in one line. Prefill ends with the first token, so a single token has no decode speed."""
     speed = f" in {stats['decode_s']:.3f} s ({stats['decode_tok_s']:.1f} tok/s)" if stats["decode_tok_s"] else ""
     return (f"prompt {stats['prompt_tokens']} tokens in {stats['prefill_s']:.3f} s ({stats['prefill_tok_s']:.1f} tok/s)"
             f", {stats['new_tokens']} new{speed}, "

@@ -1,4 +1,4 @@
-"""Options that travel together: a command's parameter of such a class becomes one option per field."""
+"""Groups of options. A command's parameter whose type is a group becomes one option per field of the group."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from numflow.engine.options import COMMANDS, SIZE, LoadOptions, changed, rows
 
 @dataclass(frozen=True)
 class Execution(LoadOptions):
-    """Executor and number types: the options that all commands hand on to numflow.load."""
+    """Options of numflow.load, which every command that runs a model takes."""
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of numflow.load that differ from their defaults."""
@@ -22,20 +22,20 @@ class Execution(LoadOptions):
 
     @property
     def compiles(self) -> bool:
-        """Whether kernels for the processor may have to be compiled."""
+        """Whether CPU kernels may have to be compiled."""
         return self.backend == "cpu" or bool(self.cpu_layers) or "cpu" in (self.devices or "").lower()
 
 
 @dataclass(frozen=True)
 class Given:
-    """A group of which a command gets what was given alone, by name."""
+    """A group that hands a command only the options that were given, by name."""
 
     values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options for choosing the next token."""
+    """Options of sampling and of speculative decoding."""
 
     temperature: options.Temperature = None
     top_k: options.TopK = None
@@ -48,17 +48,17 @@ class SamplingOptions:
     speculate: options.Speculate = None
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """Settings of a generation that were given, these and others.
+        """Settings of a generation: the given options of this group, and `more`.
 
         Raises:
-            RequestError: as of `strategy`.
+            RequestError: as `strategy` raises.
         """
         given = dict(vars(self))
         return strategy(given.pop("set_"), decoding_alg=given.pop("decoding"), **given, **more)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option for every field of its parameters that are groups."""
+    """`command`, with one option for every field of a parameter whose type is a group."""
     hints = get_type_hints(command, include_extras=True)
     groups = {name: _options_of(kind) for name, kind in hints.items() if _group(kind)}
     parameters: list[inspect.Parameter] = []
@@ -80,7 +80,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _group(kind: Any) -> type | None:
-    """The class of a parameter that is a group: of `Given` beside the fields that it may have."""
+    """The group class of an annotation, None if it is no group. `Given` is annotated with the table of its fields."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return plain if is_dataclass(plain) else None
 
@@ -88,12 +88,12 @@ def _group(kind: Any) -> type | None:
 def _options_of(kind: Any) -> list[inspect.Parameter]:
     """A parameter for each option of a group."""
     if _group(kind) is Given:
-        return [_parameter(row.name, None, Annotated[(str if found.check is SIZE else row.type) | None,
-                                                     spelled(found, row.name, row.default, given=True)])
-                for row, found in get_args(kind)[1]]
+        return [_parameter(row.name, None, Annotated[(str if facts.check is SIZE else row.type) | None,
+                                                     spelled(facts, row.name, row.default, given=True)])
+                for row, facts in get_args(kind)[1]]
     if issubclass(kind, LoadOptions):
-        return [_parameter(row.name, row.default, Annotated[row.type, spelled(found, row.name, row.default)])
-                for row, found in rows(LoadOptions, COMMANDS)]
+        return [_parameter(row.name, row.default, Annotated[row.type, spelled(facts, row.name, row.default)])
+                for row, facts in rows(LoadOptions, COMMANDS)]
     types = get_type_hints(kind, include_extras=True)
     return [_parameter(row.name, row.default, types[row.name]) for row in fields(kind)]
 

@@ -1,11 +1,11 @@
-"""Help in groups: headings over the commands, and over the options of a command that has many."""
+"""Help texts in groups: headings over the commands, and over the options of a command with many options."""
 
 import sys
 from collections.abc import Iterable
 
 from typer.core import TyperCommand, TyperGroup
 
-# Headings of `numflow --help`; a command that no row names stands under the last one.
+# Headings of `numflow --help`. A command without a row is listed under the last heading.
 COMMANDS = {
     "Write and talk": ("generate", "chat", "translate", "fill-mask", "embed", "rerank", "classify"),
     "Models": ("models", "pull", "rm", "inspect", "spec", "quantize", "verify", "imatrix", "cache"),
@@ -13,7 +13,7 @@ COMMANDS = {
     "Measure and plan": ("bench", "perplexity", "plan", "experiment", "warmup"),
     "Learn and look": ("learn", "doctor"),
 }
-# Headings of a command's options, by the parameter's name; what no row names stands first, under "Options".
+# Headings of a command's options, by parameter name. An option without a row is listed first, under "Options".
 OPTIONS = {
     "Model": ("model", "spec", "adapter", "draft", "offline"),
     "Sampling": ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "decoding", "repetition_penalty",
@@ -26,11 +26,11 @@ OPTIONS = {
     "Requests": ("tool_format", "overflow", "max_queue", "slot_save_path"),
     "Devices": ("backend", "devices", "cpu_layers", "transport", "collectives", "ray", "replicas"),
 }
-MANY = 15  # options, from which on headings help
+MANY = 15  # number of options from which on they are grouped
 
 
 class Command(TyperCommand):
-    """A command whose help has its options in groups."""
+    """A command that shows its options in groups."""
 
     def format_options(self, ctx, formatter) -> None:
         for heading, rows in options_by_heading(self, ctx).items():
@@ -38,7 +38,7 @@ class Command(TyperCommand):
 
 
 def options_by_heading(command, ctx) -> dict[str, list[tuple[str, str]]]:
-    """Flags and meanings of a command's arguments and options under their headings; one heading for few options."""
+    """(flags, help) of a command's arguments and options by heading. Few options share the heading "Options"."""
     found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", "Options", *OPTIONS)}
     shown = [(param, row) for param in command.get_params(ctx) if (row := param.get_help_record(ctx)) is not None]
     many = sum(param.param_type_name == "option" for param, _ in shown) >= MANY
@@ -50,10 +50,10 @@ def options_by_heading(command, ctx) -> dict[str, list[tuple[str, str]]]:
 
 
 class Commands(TyperGroup):
-    """The table of commands, in groups; other names of commands lead to them."""
+    """The list of commands in groups. Commands of other programs are accepted as aliases (`meant`)."""
 
     def resolve_command(self, ctx, args):
-        if ctx.resilient_parsing and args == ["run"]:  # a shell asks what may follow: a model, as after `pull`
+        if ctx.resilient_parsing and args == ["run"]:  # completion in the shell: a model's name follows, as in `pull`
             args = ["pull"]
         return super().resolve_command(ctx, meant(args, sys.stdin is not None and sys.stdin.isatty()))
 
@@ -68,16 +68,16 @@ class Commands(TyperGroup):
 
 
 def meant(args: list[str], terminal: bool) -> list[str]:
-    """The words of a command line with the names of our commands.
+    """A command line with aliases replaced by numflow's commands.
 
-    `list` and `show` are `models` and `inspect`, `bench serve` is `bench-serve`; `run MODEL` is a conversation at a
-    terminal, and `generate` with a prompt or from a pipe. terminal: whether standard input is one.
+    `list` is `models`, `show` is `inspect` and `bench serve` is `bench-serve`. `run MODEL` is `chat` at a terminal,
+    and `generate` with a prompt or from a pipe. terminal: whether standard input is a terminal.
     """
     if args[:2] == ["bench", "serve"]:
         return ["bench-serve", *args[2:]]
     if args[0] == "run" and len(args) > 1 and not args[1].startswith("-"):
-        asks = terminal and (len(args) == 2 or args[2].startswith("-"))
-        return ["chat" if asks else "generate", "-m", *args[1:]]
+        chats = terminal and (len(args) == 2 or args[2].startswith("-"))
+        return ["chat" if chats else "generate", "-m", *args[1:]]
     return [{"list": "models", "show": "inspect", "run": "chat"}.get(args[0], args[0]), *args[1:]]
 
 

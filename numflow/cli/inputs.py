@@ -1,4 +1,4 @@
-"""Texts that a command reads: arguments, files, and standard input. Nothing that is handed over is dropped."""
+"""Input texts of a command: arguments, files and standard input. All given input is used, none is dropped."""
 
 import errno
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 from numflow.errors import RequestError
 
 STDIN = "-"
-PATIENCE = 5.0  # seconds that a pipe which nothing asked for may stay silent, such as one inherited from a service
+PATIENCE = 5.0  # seconds to wait for data on a pipe, which may be inherited from a service and never be written to
 
 
 def read_text(file: Path | str) -> str:
-    """A UTF-8 text file, or standard input for "-".
+    """Content of a UTF-8 text file, or of standard input for "-".
 
     Raises:
-        RequestError: it cannot be read, or is not UTF-8.
+        RequestError: the file cannot be read, or is not UTF-8.
     """
     name = "standard input" if str(file) == STDIN else str(file)
     try:
@@ -34,16 +34,16 @@ def _decoded(content: bytes, name: str) -> str:
 
 
 def read_prompt(prompt: str | None, file: Path | None, command: str) -> str:
-    """The prompt of a command: an instruction, the text of a file or of standard input, or one below the other.
+    """The prompt of a command: the argument, the text of a file or of standard input, or the argument above the text.
 
     Raises:
-        RequestError: there is neither, or it cannot be read.
+        RequestError: there is no prompt, or the file cannot be read.
     """
     if prompt == STDIN:
         prompt, file = None, file or Path(STDIN)
     if prompt is None and file is None:
         if at_terminal():
-            raise RequestError(f'no prompt: {command} "..." (or -f FILE, or standard input)')
+            raise RequestError(f'no prompt: {command} "..." (or -f FILE, or text on standard input)')
         file = Path(STDIN)
     text = (read_text(file) if file is not None else piped_text()).removesuffix("\n")
     if prompt is None:
@@ -52,7 +52,7 @@ def read_prompt(prompt: str | None, file: Path | None, command: str) -> str:
 
 
 def read_lines(texts: list[str], file: Path | None) -> list[str]:
-    """Texts given as arguments, then the lines of a file, else of standard input, that are not empty.
+    """The arguments, followed by the non-empty lines of a file or else of standard input.
 
     Raises:
         RequestError: there is no text, or the file cannot be read.
@@ -69,31 +69,31 @@ def read_lines(texts: list[str], file: Path | None) -> list[str]:
 
 
 def at_terminal() -> bool:
-    """Whether nobody but a person at the keyboard could give the input; also where there is no input at all."""
+    """Whether standard input is a terminal or closed, so that no text is piped in."""
     return sys.stdin is None or sys.stdin.isatty()
 
 
 def piped_text() -> str:
-    """Text of a file or pipe at standard input; "" without either, or if the pipe stays silent.
+    """Text of a file or pipe at standard input; "" without either, or if no data comes in PATIENCE seconds.
 
-    A pipe may be one that a service or a scheduler leaves open for ever, so it is not waited for without end: `-` is.
+    A service or a scheduler may leave a pipe open for ever, so the wait is bounded. For `-` it is not bounded.
 
     Raises:
-        RequestError: it is not UTF-8.
+        RequestError: the text is not UTF-8.
     """
     if sys.stdin is None or not _has_input():
         return ""
     try:
         content = _standard_input()
     except OSError as error:
-        if error.errno in (None, errno.EBADF):  # open for writing only, as some launchers leave it, or a stand-in
+        if error.errno in (None, errno.EBADF):  # opened for writing only by some launchers, or replaced by an object
             return ""
         raise RequestError(f"standard input: {error.strerror}") from None
     return _decoded(content, "standard input")
 
 
 def _has_input() -> bool:
-    """Whether reading standard input gives something or its end, now or soon."""
+    """Whether standard input is a file, or a pipe that has data or ends within PATIENCE seconds."""
     try:
         descriptor = sys.stdin.fileno()
         kind = os.fstat(descriptor).st_mode
@@ -105,14 +105,14 @@ def _has_input() -> bool:
         return False  # a terminal, /dev/null
     if _readable(descriptor, PATIENCE):
         return True
-    print(f"nothing came on standard input in {PATIENCE:.0f} s: going on without it (-f - waits for it)",
+    print(f"no data on standard input in {PATIENCE:.0f} s: going on without it (-f - waits for it)",
           file=sys.stderr, flush=True)
     return False
 
 
 def _readable(descriptor: int, seconds: float | None) -> bool:
-    """Whether reading would not wait, after so many seconds at most."""
-    if sys.platform == "win32":  # where select knows sockets only
+    """Whether a read would not block. Wait for that for up to `seconds`; None: without limit."""
+    if sys.platform == "win32":  # where select takes sockets only
         import ctypes
         import msvcrt
 
@@ -129,13 +129,13 @@ def _readable(descriptor: int, seconds: float | None) -> bool:
 
 
 def _standard_input() -> bytes:
-    """All that comes until the end of standard input."""
+    """All bytes up to the end of standard input."""
     if sys.stdin is None:
         raise OSError(errno.EBADF, "is closed")
     parts = []
     while True:
         part = sys.stdin.buffer.read()
-        if part is None:  # a pipe that does not wait, with nothing in it yet
+        if part is None:  # a non-blocking pipe that has no data yet
             _readable(sys.stdin.fileno(), None)
         elif part:
             parts.append(part)

@@ -1,4 +1,4 @@
-"""`numflow inspect`: what a model is made of, from file headers only."""
+"""`numflow inspect`: a model's network, tensors and memory, from file headers only."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -10,23 +10,24 @@ from numflow.cli.running import print_json
 from numflow.cli.tables import print_fields, print_table, printable
 from numflow.errors import NumflowError
 
-_SHOWN = 6  # beginnings of names of tensors that the network does not use
+_SHOWN = 6  # name prefixes of unused tensors that are shown
 
 
 def inspect(
     model: options.ModelArgument,
     spec: options.SpecFile = None,
-    full: Annotated[bool, typer.Option("--full", help="Every step, not grouped over the layers.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Every stored tensor as well.")] = False,
-    groups: Annotated[bool, typer.Option("--groups", help="Steps that kernels do together, by device.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show every step, instead of equal layers in one row.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list every stored tensor.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Also list the groups of steps that are fused into one "
+                                         "kernel, for CPU and GPU.")] = False,
     devices: options.Devices = None,
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
     """Show a model's network, tensors and memory.
 
-    Only the headers of its files are read, never the weights. With --devices it also draws what each device holds, and
-    who has which rows, columns or heads of each step.
+    Only the headers of the model's files are read, not the weights. With --devices the split over devices is shown
+    too: the layers of each device, and its rows, columns or heads of every step.
     """
     from numflow import formats, network, registry
 
@@ -34,7 +35,7 @@ def inspect(
     try:
         built = network.build(network.choose_spec(checkpoint, spec), checkpoint)
     except NumflowError:
-        if not json:  # what the file says is worth seeing before the error
+        if not json:  # the file's facts help to understand the error
             print_fields(_file_facts(checkpoint))
             _print_tensors(checkpoint)
             print(flush=True)
@@ -69,7 +70,7 @@ def inspect(
 
 
 def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict], list]:
-    """A drawing of the placement, facts of each device, and rows of the cut."""
+    """A drawing of the plan, facts of each device, and the rows of the table of cut steps."""
     from numflow import network
     from numflow.network import describe
     from numflow.partition.cut.cut import partition
@@ -88,7 +89,7 @@ def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict], list
 
 
 def _groups(built) -> list:
-    """Groups of the CPU and of GPUs with default activations, those of equal layers together."""
+    """Fused groups of the CPU and of GPUs with default activations; equal layers share a row."""
     from numflow.cpu import patterns as cpu
     from numflow.cuda import patterns as cuda
     from numflow.engine.options import LoadOptions
@@ -97,7 +98,7 @@ def _groups(built) -> list:
 
 
 def _print_cut(rows) -> None:
-    """A row for each step and device of a group."""
+    """Print a row for each step, with the part of each device."""
     print_table(["group", "layers", "step", "shared", "device by device", "then"],
                 [(row.group, row.layers, row.step, row.how, " | ".join(row.spans), row.then) for row in rows])
 
@@ -115,7 +116,7 @@ def _print_placed(facts: list[dict]) -> None:
 
 
 def print_network(network, checkpoint, full: bool) -> None:
-    """The steps as a table, those of all layers together unless `full`."""
+    """Print the steps as a table. full: every step in a row of its own, else equal layers share a row."""
     from numflow.network import describe
     from numflow.registry.progress import megabytes
 
@@ -140,7 +141,7 @@ def _file_facts(checkpoint) -> list[tuple[str, object]]:
 
 
 def _unused(network, checkpoint) -> list[tuple[str, str]]:
-    """Tensors that the network does not use: eyes and ears, for instance, of which it is the language part."""
+    """Tensors that the network does not use, such as the part for images or audio."""
     from numflow.network import describe
     from numflow.registry.progress import megabytes
 
@@ -161,11 +162,11 @@ def _memory(network, checkpoint) -> list[tuple[str, object]]:
     weights = sum(count for _, count, _ in describe.tensor_types(network, checkpoint).values())
     context = network.facts.get("context") or 0
     whole, windows = describe.cache_bytes(network, context), describe.window_bytes(network)
-    what = "16-bit keys and values" + " and float32 entries" * any(one.every for one in network.caches.values())
+    kind = "16-bit keys and values" + " and float32 entries" * any(one.every for one in network.caches.values())
     if per_token and windows:
-        cache = f"{megabytes(per_token)} per token of {what} beside {megabytes(windows)} of windows, "
+        cache = f"{megabytes(per_token)} per token of {kind} beside {megabytes(windows)} of windows, "
     else:
-        cache = f"{megabytes(per_token or windows)} per {'token' if per_token else 'text'} of {what}, "
+        cache = f"{megabytes(per_token or windows)} per {'token' if per_token else 'text'} of {kind}, "
     return [("weights", f"{weights / 1e6:.1f} M in {megabytes(used)}, {8 * used / max(weights, 1):.2f} bits each"),
             ("memory", f"{megabytes(sum(map(weight_bytes, network.weights.values())))} of weights on the CPU"),
             ("cache", f"{cache}{megabytes(whole)} for {context} tokens" if per_token or windows else "none"),
@@ -173,7 +174,7 @@ def _memory(network, checkpoint) -> list[tuple[str, object]]:
 
 
 def _states(network) -> list[tuple[str, str]]:
-    """Bytes that recurrent steps keep of a text, and those that the CPU takes for them in each type."""
+    """Size of the recurrent state of a text, and its size in a KV block of the CPU for each state type."""
     from numflow.cpu.state.matrix_state import slot_bytes
     from numflow.network import describe
     from numflow.network.states import matrix_states
@@ -188,7 +189,7 @@ def _states(network) -> list[tuple[str, str]]:
 
 
 def _lengths(context: int) -> list[int]:
-    """Lengths of texts up to the context, each four times the one before."""
+    """Text lengths in powers of four times 512 below the context length, and the context length."""
     return [*(n for n in (512, 2048, 8192, 32768, 131072) if n < context), context]
 
 

@@ -1,4 +1,4 @@
-"""Questions of a conversation as they are typed or piped: lines, pasted blocks, and texts between triple quotes."""
+"""Reader of a conversation's questions, typed or piped: lines, pasted blocks, and texts between triple quotes."""
 
 import sys
 from collections.abc import Callable
@@ -10,26 +10,26 @@ QUOTES = '"""'
 
 
 class Keyboard:
-    """Reads questions. interactive: a person types them, with line editing, history and pasting of several lines.
+    """Reader of questions. interactive: a person types them, with line editing, history and multi-line pastes.
 
-    edit: reads a text after a prompt; None: the editing that this Python has.
+    edit: shows a prompt and reads a text; None: input(), with readline if Python has it.
     """
 
     def __init__(self, interactive: bool, edit: Callable[[str], str] | None = None):
         self.interactive, self._edit = interactive, edit or input
         if interactive and edit is None:
-            with suppress(ImportError):  # a system without it has plain input()
+            with suppress(ImportError):  # a system without readline has plain input()
                 import readline
 
-                # One paste is one text, line ends and all, until Enter is pressed. Python turns this off.
+                # A paste of several lines is one text, until Enter is pressed. Python turns this mode off.
                 readline.parse_and_bind("set enable-bracketed-paste on")
 
     def question(self) -> str | None:
-        """The next question without spaces around it; None at the end of the input.
+        """Read the next question, without surrounding white space; None at the end of the input.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed twice, or once where nobody types.
-            RequestError: not UTF-8, or triple quotes are not closed in a pipe.
+            KeyboardInterrupt: Ctrl-C was pressed twice, or once with piped input.
+            RequestError: the input is not UTF-8, or triple quotes are not closed in a pipe.
         """
         interrupted = False
         while True:
@@ -39,7 +39,7 @@ class Keyboard:
                 if interrupted or not self.interactive:
                     raise
                 interrupted = True
-                print("\n(Ctrl-C again or Ctrl-D leaves)", file=sys.stderr)
+                print("\n(Ctrl-C again or Ctrl-D exits)", file=sys.stderr)
 
     def _text(self) -> str | None:
         line = self._line("> ")
@@ -57,10 +57,10 @@ class Keyboard:
         return "\n".join([*lines, rest.rstrip().removesuffix(QUOTES)]).strip()
 
     def _line(self, prompt: str, strip: bool = True) -> str | None:
-        """The next line, or pasted lines; None at the end of the input."""
+        """Read the next line, or pasted lines; None at the end of the input."""
         try:
             line = self._edit(prompt if self.interactive else "")
-            line.encode()  # bytes that are no UTF-8 may have come through as halves of surrogate pairs
+            line.encode()  # raises for lone surrogates, which stand for bytes that are not UTF-8
         except EOFError:
             if self.interactive:
                 print(file=sys.stderr)

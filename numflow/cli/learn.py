@@ -14,23 +14,23 @@ from numflow.cli.tables import print_table, printable
 if TYPE_CHECKING:
     from numflow.learn.catalogue import LabFile
 
-STORIES = "tiny"  # the model that writes where none is named
+STORIES = "tiny"  # the default of check's --model
 
-app = typer.Typer(help="The course: labs, checked and run.",
+app = typer.Typer(help="The course: programming labs with automatic checks.",
                   no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(metavar="LAB", show_default=False, help="A number or a name that `list` shows.")]
+Name = Annotated[str, typer.Argument(metavar="LAB", show_default=False, help="Number or name of a lab, from `list`.")]
 Folder = Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", show_default="labs/NN-NAME",
-                                             help="Where your file is.")]
+                                             help="Folder of your file.")]
 Labs = Annotated[Path | None, typer.Option("--labs", metavar="FOLDER", show_default=False,
-                                           help="Labs of your own in place of the course's.")]
-Limit = Annotated[float, typer.Option("--limit", metavar="SECONDS", min=1.0, help="Time that your code has.")]
+                                           help="Folder with your own labs, to use instead of the course's.")]
+Limit = Annotated[float, typer.Option("--limit", metavar="SECONDS", min=1.0, help="Time limit for your code.")]
 
 
 @app.command("list")
 @guarded
 def list_(json: options.Json = False, labs: Labs = None) -> None:
-    """List the labs, and how far you are."""
+    """List the labs and your progress."""
     from numflow.learn import catalogue, progress
 
     rows: list[dict[str, Any]] = [
@@ -48,10 +48,11 @@ def list_(json: options.Json = False, labs: Labs = None) -> None:
 def start(
     name: Name,
     folder: Folder = None,
-    again: Annotated[bool, typer.Option("--again", help="Begin anew; what is there is kept beside it.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Start the lab again. Your old file is renamed, not "
+                                        "deleted.")] = False,
     labs: Labs = None,
 ) -> None:
-    """Put a lab's file, whose functions you write, into a folder."""
+    """Start a lab: write the file with the functions to implement."""
     from numflow.learn import catalogue, folders, progress
 
     lab = catalogue.lab_of(name, labs)
@@ -69,14 +70,16 @@ def check(
     folder: Folder = None,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", show_default="tiny; with --json none",
                                               autocompletion=of_models,
-                                              help="The model that writes with your code when it is right.")] = None,
+                                              help="Model that generates text with your code, after the check has "
+                                              "passed.")] = None,
     limit: Limit = 60.0,
     json: options.Json = False,
     labs: Labs = None,
 ) -> None:
-    """Check your file: exit code 0 if it is right, 1 if not.
+    """Check your file: exit code 0 if it is correct, 1 if not.
 
-    Of what is wrong: the first case, where, how far off, and the cause where it is a known one.
+    For a wrong result the first failing case is shown: where it differs, by how much, and the likely cause if it is a
+    known mistake.
     """
     from numflow.learn import catalogue, folders, progress, show
     from numflow.learn.check import check as run
@@ -100,9 +103,9 @@ def check(
 @guarded
 def bench(name: Name, folder: Folder = None, limit: Limit = 120.0, json: options.Json = False,
           labs: Labs = None) -> None:
-    """Measure your code beside numflow's own.
+    """Measure the speed of your code, compared with numflow's own.
 
-    Without a file of yours, and where no folder is named, the solution is measured.
+    Without --dir and without a file of yours in the default folder, the solution is measured.
     """
     from numflow.errors import RequestError
     from numflow.learn import catalogue, folders, show
@@ -130,10 +133,10 @@ def bench(name: Name, folder: Folder = None, limit: Limit = 120.0, json: options
 def hint(
     name: Name,
     number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, show_default="the next one",
-                                                 help="Which one.")] = None,
+                                                 help="Number of the hint.")] = None,
     labs: Labs = None,
 ) -> None:
-    """Give a hint; the next one at every call."""
+    """Show the next hint of a lab."""
     from numflow.errors import RequestError
     from numflow.learn import catalogue, progress
 
@@ -149,16 +152,16 @@ def hint(
 @app.command()
 @guarded
 def solution(name: Name, folder: Folder = None, labs: Labs = None) -> None:
-    """Put a lab's solution into your folder; your file is kept beside it."""
+    """Write a lab's solution into your folder. Your file is renamed, not deleted."""
     from numflow.learn import catalogue, folders
 
     lab = catalogue.lab_of(name, labs)
     path, kept = folders.solve(lab, folders.folder_of(lab, folder))
-    print(f"{printable(path)}: solved" + (f"; what was there is {printable(kept.name)}" if kept else ""))
+    print(f"{printable(path)}: the solution" + (f"; your file is now {printable(kept.name)}" if kept else ""))
 
 
 def _note(lab: "LabFile", **changes: Any) -> None:
-    """Keep progress; where that cannot be, the command goes on."""
+    """Save the progress of a lab. An error is reported, and the command goes on."""
     import sys
 
     from numflow.learn import progress
@@ -166,7 +169,7 @@ def _note(lab: "LabFile", **changes: Any) -> None:
     try:
         progress.note(lab.name, **changes)
     except OSError as error:
-        print(f"progress is not kept: {printable(error)}", file=sys.stderr)
+        print(f"progress cannot be saved: {printable(error)}", file=sys.stderr)
 
 
 def _dir(folder: Path | None) -> str:

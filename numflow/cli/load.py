@@ -1,4 +1,4 @@
-"""`numflow bench serve`: a service under load."""
+"""`numflow bench-serve`: load test of a running service."""
 
 import os
 from typing import Annotated
@@ -13,22 +13,23 @@ from numflow.errors import DeviceError, RequestError
 
 
 def bench_serve(
-    url: Annotated[str, typer.Option(metavar="URL", help="The service; on this machine.")] = "http://127.0.0.1:8080",
-    clients: Annotated[int, typer.Option("--clients", "-c", metavar="N", help="Requests at a time.")] = 32,
-    seconds: Annotated[float, typer.Option(metavar="S", help="How long new requests are made.")] = 20.0,
-    requests: Annotated[int | None, typer.Option(metavar="N", show_default="as many as fit",
-                                                 help="Requests in all.")] = None,
-    prompt_words: Annotated[int, typer.Option(metavar="N", help="Words of each prompt.")] = 32,
+    url: Annotated[str, typer.Option(metavar="URL", help="Address of the service, on this "
+                                     "machine.")] = "http://127.0.0.1:8080",
+    clients: Annotated[int, typer.Option("--clients", "-c", metavar="N", help="Number of concurrent requests.")] = 32,
+    seconds: Annotated[float, typer.Option(metavar="S", help="Seconds during which new requests are sent.")] = 20.0,
+    requests: Annotated[int | None, typer.Option(metavar="N", show_default="no limit",
+                                                 help="Largest number of requests.")] = None,
+    prompt_words: Annotated[int, typer.Option(metavar="N", help="Number of words of each prompt.")] = 32,
     max_tokens: options.MaxTokens = 64,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", show_default="the service's first",
-                                              help="The model to ask.")] = None,
-    limit: Annotated[float, typer.Option(metavar="S", help="The whole run ends after that.")] = 120.0,
+                                              help="Name of a model of the service.")] = None,
+    limit: Annotated[float, typer.Option(metavar="S", help="Seconds after which the run ends in any case.")] = 120.0,
     json: options.Json = False,
 ) -> None:
-    """Measure a running service under load.
+    """Load-test a running service on this machine.
 
-    Shown is what many clients see: throughput, times to the first token and between tokens, errors. Only services
-    of this machine, for a bounded time. An API key is read from NUMFLOW_API_KEY.
+    Measured are throughput, time to the first token, time between tokens, and errors. The API key is read from
+    NUMFLOW_API_KEY.
     """
     try:
         from numflow.server.load_generator import LoadTest, run

@@ -20,19 +20,19 @@ def perplexity(
     text: Annotated[str, typer.Option("--text", metavar="FILE", show_default=False, help="The text; - is standard "
                                       "input.")],
     model: options.Model = None,
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens of a window.")] = 512,
-    chunks: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Windows to score.")] = None,
-    protocol: Annotated[str, typer.Option(metavar="NAME", help="plain: all but the first token of a window are scored; "
-                                          "half: only its second half is.")] = "plain",
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens per chunk.")] = 512,
+    chunks: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Number of chunks.")] = None,
+    protocol: Annotated[str, typer.Option(metavar="NAME", help="Tokens that are scored. plain: all tokens of a chunk "
+                                          "but the first; half: the second half of a chunk.")] = "plain",
     kl_against: Annotated[str | None, typer.Option("--kl-against", metavar="BASE", show_default=False, help="Also "
-                          "measure the divergence from this model, run in float32.")] = None,
+                          "measure the KL divergence from this model, which runs in float32.")] = None,
     how: Execution = Execution(),
     json: options.Json = False,
 ) -> None:
-    """Measure how well a model predicts a text.
+    """Measure the perplexity of a model on a text.
 
-    The text is cut into windows that do not overlap. With --kl-against the base runs beside the model with its own
-    weights, de-quantised, in float32 arithmetic: for what quantising alone costs, compare with --activations f32.
+    The text is cut into chunks that do not overlap. With --kl-against the base model runs too, with its weights as
+    stored and in float32 arithmetic. Add --activations f32 to measure the loss by quantised weights alone.
     """
     from numflow.engine.measure.divergence import divergence
     from numflow.engine.measure.perplexity import perplexity as run
@@ -43,7 +43,7 @@ def perplexity(
 
         def progress(done: int, total: int, value: float) -> None:
             notice.clear()
-            print(f"window {done} of {total}: {value:.4f}", file=sys.stderr, flush=True)
+            print(f"chunk {done} of {total}: {value:.4f}", file=sys.stderr, flush=True)
 
         if kl_against is None:
             result = run(ready, content, context, chunks, progress, protocol)
@@ -62,7 +62,7 @@ def perplexity(
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Entries of tables within a table as "outer.inner"."""
+    """Entries of nested tables, with keys "outer.inner"."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -75,15 +75,15 @@ def warmup(
     model: options.Model = None,
     how: Execution = Execution(),
 ) -> None:
-    """Compile the kernels of a model ahead.
+    """Compile the kernels of a model in advance.
 
-    Its next start is quick then. Compiled kernels are kept per machine, and are compiled anew after numflow or
-    Numba is upgraded.
+    The next start of the model is quick then. Compiled kernels are cached on this machine. They are compiled again
+    after an upgrade of numflow or Numba.
     """
     from numflow.engine.warmup import warm_up
 
     begin = time.perf_counter()
     with loaded(model, how) as (ready, notice):
         warm_up(ready)
-    what = f"{notice.compiled} kernels compiled" if notice.compiled else "all kernels were compiled before"
-    print(f"{ready.network.name}: {what}, {time.perf_counter() - begin:.1f} s in all")
+    done = f"{notice.compiled} kernels compiled" if notice.compiled else "all kernels were compiled before"
+    print(f"{ready.network.name}: {done}, {time.perf_counter() - begin:.1f} s in all")

@@ -1,4 +1,4 @@
-"""`numflow pull`, `numflow rm` and `numflow models`: models by name."""
+"""`numflow pull`, `numflow rm` and `numflow models`: download, remove and list models."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from numflow.cli.tables import print_table
 
 
 def pull(model: options.ModelArgument, offline: options.Offline = False) -> None:
-    """Fetch a model and print where it is.
+    """Download a model and print its path.
 
-    What is fetched is checked; a model that is there already is left alone.
+    The download is verified. A model that is already on this disk is not downloaded again.
     """
     from numflow import registry
 
@@ -19,9 +19,9 @@ def pull(model: options.ModelArgument, offline: options.Offline = False) -> None
 
 
 def rm(model: options.ModelArgument) -> None:
-    """Remove a fetched model from this disk.
+    """Remove a downloaded model from this disk.
 
-    Of a model of the Hugging Face hub every quantisation that is there goes. Files of your own are left alone.
+    For a model of the Hugging Face hub all downloaded quantisations are removed. Your own files are never removed.
     """
     from numflow import registry
     from numflow.registry.progress import megabytes
@@ -31,9 +31,9 @@ def rm(model: options.ModelArgument) -> None:
 
 
 def models(json: options.Json = False) -> None:
-    """List known models, and which are on this disk.
+    """List known models, and whether they are on this disk.
 
-    NAME:SIZE and NAME:QUANTISATION are read too: :4b is a size, :q8_0 a quantisation.
+    A name may be followed by a size (NAME:4b) or a quantisation (NAME:q8_0).
     """
     from numflow import registry
     from numflow.registry.paths import models_dir
@@ -52,8 +52,8 @@ def models(json: options.Json = False) -> None:
                   megabytes(row["bytes_here"] or row["bytes"]) if row["bytes_here"] or row["bytes"] else "",
                   "yes" if row["path"] else "no", row["license"],
                   row["about"] + (" (default)" if row["default"] else "")) for row in rows])
-    print(f"\n{megabytes(sum(row['bytes_here'] for row in rows))} on this disk. NAME:SIZE and NAME:QUANTISATION are "
-          "read as well (:4b, :q8_0); any file, folder or ORG/NAME of the Hugging Face hub works too.")
+    print(f"\n{megabytes(sum(row['bytes_here'] for row in rows))} on this disk. A name may be followed by a size (:4b) "
+          "or a quantisation (:q8_0). Any file, folder or ORG/NAME of the Hugging Face hub works too.")
 
 
 def _size(path: Path) -> int:

@@ -1,13 +1,13 @@
-"""Names of models that a shell completes (`numflow --install-completion`)."""
+"""Completion of model names in the shell (`numflow --install-completion`)."""
 
 from numflow.errors import NumflowError
 
 
 def of_models(incomplete: str) -> list[tuple[str, str]]:
-    """Names that `numflow models` lists and that begin so, with what they are.
+    """(name, description) of the models of `numflow models` whose name begins with `incomplete`.
 
-    None where a path is being written, or where the user's list cannot be read, as every command then says: the shell
-    goes on with files.
+    The list is empty where a path is being typed, so that the shell completes files. It is also empty where the user's
+    list of models cannot be read; every command reports that error.
     """
     from numflow import registry
 

@@ -1,4 +1,4 @@
-"""`numflow plan`: which device should hold what."""
+"""`numflow plan`: compare ways to split a model over devices."""
 
 import sys
 from pathlib import Path
@@ -15,36 +15,37 @@ from numflow.errors import RequestError
 def plan(
     model: options.Model = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", show_default="cpu; with --cluster cuda",
-                                               help="What runs it: cpu, or cuda (numbers are GPUs, without --cluster "
-                                               "this machine's; cpu is the processor beside them).")] = None,
+                                               help="Device type: cpu or cuda. With cuda a number in --devices is a "
+                                               "GPU (of this machine without --cluster), and cpu is the CPU.")] = None,
     devices: Annotated[str, typer.Option(metavar="TEXT", show_default="every device of the cluster",
-                                         help="Devices that may be used, such as '0;1;2;3' or 'cpu;0'. The string "
-                                              "itself is priced too.")] = "",
-    memory: Annotated[str, typer.Option(metavar="SIZE,SIZE", show_default="the cluster's", help="Memory of the "
-                                        "devices, in the order of --devices, or one size for all.")] = "",
-    batch: Annotated[int, typer.Option(metavar="N", help="Queries at the same time.")] = 1,
+                                         help="Devices that may be used, such as '0;1;2;3' or 'cpu;0'. The given "
+                                              "split is one of the candidates.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE,SIZE", show_default="the cluster's", help="Memory of each "
+                                        "device, in the order of --devices, or one size for all.")] = "",
+    batch: Annotated[int, typer.Option(metavar="N", help="Number of concurrent sequences.")] = 1,
     context: Annotated[int | None, typer.Option(metavar="N", show_default="2048, or the model's if that is less",
-                                                help="Tokens of each query.")] = None,
-    objective: Annotated[str, typer.Option(metavar="NAME", help="latency (one fast answer) or "
+                                                help="Tokens of each sequence.")] = None,
+    objective: Annotated[str, typer.Option(metavar="NAME", help="Rank by latency (one fast answer) or by "
                                            "throughput.")] = "latency",
     cluster: Annotated[str, typer.Option(metavar="FILE", show_default="this machine, measured once", help="Hardware: a "
-                                         "TOML file, or a name that `numflow plan --clusters` lists.")] = "",
-    shape: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Instead of a model on disk: a plain "
-                                       "decoder of this size, such as 7b, 13b or 70b.")] = "",
+                                         "TOML file, or a name from `numflow plan --clusters`.")] = "",
+    shape: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Plan for a generic decoder of this "
+                                       "size, such as 7b, 13b or 70b, instead of a model on disk.")] = "",
     weights: Annotated[str, typer.Option(metavar="TYPE", show_default="as stored; F16 of a --shape",
-                                         help="Tensor type of the matrices, such as F16 or Q4_0; of a model also a "
-                                         "scheme, a preset or a recipe file, as when it is loaded.")] = "",
+                                         help="Type of the matrices, such as F16 or Q4_0. For a model on disk also a "
+                                         "scheme, a preset or a recipe file.")] = "",
     kv: Annotated[str | None, typer.Option(metavar="TYPE", show_default="16 bits; f32 with float weights on a CPU",
-                                           help="Type of cached values: f32, f16, bf16 (CPU), q8 .. q2.")] = None,
-    clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that numflow describes.")] = False,
+                                           help="Type of the KV cache: f32, f16, bf16 (CPU), q8 .. q2.")] = None,
+    clusters: Annotated[bool, typer.Option("--clusters", help="List the described clusters and exit.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,
     spec: options.SpecFile = None,
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
-    """Compare ways to spread a model over devices.
+    """Compare ways to split a model over devices.
 
-    Every strategy (by layer, by tensor, hybrid) is cut, priced and simulated; each loser's row says why it lost.
+    Memory and speed of every strategy (by layer, by tensor, hybrid) are predicted by simulation. The table gives the
+    reason why a strategy was not chosen.
     """
     from numflow.partition.price import hardware, planner
     from numflow.partition.price.drawing import draw
@@ -79,7 +80,7 @@ def plan(
 
 
 def _this_machine(names: list[str], again: bool, backend: str):
-    """Its GPUs, or the processor as virtual devices."""
+    """This machine's GPUs, or its CPU as virtual devices. again: measure them again."""
     if backend == "cuda":
         from numflow.lab.gpus import these_gpus
 
@@ -96,7 +97,7 @@ def _names(devices: str) -> list[str]:
 
 
 def _context(network, asked: int | None) -> int:
-    """Tokens of a query: as asked, if the model can read that many."""
+    """Tokens of a sequence: `asked`, if the model's context is long enough, or the default."""
     longest = network.facts.get("context")
     if asked is None:
         return min(2048, longest or 2048)
@@ -106,7 +107,7 @@ def _context(network, asked: int | None) -> int:
 
 
 def _with_memory(cluster, names: list[str], memory: str):
-    """The cluster with other sizes of memory."""
+    """The cluster with the memory sizes of --memory."""
     from dataclasses import replace
 
     from numflow.sizes import parse_bytes
@@ -123,7 +124,7 @@ def _with_memory(cluster, names: list[str], memory: str):
 
 
 def _network(model, shape: str, weights: str, spec: str | Path | None, offline: bool):
-    """The model's network, each matrix product on its own."""
+    """The model's network, without fused matrix products."""
     from dataclasses import replace
 
     from numflow import formats, network, registry
@@ -138,7 +139,7 @@ def _network(model, shape: str, weights: str, spec: str | Path | None, offline: 
         return replace(random_network(find_shape(shape), weights or "F16", fuse=False)[0], name=shape)
     checkpoint = formats.open_checkpoint(registry.resolve(asked_name(model, offline), offline=offline))
     chosen, stored = network.choose_spec(checkpoint, spec), weights in TYPES and weights not in SCHEMES
-    if weights and not stored:  # as `--weights` of the commands that run a model
+    if weights and not stored:  # a scheme, as in --weights of the commands that run a model
         checkpoint = requantised(checkpoint, chosen, Requantising(weights, calibration=False), None, Silent())
     built = network.build(chosen, checkpoint, fuse=False)
     if not stored:
@@ -151,7 +152,7 @@ def _network(model, shape: str, weights: str, spec: str | Path | None, offline: 
 
 
 def _sizes(kv: str | None, network, backend: str) -> dict:
-    """Sizes of weights and cached tokens as the executors hold them: all on the CPU, or numbers on GPUs ("cuda")."""
+    """Sizes of weights and KV cache as the executors store them; with "cuda" those of GPUs and of the CPU."""
     from numflow.cpu import estimate as cpu
     from numflow.cuda import estimate as cuda
     from numflow.network.cost import all_floats, f32_bytes

@@ -1,4 +1,4 @@
-"""docs/python.md from numflow.__all__: every public function, class and method with its docstring."""
+"""Generator of docs/python.md from numflow.__all__: every public function, class and method with its docstring."""
 
 import inspect
 from typing import Any
@@ -7,7 +7,7 @@ import numflow
 
 _INTRO = """# Python
 
-All that `import numflow` promises; other names may move. [stability.md](stability.md) says what a promise is.
+The public Python interface of `import numflow`; other names may change. [stability.md](stability.md) has the rules.
 (This page is written by `python -m numflow.cli.python_reference > docs/python.md`.)
 
 """
@@ -31,7 +31,7 @@ def markdown() -> str:
 
 
 def public_members(of: type) -> list[tuple[str, Any]]:
-    """(name, function, property or class method) that a public class promises, in the order of its source."""
+    """(name, function, property or class method) of the public members of a class, in source order."""
     found: dict[str, Any] = {}
     for each in (*reversed(of.__mro__[:-1]),):
         if each.__module__.startswith("numflow."):

@@ -14,41 +14,44 @@ from numflow.cli.tables import print_fields, print_table, printable
 from numflow.errors import FormatError, RequestError
 
 Target = Annotated[Path, typer.Argument(metavar="DST", show_default=False, help="The file to write.")]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
-Context = Annotated[int | None, typer.Option(metavar="N", show_default="512", help="Tokens of a window of the "
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+Context = Annotated[int | None, typer.Option(metavar="N", show_default="512", help="Tokens per chunk of the "
                                              "calibration text.")]
-Chunks = Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Windows of it to read.")]
+Chunks = Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Number of chunks of the calibration "
+                                            "text.")]
 
 
 def quantize(
     source: Annotated[str, typer.Argument(metavar="SRC", show_default=False, help="A model: a file, a folder, a name "
-                                          "that `numflow models` lists, or ORG/NAME.")],
+                                          "from `numflow models`, or ORG/NAME.")],
     target: Target,
-    weights: Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default=False, help="A scheme (q2, "
-                       "q3, q3h, q4, q5, q6, q8, or Inferflow's by full name), with outliers kept apart "
-                       "(q3h+0.5%), or a preset (q4-mix). For any file: a GGUF type (Q8_0, Q4_0, Q4_K, ...) or mix "
-                       "(Q4_K_M, Q5_K_S, IQ4_XS, ...); in DST.gguf q8 and q4 mean the first two.")] = None,
-    recipe: Annotated[Path | None, typer.Option("--recipe", metavar="FILE", show_default=False, help="Which tensor "
-                      "gets which scheme: a TOML file; --weights is then for what it does not name.")] = None,
-    imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", show_default=False, help="A file of "
-                       "`numflow imatrix`, an imatrix of GGML's programs, or a text to calibrate on.")] = None,
+    weights: Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default=False, help="Type of the "
+                       "quantised weights: a scheme (q2, q3, q3h, q4, q5, q6, q8, or a full name of Inferflow's), a "
+                       "scheme with a share of outliers in float (q3h+0.5%), a preset (q4-mix), a GGUF type (Q8_0, "
+                       "Q4_0, Q4_K, ...) or a GGUF mix (Q4_K_M, Q5_K_S, IQ4_XS, ...). In a GGUF file q8 means Q8_0 "
+                       "and q4 means Q4_0.")] = None,
+    recipe: Annotated[Path | None, typer.Option("--recipe", metavar="FILE", show_default=False, help="TOML file with "
+                      "a scheme for each tensor; --weights is then the scheme of all other tensors.")] = None,
+    imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", show_default=False, help="Importance "
+                       "matrix: a file of `numflow imatrix` or of GGML's programs, or a text to calibrate on.")] = None,
     calibration: Annotated[bool, typer.Option("--calibration/--no-calibration", help="Without --imatrix, for schemes "
-                           "of less than 6 bits: calibrate on text that the model writes.")] = True,
+                           "below 6 bits: calibrate on text that the model generates.")] = True,
     target_bpw: Annotated[float | None, typer.Option("--target-bpw", metavar="BITS", show_default=False, help="Choose "
-                          "schemes by measured sensitivity so that matrices take so many bits per weight. What "
-                          "--recipe names stays so; --weights is what is measured with.")] = None,
+                          "the scheme of every matrix by measured sensitivity, for this average of bits per weight. "
+                          "Schemes of --recipe stay; sensitivity is measured with the scheme of --weights.")] = None,
     context: Context = None,
-    chunks: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Windows of it to read.")] = None,
+    chunks: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Number of chunks of the "
+                                               "calibration text.")] = None,
     spec: options.SpecFile = None,
     threads: options.Threads = None,
     force: Force = False,
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
-    """Write a model with quantised weights to one file.
+    """Quantise a model and write it to one file.
 
-    The file holds everything that running it takes (`numflow generate -m DST`), and a report of how it was made. Where
-    DST ends in .gguf, a GGUF file is written for other programs, in types and mixes such as Q8_0 and Q4_K_M.
+    The file is complete (`numflow generate -m DST` runs it) and contains a report of the quantisation. If DST ends in
+    .gguf, a GGUF file for other programs is written, with GGUF types or mixes such as Q8_0 and Q4_K_M.
     """
     from numflow import formats, registry
     from numflow.engine.quantise.export import export_gguf
@@ -63,20 +66,20 @@ def quantize(
     if weights is None and recipe is None and target_bpw is None:
         raise RequestError("say what to quantise to with --weights, --recipe or --target-bpw")
     if target_bpw is not None and imatrix is None and not calibration:
-        raise RequestError("--target-bpw measures what tensors tolerate: leave out --no-calibration, or give a text "
-                           "or a calibration with --imatrix")
+        raise RequestError("--target-bpw measures the sensitivity of tensors: leave out --no-calibration, or give a "
+                           "text or a calibration with --imatrix")
     if imatrix is not None and not calibration:
-        raise RequestError("--imatrix is a calibration: without one, leave it out")
+        raise RequestError("--imatrix and --no-calibration contradict each other: leave one out")
     if imatrix is None and (context, chunks) != (None, None):
-        raise RequestError("--context and --chunks are of the text to calibrate on: give one with --imatrix")
+        raise RequestError("--context and --chunks are for a calibration text: give the text with --imatrix")
     as_gguf = target.suffix.lower() == ".gguf"
     if as_gguf and target_bpw is not None:
-        raise RequestError(f"{target}: schemes are chosen for other files; leave --target-bpw out and name a mix")
-    # What can be refused is refused before a calibration has taken its time.
+        raise RequestError(f"{target}: --target-bpw does not write GGUF files; name a mix with --weights instead")
+    # All arguments are checked before the calibration, which takes long.
     given = [named(name, as_gguf) if target_bpw is None else read_recipe(name)
              for name in (recipe, weights) if name is not None]
     chosen = reduce(Recipe.over, given) if given else FREE
-    if target_bpw is not None and chosen.weights == KEEP:  # a file that says nothing of what it does not name
+    if target_bpw is not None and chosen.weights == KEEP:  # a recipe file without a scheme for the other tensors
         chosen = chosen.over(FREE)
     path = registry.resolve(source, offline=offline)
     checkpoint = formats.open_checkpoint(path)
@@ -89,11 +92,11 @@ def quantize(
     try:
         found = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress,
                                                             moments=not as_gguf)
-        own = _Own(checkpoint, spec, threads, progress, not as_gguf) if calibration else None
+        own = _OwnText(checkpoint, spec, threads, progress, not as_gguf) if calibration else None
         if target_bpw is not None:
             found = found or own()
             if found is None:
-                raise RequestError(f"--target-bpw measures what tensors tolerate: {own.why}; give a text or a "
+                raise RequestError(f"--target-bpw measures the sensitivity of tensors: {own.why}; give a text or a "
                                    "calibration with --imatrix")
             progress.stage("measuring sensitivity", 0)
             chosen = automatic_recipe(path, target_bpw, found, spec,
@@ -117,29 +120,30 @@ def quantize(
         print(printable(report["uncalibrated"]))
     if report["calibration"] is None and _could_be_calibrated(report):
         why = f" ({own.why})" if own is not None and own.why else ""
-        print(f"found without calibration{why}: at so few bits --imatrix TEXT keeps far more of the model in the same "
-              "size")
+        print(f"quantised without calibration{why}: at so few bits --imatrix TEXT gives a much better model of the "
+              "same size")
     elif report["calibration"] is not None and "text" in report["calibration"]:
         print(f"calibrated on {report['calibration']['tokens']} tokens, {report['calibration']['text']}")
     kept = {name: why for name, why in report["kept"].items() if why}
     for name, why in kept.items():
-        print(printable(f"{name} stays as it is: {why}"))
+        print(printable(f"{name} is not quantised: {why}"))
     bits = f", {report['bits_per_weight']:.4f} bits per weight of its quantised matrices" if report["weights"] else ""
     print(f"{target}: {megabytes(target.stat().st_size)}{bits}")
 
 
 def verify(
-    model: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A file of `numflow quantize`.")],
-    against: Annotated[str | None, typer.Option("--against", metavar="SRC", show_default=False, help="The model it was "
-                       "made from: its hash and every tensor's error are checked too.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FIGURE", show_default=False,
-                                              help="Draw the error of every tensor, an SVG or PNG file.")] = None,
+    model: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A file that `numflow quantize` has "
+                                          "written.")],
+    against: Annotated[str | None, typer.Option("--against", metavar="SRC", show_default=False, help="The original "
+                       "model: check its hash, and the quantisation error of every tensor, too.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FIGURE", show_default=False, help="SVG or PNG file "
+                                              "for a figure of every tensor's error.")] = None,
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
-    """Check a quantised model against its own report.
+    """Check a quantised model against the report in its file.
 
-    A GGUF file carries none: --against compares its tensors with the source's.
+    A GGUF file contains no report: use --against to compare its tensors with the original model.
     """
     from numflow import registry
     from numflow.engine.quantise.verify import verify as run
@@ -159,20 +163,22 @@ def verify(
 
 
 def imatrix(
-    text: Annotated[str, typer.Option("--text", metavar="FILE", show_default=False, help="The text to read; - is "
+    text: Annotated[str, typer.Option("--text", metavar="FILE", show_default=False, help="The calibration text; - is "
                                       "standard input.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The file to write; "
-                             "one that ends in .gguf or .dat is as GGML's programs have it.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The file to write. A "
+                             "name that ends in .gguf or .dat gives the imatrix format of GGML's programs.")],
     model: options.Model = None,
     context: Context = None,
     chunks: Chunks = None,
-    moments: Annotated[bool, typer.Option(help="Keep second moments too: better rounding, a much larger file.")] = True,
+    moments: Annotated[bool, typer.Option(help="Also store the second moments of the inputs: quantisation gets better, "
+                                          "the file much larger.")] = True,
     spec: options.SpecFile = None,
     offline: options.Offline = False,
 ) -> None:
-    """Measure which inputs of a model's matrices matter.
+    """Measure the importance matrix of a model on a text.
 
-    The file is what --imatrix of `quantize` and of the commands that run models takes.
+    The importance of a matrix's input column is its mean squared activation. The file is for --imatrix of `quantize`
+    and of the commands that run models.
     """
     from numflow import registry
     from numflow.engine.quantise.calibrate import is_imatrix_name, save
@@ -191,7 +197,7 @@ def imatrix(
 
 
 def _check_out(out: Path) -> None:
-    """Refuse to write a calibration where that cannot be, or over anything but another calibration."""
+    """Refuse a path that cannot be written, or an existing file that is no calibration."""
     from numflow.formats.folder import made_here
     from numflow.formats.writer import check_place, found
     from numflow.network.quantise.calibration import KIND
@@ -201,29 +207,29 @@ def _check_out(out: Path) -> None:
     if not found(out) or (out.is_file() and made_here(out) == KIND):
         return
     try:
-        known = out.is_file() and read_imatrix(out)
+        is_imatrix = out.is_file() and bool(read_imatrix(out))
     except FormatError:
-        known = None
-    if not known:
+        is_imatrix = False
+    if not is_imatrix:
         raise RequestError(f"{out} is there already, and is no calibration")
 
 
 def _calibration(model: Path, file: Path, context: int | None, chunks: int | None, spec: str | None, progress,
                  moments: bool):
-    """A calibration file's content, or that of a run over a text."""
+    """The calibration in a file, or of a run over the text in the file."""
     from numflow.network.quantise.calibration import is_calibration, read_calibration
 
     if is_calibration(file):
         if (context, chunks) != (None, None):
-            raise RequestError(f"{file} is a calibration already: --context and --chunks have nothing to do")
+            raise RequestError(f"{file} is a calibration already: --context and --chunks have no effect")
         return read_calibration(file)
     return _calibrate(model, read_text(file), context, 32 if chunks is None else chunks, moments, spec, progress)
 
 
-class _Own:
-    """Makes the calibration of a model on its own text.
+class _OwnText:
+    """Calibrates a model on text that it generates itself.
 
-    why: there can be none, after a call that gave None.
+    why: the reason why a call has returned None.
     """
 
     def __init__(self, checkpoint, spec: str | None, threads: int | None, progress, moments: bool):
@@ -237,7 +243,7 @@ class _Own:
 
         found, self.why = calibration_or_why(
             model_of, self._checkpoint, network.choose_spec(self._checkpoint, self._spec), moments=self._moments,
-            threads=self._threads, told=self._progress)
+            threads=self._threads, reporter=self._progress)
         self._progress.stage("quantising", 0)
         return found
 
@@ -253,7 +259,7 @@ def _calibrate(model: Path, text: str, context: int | None, chunks: int | None, 
 
 
 def _could_be_calibrated(report: dict) -> bool:
-    """Whether there are matrices of up to 4 bits for a weight in schemes that a calibration helps."""
+    """Whether any matrix has at most 4 bits per weight and a scheme that uses a calibration."""
     from math import prod
 
     from numflow.formats.gguf_writer import SEARCHED
@@ -264,7 +270,7 @@ def _could_be_calibrated(report: dict) -> bool:
 
 
 def _print_kinds(report: dict) -> None:
-    """A row per type: tensors, weights, bits, and errors over all its weights."""
+    """Print a row per type: tensors, weights, bits per weight, and the errors over all its weights."""
     import numpy as np
 
     table: dict[str, list[tuple[int, int, float]]] = {}

@@ -1,4 +1,4 @@
-"""docs/commands.md from the table of commands: every command with its arguments and options."""
+"""Generator of docs/commands.md from the table of commands: every command with its arguments and options."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from numflow.cli.help import COMMANDS, options_by_heading
 
 _INTRO = """# Commands
 
-Every command and option, as `numflow COMMAND --help` tells them.
+Every command and option, as `numflow COMMAND --help` shows them.
 (This page is written by `python -m numflow.cli.reference > docs/commands.md`.)
 
 """
@@ -47,7 +47,7 @@ def _page(title: str, command, context) -> list[str]:
 
 
 def _paragraphs(text: str) -> str:
-    """A command's help in one line, and what has lines of its own (examples) as it stands."""
+    """A command's help in one line, followed by its examples as a code block."""
     plain, mark, examples = text.partition("\b\n")
     found = " ".join(plain.split())
     if not mark:

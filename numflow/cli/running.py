@@ -1,4 +1,4 @@
-"""Loading a model for a command, and telling about kernels that are being compiled."""
+"""Loading of a command's model, and progress of kernel compilation."""
 
 import json
 import re
@@ -12,35 +12,35 @@ if TYPE_CHECKING:
     from numflow.cli.groups import Execution
 
 
-# Characters that command a terminal, and that JSON may hold as they are; they stand in its strings alone.
+# Characters that control a terminal and that JSON does not escape. In JSON text they occur only in strings.
 _UNSAFE = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class CompileNotice:
-    """Says on standard error that kernels are compiled, from the first one on; nothing if all are in the cache.
+    """A progress line on standard error while kernels are compiled; nothing if all kernels are in the cache.
 
-    compiled: number of kernels; seconds: the time they took.
+    compiled: number of compiled kernels. seconds: their compilation time.
     """
 
     def __init__(self):
         self.compiled, self.seconds, self._open_line = 0, 0.0, False
 
     def __call__(self, name: str, seconds: float, loaded: bool) -> None:
-        """A kernel is ready (the listener of numflow.cpu.runtime.kernel)."""
+        """Count a kernel that is ready (listener of numflow.cpu.runtime.kernel). loaded: from the cache."""
         if loaded:
             return
         self.compiled += 1
         self.seconds += seconds
         line = "compiling kernels for this machine (kept for the next start)"
         if sys.stderr.isatty():
-            row = f"{line}: {self.compiled}, {name}"[:shutil.get_terminal_size().columns - 1]  # more cannot be cleared
+            row = f"{line}: {self.compiled}, {name}"[:shutil.get_terminal_size().columns - 1]  # one row can be cleared
             print(f"\r\x1b[K{row}", end="", file=sys.stderr, flush=True)
             self._open_line = True
         elif self.compiled == 1:
             print(line, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Take the line away: something else is to be printed."""
+        """Clear the progress line, before other output."""
         if self._open_line:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._open_line = False
@@ -48,7 +48,7 @@ class CompileNotice:
 
 @contextmanager
 def compile_notice(listens: bool) -> Iterator[CompileNotice]:
-    """A notice that listens while the block runs, where kernels may have to be compiled."""
+    """A CompileNotice for a block. listens: whether kernels may have to be compiled in the block."""
     notice = CompileNotice()
     if not listens:
         yield notice
@@ -65,7 +65,7 @@ def compile_notice(listens: bool) -> Iterator[CompileNotice]:
 
 @contextmanager
 def loaded(model: str | None, how: "Execution", **more: Any) -> Iterator[tuple[Any, CompileNotice]]:
-    """(Model, notice) for a block, closed after it; the default model if none is named.
+    """(Model, CompileNotice) for a block, closed after the block. None is the default model.
 
     more: further arguments of numflow.load.
     """
@@ -77,9 +77,10 @@ def loaded(model: str | None, how: "Execution", **more: Any) -> Iterator[tuple[A
 
 
 def asked_name(model: str | None, offline: bool = False, purpose: str = "generate") -> str:
-    """A model's name as it was asked for; else that of the default model, which is fetched if need be.
+    """The given name, or the name of the default model for a purpose.
 
-    Without a network it is the model that comes with numflow, and standard error says so.
+    If the default model cannot be downloaded, the name is that of the model that comes with numflow; a line on standard
+    error says so.
     """
     from numflow import registry
 
@@ -93,6 +94,6 @@ def asked_name(model: str | None, offline: bool = False, purpose: str = "generat
 
 
 def print_json(value: Mapping[str, Any] | list) -> None:
-    """One JSON value on standard output."""
+    """Print one JSON value on standard output."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     print(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))

@@ -16,7 +16,8 @@ from numflow.errors import RequestError
 ScoringModel = Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
                          autocompletion=of_models,
                          help="A classifier or reranker: a file, a folder, a name, or ORG/NAME.")]
-Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long; else an error.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long; without this option they are "
+                                        "an error.")]
 
 
 def _before(built, prompts, _recipe) -> None:
@@ -32,12 +33,12 @@ def classify(
     model: ScoringModel,
     texts: options.Texts = None,
     file: options.LinesFile = None,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Labels to show for each text.")] = 1,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Number of labels to show for each text.")] = 1,
     truncate: Truncate = False,
     how: Execution = Execution(),
     json: options.Json = False,
 ) -> None:
-    """Show the likeliest labels of texts, by a classifier."""
+    """Classify texts: show the likeliest labels of each."""
     lines = read_lines(texts or [], file)
     if top_k < 1:
         raise RequestError(f"--top-k should be 1 or more, is {top_k}")
@@ -59,15 +60,16 @@ def classify(
 @grouped
 def rerank(
     model: ScoringModel,
-    query: Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="What is looked for.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="The query.")],
     documents: options.Texts = None,
     file: options.LinesFile = None,
-    top_n: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Documents to show.")] = None,
+    top_n: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Number of documents to "
+                                              "show.")] = None,
     truncate: Truncate = False,
     how: Execution = Execution(),
     json: options.Json = False,
 ) -> None:
-    """Order documents by their relevance to a query, by a reranker."""
+    """Sort documents by their relevance to a query."""
     lines = read_lines(documents or [], file)
     with loaded(model, how, before=_before) as (ready, notice):
         found = ready.rerank(query, lines, top_n, truncate=truncate)

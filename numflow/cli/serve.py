@@ -15,56 +15,56 @@ from numflow.distribution import install
 from numflow.engine.options import COMMANDS, OPTIONS, LoadOptions, rows
 from numflow.errors import DeviceError, RequestError
 
-# Options of every model: those of the commands, but for what `--ray` and `--offline` say, and a few more.
+# Options of every served model: the options of the commands without imatrix, transport (set by --ray) and offline,
+# and some options of the engine.
 OF_MODELS = [*map(OPTIONS.__getitem__, ("context", "max_batch", "kv_memory", "prefix_disk")),
              *(one for one in rows(LoadOptions, COMMANDS) if one[0].name not in ("imatrix", "transport", "offline"))]
 Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
                    autocompletion=of_models,
-                   help="A model, by the name that requests use; may be repeated. The first is the default and is "
-                        "loaded at once, others when first asked for.")]
+                   help="A model to serve, with the name that requests use for it. May be repeated. The first model is "
+                        "the default and is loaded at the start; the others are loaded on their first request.")]
 
 
 @grouped
 def serve(
     model: Models = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", show_default=False, help="TOML file; "
-                                                "the options here override it.")] = None,
-    host: Annotated[str | None, typer.Option(metavar="ADDRESS", show_default="127.0.0.1",
-                                             help="Where to listen; 0.0.0.0 is every address.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", show_default=False, help="TOML file "
+                                                "with options. Options of the command line override it.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", show_default="127.0.0.1", help="Address to listen on; "
+                                             "0.0.0.0 is every address of this machine.")] = None,
     port: Annotated[int | None, typer.Option("--port", "-p", metavar="N", show_default="8080",
-                                             help="0: any free port.")] = None,
-    api_key: Annotated[list[str] | None, typer.Option(metavar="KEY", show_default=False, help="Ask for this key; may "
-                       "be repeated. Better given as NUMFLOW_API_KEY, which other users cannot see.")] = None,
-    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default=False, help="A "
-                          "further name by which clients may call the service; may be repeated.")] = None,
-    tool_format: Annotated[str | None, typer.Option("--tool-format", metavar="NAME", show_default="seen from the chat "
-                           "template", help="How the models write tool calls, by our name or another engine's: "
-                           "tag_json (hermes), bracket_json, plain_json, plain_python (pythonic), ...; docs/server.md "
-                           "has all.")] = None,
-    overflow: Annotated[str | None, typer.Option("--overflow", metavar="HOW", show_default="refuse", help="Talks that "
-                        "the context cannot hold: refuse, drop (the oldest turns), or shift (also where an answer "
-                        "fills it).")] = None,
-    max_queue: Annotated[int | None, typer.Option(metavar="N", show_default="256", help="Requests that may "
-                                                  "wait.")] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="all", help="Memory for models; the least "
-                                               "recently used make room.")] = None,
+                                             help="Port to listen on; 0: any free port.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(metavar="KEY", show_default=False, help="API key that requests "
+                       "must have. May be repeated. The environment variable NUMFLOW_API_KEY is safer: other users "
+                       "cannot see it.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default=False,
+                          help="Another host name that requests may use for the service. May be repeated.")] = None,
+    tool_format: Annotated[str | None, typer.Option("--tool-format", metavar="NAME", show_default="detected from the "
+                           "chat template", help="Format of the models' tool calls: tag_json (hermes), bracket_json, "
+                           "plain_json, plain_python (pythonic), ...; docs/server.md has all.")] = None,
+    overflow: Annotated[str | None, typer.Option("--overflow", metavar="HOW", show_default="refuse",
+                        help="Conversations longer than the context: refuse (an error), drop (remove the oldest "
+                        "turns), or shift (drop, and continue answers that fill the context).")] = None,
+    max_queue: Annotated[int | None, typer.Option(metavar="N", show_default="256", help="Requests that may wait; "
+                                                  "more get status 429.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="no limit", help="Memory for all models. "
+                                               "The least recently used models are unloaded to stay below it.")] = None,
     slot_save_path: Annotated[Path | None, typer.Option("--slot-save-path", metavar="DIR", show_default=False,
-                              help="Folder of the texts that POST /slots/ID saves and restores.")] = None,
+                              help="Folder in which POST /slots/ID saves and restores the KV cache of texts.")] = None,
     models: Annotated[Given, OF_MODELS] = Given(),
-    ray: Annotated[bool, typer.Option("--ray", help="Place the groups of --devices on the Ray cluster that RAY_ADDRESS "
-                                      "names, or on a local one; a worker that dies is replaced.")] = False,
-    replicas: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Copies of the service behind "
-                                                 "Ray Serve; one that dies is replaced.")] = None,
-    log: Annotated[str | None, typer.Option(metavar="FILE", show_default="standard error",
-                                            help="Where the log goes.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Run the groups of --devices on the Ray cluster of RAY_ADDRESS, or "
+                                      "on a local one. A worker that dies is replaced.")] = False,
+    replicas: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Number of copies of the "
+                                                 "service behind Ray Serve. A copy that dies is replaced.")] = None,
+    log: Annotated[str | None, typer.Option(metavar="FILE", show_default="standard error", help="Log file.")] = None,
     traces: Annotated[str | None, typer.Option(metavar="URL", show_default=False, help="Collector of OpenTelemetry "
                       "traces (OTLP over HTTP).")] = None,
     offline: options.Offline = False,
 ) -> None:
     """Serve models over HTTP, with a chat page.
 
-    Open the printed address in a browser, or point an OpenAI client at ADDRESS/v1, Anthropic's or Ollama's at ADDRESS;
-    Inferflow's own interface is there too. docs/server.md has the routes and every option of the configuration file.
+    Open the printed address in a browser for the chat page. The base URL for OpenAI clients is ADDRESS/v1, for
+    Anthropic and Ollama clients ADDRESS. docs/server.md has all routes and every option of the configuration file.
 
     \b
     Examples:
@@ -93,7 +93,7 @@ def serve(
         every = {"devices": "0", **every, "transport": "ray"}
     tables, source = read_config(config) if config is not None else {}, str(config or "options")
     if model is None and not tables.get("models"):
-        make_config(tables, source, service, {"default": {"path": "default"}}, every)  # wrong options before a download
+        make_config(tables, source, service, {"default": {"path": "default"}}, every)  # checked before a download
         model = [asked_name(None, offline)]
     made = make_config(tables, source, service, _models(model), every)
     start_logging(made.log_file, made.log_level)
@@ -108,7 +108,7 @@ def serve(
             print(f"memory of {name}: {plan}", flush=True)
         print(f"numflow serves {names} on {url}", flush=True)
         if made.host not in LOOPBACK and not made.api_keys:
-            print(f"warning: whoever reaches {url} may use it; NUMFLOW_API_KEY or --api-key asks for a key",
+            print(f"warning: everybody who can reach {url} may use it; set a key with NUMFLOW_API_KEY or --api-key",
                   file=sys.stderr, flush=True)
 
     uses_cpu = any(model.load.get("backend", LoadOptions.backend) == "cpu" for model in made.models)
@@ -126,7 +126,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _models(given: list[str] | None) -> dict[str, dict[str, Any]] | None:
-    """Models of the command line; None: those of the file."""
+    """Models of the command line; None: use the models of the configuration file."""
     if given is None:
         return None
     found: dict[str, dict[str, Any]] = {}
@@ -135,13 +135,13 @@ def _models(given: list[str] | None) -> dict[str, dict[str, Any]] | None:
         if not equals or Path(text).exists():
             name, path = _short(text), text
         if name in found:
-            raise RequestError(f"two models go by the name {name!r}: give --model NAME=MODEL")
+            raise RequestError(f"two models have the name {name!r}: use --model NAME=MODEL")
         found[name] = {"path": path}
     return found
 
 
 def _short(path: str) -> str:
-    """A file's name without its ending, a folder's name; other names as they are."""
+    """The name of a file without its suffix, or the name of a folder; other names are unchanged."""
     place = Path(path)
     if not place.exists():
         return path

@@ -1,4 +1,4 @@
-"""`--session FILE`: a text's keys and values are taken up from a file, and written to it when the text has grown."""
+"""`--session FILE`: the KV cache of a text is restored from a file, and saved to the file after the text has grown."""
 
 import sys
 from collections.abc import Iterator
@@ -10,8 +10,11 @@ from numflow.errors import RequestError
 
 
 class CommandSession:
-    """The session of a command. note: found in the file, None where it is new. stats: tell on standard error what is
-    found and kept. sessions: of the model that runs."""
+    """The session file of a command.
+
+    note: the note in the file; None for a new file. stats: report restored and saved tokens on standard error.
+    sessions: the OpenSessions of the loaded model.
+    """
 
     def __init__(self, sessions: Any, path: Path, stats: bool):
         from numflow.formats.writer import check_place, found
@@ -20,30 +23,30 @@ class CommandSession:
         self.note: Any = None
         check_place(path)
         if found(path):
-            taken = sessions.restore(path)
-            self.note = taken.note
-            self._tell(f"{taken.cached} of {taken.tokens} tokens are there from {path}")
+            restored = sessions.restore(path)
+            self.note = restored.note
+            self._report(f"{restored.cached} of {restored.tokens} tokens are restored from {path}")
 
     def save(self, note: Any = None) -> None:
-        """Write the text that ran last.
+        """Save the text that ran last.
 
         Raises:
-            RequestError: it cannot be written.
+            RequestError: the file cannot be written.
         """
-        kept = self.sessions.save(self._path, note=note)
-        self._tell(f"{kept.cached} of {kept.tokens} tokens are kept in {self._path}")
+        saved = self.sessions.save(self._path, note=note)
+        self._report(f"{saved.cached} of {saved.tokens} tokens are saved in {self._path}")
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         if self._stats:
             print(line, file=sys.stderr)
 
 
 @contextmanager
 def session(model: Any, path: Path | None, stats: bool = False) -> Iterator[CommandSession | None]:
-    """The session of a block in which the model remembers its texts; None without a path.
+    """A context in which the model keeps the KV cache of its texts; yields None without a path.
 
     Raises:
-        RequestError: the file is no session of this model, or the model's texts cannot be saved.
+        RequestError: the file is no session of this model, or the model cannot save its state.
     """
     if path is None:
         yield None
@@ -51,6 +54,6 @@ def session(model: Any, path: Path | None, stats: bool = False) -> Iterator[Comm
     from numflow.engine.sessions.sessions import OpenSessions
 
     if not model.is_decoder:
-        raise RequestError(f"{model.network.name} is no decoder: its texts cannot be gone on from")
+        raise RequestError(f"{model.network.name} is no decoder: --session has no KV cache to save")
     with OpenSessions(model) as sessions:
         yield CommandSession(sessions, path, stats)

@@ -1,4 +1,4 @@
-"""`numflow spec`: the specification files."""
+"""`numflow spec`: model specification files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,15 +12,16 @@ from numflow.cli.running import print_json
 from numflow.cli.tables import print_table, printable
 from numflow.errors import RequestError, SpecError
 
-app = typer.Typer(help="List, show, check and draft specification files.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, show, check and draft model specification files.", no_args_is_help=True,
+                  rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(metavar="SPEC", show_default=False, help="A file, or a name that `list` shows.")]
+Name = Annotated[str, typer.Argument(metavar="SPEC", show_default=False, help="A file, or a name from `list`.")]
 
 
 @app.command("list")
 @guarded
 def list_(json: options.Json = False) -> None:
-    """List the shipped specifications."""
+    """List the specifications that come with numflow."""
     from numflow import spec
 
     rows = [{"name": s.name, "type": s.type, "extends": [p.stem for p in s.chain[1:] if not p.stem.startswith("_")],
@@ -35,11 +36,11 @@ def list_(json: options.Json = False) -> None:
 @app.command()
 @guarded
 def show(name: Name) -> None:
-    """Print a specification and those it extends."""
+    """Print a specification and the specifications that it extends."""
     from numflow.spec import load_spec
 
-    for number, path in enumerate(load_spec(name).chain):
-        print(f"{'' if number == 0 else chr(10)}# {printable(path)}")
+    for index, path in enumerate(load_spec(name).chain):
+        print(f"{'' if index == 0 else chr(10)}# {printable(path)}")
         print(printable(path.read_text(encoding="utf-8").rstrip(), keep="\n\t"))
 
 
@@ -48,21 +49,22 @@ def show(name: Name) -> None:
 def check(
     name: Name,
     checkpoint: Annotated[str | None, typer.Argument(metavar="CHECKPOINT", show_default=False,
-                          help="A model to resolve it against.")] = None,
+                          help="A model to check the specification against.")] = None,
     offline: options.Offline = False,
 ) -> None:
-    """Check a specification, alone or for a model.
+    """Check a specification, alone or against a model.
 
-    With a checkpoint it is resolved, and the network is printed. A model in SPEC's place is checked with its own.
+    With CHECKPOINT the specification is resolved and the model's network is printed. If SPEC is itself a model, the
+    model's own specification is checked.
     """
     from numflow import formats, network, registry
     from numflow.network.new_spec_keys import check_confirmed
     from numflow.spec import load_spec
 
-    if own := checkpoint is None and _is_model(Path(name)):
+    if enclosed := checkpoint is None and _is_model(Path(name)):
         checkpoint = name
     opened = formats.open_checkpoint(registry.resolve(checkpoint, offline=offline)) if checkpoint is not None else None
-    found = load_spec(name) if opened is None else network.choose_spec(opened, None if own else name)
+    found = load_spec(name) if opened is None else network.choose_spec(opened, None if enclosed else name)
     check_confirmed(found)
     if opened is not None:
         print_network(network.build(found, opened), opened, full=False)
@@ -72,7 +74,7 @@ def check(
 
 
 def _is_model(path: Path) -> bool:
-    """Whether a name is that of a model on this disk, which may have a specification in it."""
+    """Whether a path is a model on this disk, which may contain a specification."""
     return path.is_dir() or (path.is_file() and path.suffix.lower() in (".safetensors", ".gguf"))
 
 
@@ -81,18 +83,19 @@ def _is_model(path: Path) -> bool:
 def new(
     checkpoint: options.ModelArgument,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                      help="Write here instead of standard output; an existing file is kept.")] = None,
+                      help="Write to this file instead of standard output. An existing file is not "
+                           "overwritten.")] = None,
     offline: options.Offline = False,
 ) -> None:
-    """Draft a specification for a checkpoint.
+    """Draft a specification for a model.
 
-    Fails if the draft cannot run yet, and says why.
+    If the draft cannot run yet, the command fails with the reason.
     """
     from numflow import formats, registry
     from numflow.network.drafts.new_spec import draft
 
     if output is not None and output.exists():
-        raise RequestError(f"{output} is there already and is kept")
+        raise RequestError(f"{output} exists already and is not overwritten")
     drafted = draft(formats.open_checkpoint(registry.resolve(checkpoint, offline=offline)))
     if output is None:
         print(printable(drafted.text.rstrip(), keep="\n\t"), flush=True)

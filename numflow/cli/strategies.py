@@ -1,4 +1,4 @@
-"""Settings of a generation from command-line options."""
+"""Settings of a generation, from command-line options."""
 
 import json
 import secrets
@@ -10,11 +10,11 @@ from typing import Any
 from numflow.cli.inputs import read_text
 from numflow.errors import RequestError
 
-FILES = ("json_schema", "regex", "grammar")  # their text may stand in a file: @FILE
+FILES = ("json_schema", "regex", "grammar")  # settings whose value may be read from a file: @FILE
 
 
 def strategy(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]:
-    """Settings that were given: options, and KEY=VALUE pairs.
+    """Settings from options that are not None and from NAME=VALUE pairs.
 
     Raises:
         RequestError: a pair without "=", a setting given twice, or a file that cannot be read.
@@ -35,7 +35,7 @@ def strategy(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """JSON where it is JSON, else the text itself."""
+    """The value of a text: parsed if it is JSON, else the text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -43,15 +43,15 @@ def _value(text: str) -> Any:
 
 
 def completed(model: Any, settings: Mapping[str, Any], raw: bool = False) -> dict[str, Any]:
-    """Settings with what the model says of sampling below them. What has no effect is left out, and a line on standard
-    error says so.
+    """Settings filled with the model's sampling defaults. Settings without effect are dropped, with a line on standard
+    error.
 
-    raw: the text is continued as it stands, by the likeliest tokens unless the settings say otherwise.
+    raw: do not use the model's defaults: without settings a raw text is continued greedily.
     """
-    from numflow.engine.request.sampling import filled
+    from numflow.engine.request.sampling import with_model_defaults
     from numflow.engine.request.settings import Settings
 
-    found = dict(settings) if raw else filled(settings, model.sampling.values)
+    found = dict(settings) if raw else with_model_defaults(settings, model.sampling.values)
     for name, reason in Settings.of(found).ignored.items():
         print(f"ignored: {reason}", file=sys.stderr)
         del found[name]
@@ -59,7 +59,7 @@ def completed(model: Any, settings: Mapping[str, Any], raw: bool = False) -> dic
 
 
 def seeded(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with a seed where tokens are drawn, so that it can be told."""
+    """Settings with a random seed, if tokens are sampled and no seed is given, so that the seed can be reported."""
     from numflow.engine.request.settings import Settings
 
     draws = settings.get("seed") is None and not Settings.of(settings).deterministic
@@ -67,5 +67,5 @@ def seeded(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def streams(settings: Mapping[str, Any]) -> bool:
-    """Whether the text comes piece by piece: not with several texts or beams."""
+    """Whether the text can be streamed: not with several texts or beams."""
     return all(settings.get(name) in (None, 1) for name in ("n", "best_of", "num_beams"))

@@ -14,22 +14,22 @@ from numflow.cli.running import asked_name, loaded, print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
-Source = Annotated[str | None, typer.Option("--from", metavar="LANGUAGE", show_default=False, help="Of the text.")]
-Target = Annotated[str | None, typer.Option("--to", metavar="LANGUAGE", show_default=False, help="To translate to.")]
+Source = Annotated[str | None, typer.Option("--from", metavar="LANGUAGE", show_default=False, help="Source language.")]
+Target = Annotated[str | None, typer.Option("--to", metavar="LANGUAGE", show_default=False, help="Target language.")]
 
 
 def _shipped(model: str | None, purpose: str) -> str:
-    """The model, or the one that comes with numflow; standard error says so then, and names one to fetch."""
+    """`model`, or the model that comes with numflow for a purpose. Standard error names a larger one to download."""
     from numflow import registry
 
     if model:
         return model
-    known, own = registry.known(), registry.shipped_model(purpose)
-    assert own is not None  # of each purpose that a command has
-    entry, larger = known[own], known[registry.default_model(purpose)]
-    print(f"using {own} ({entry.about}), which comes with numflow; one to fetch: -m {larger.name} ({larger.about}, "
-          f"{larger.license})", file=sys.stderr, flush=True)
-    return own
+    known, shipped = registry.known(), registry.shipped_model(purpose)
+    assert shipped is not None  # every purpose of a command here has a shipped model
+    entry, larger = known[shipped], known[registry.default_model(purpose)]
+    print(f"using {shipped} ({entry.about}), which comes with numflow; one to download: -m {larger.name} "
+          f"({larger.about}, {larger.license})", file=sys.stderr, flush=True)
+    return shipped
 
 
 @grouped
@@ -39,22 +39,23 @@ def embed(
     file: options.LinesFile = None,
     pooling: Annotated[str | None, typer.Option(metavar="NAME", show_default="the model's own", help="cls, max, mean, "
                                                 "mean_sqrt_len, weighted_mean or last.")] = None,
-    normalize: Annotated[bool, typer.Option(help="Make every embedding as long as 1.")] = True,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long; else an error.")] = False,
-    prompt: Annotated[str | None, typer.Option(metavar="NAME", show_default="the model's own", help="One of the "
-                                               "model's prompts, put in front of every text.")] = None,
-    instruction: Annotated[str | None, typer.Option(metavar="TEXT", show_default="the model's own", help="What the "
-                                                    "prompt asks for, where it has an instruction.")] = None,
-    dimensions: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="The first N numbers, of "
-                                                   "models whose embeddings may be cut (Matryoshka).")] = None,
-    npy: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Write them to a NumPy file, "
-                                             "float32 [texts, width], instead of printing them.")] = None,
+    normalize: Annotated[bool, typer.Option(help="Scale every embedding to length 1.")] = True,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long; without this option they "
+                                           "are an error.")] = False,
+    prompt: Annotated[str | None, typer.Option(metavar="NAME", show_default="the model's own", help="Name of one of "
+                                               "the model's prompts, put in front of every text.")] = None,
+    instruction: Annotated[str | None, typer.Option(metavar="TEXT", show_default="the model's own", help="Instruction "
+                                                    "in the prompt, for models whose prompt has one.")] = None,
+    dimensions: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Keep the first N values of "
+                                                   "each embedding (Matryoshka models).")] = None,
+    npy: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the embeddings to a NumPy "
+                                             "file, float32 [texts, width], instead of printing them.")] = None,
     how: Execution = Execution(),
     json: options.Json = False,
 ) -> None:
     """Print embeddings of texts, one per line.
 
-    How they are made is read from the model's own files.
+    Pooling, normalisation and prompts are read from the model's files.
     """
     if json and npy is not None:
         raise RequestError("give --json or --npy, not both")
@@ -99,11 +100,11 @@ def fill_mask(
                      ] = None,
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", show_default=False, help='Text with gaps: "Paris is '
                                                '[MASK]."; without it standard input is read.')] = None,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Words to show for each gap.")] = 5,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Number of words to show for each gap.")] = 5,
     how: Execution = Execution(),
     json: options.Json = False,
 ) -> None:
-    """Show the likeliest words for the gaps of a text."""
+    """Show the likeliest words for the masked gaps of a text."""
     from numflow.engine.request.ahead import check_masked
     from numflow.engine.request.facts import ModelFacts
 
@@ -124,11 +125,11 @@ def fill_mask(
 
 
 def _only_text(text: str | None) -> str:
-    """The one text, of the argument or of standard input."""
+    """The text of the argument or of standard input."""
     if text is None or text == STDIN:
         return read_prompt(None, None, "numflow fill-mask")
     if piped_text().strip():
-        raise RequestError("one text is filled at a time: give it as an argument or on standard input, not both")
+        raise RequestError("fill-mask takes one text: give it as an argument or on standard input, not both")
     return text
 
 
@@ -136,14 +137,14 @@ def _only_text(text: str | None) -> str:
 def translate(
     model: Annotated[str | None, typer.Option("--model", "-m", show_default="tiny-translator", metavar="MODEL",
                                               autocompletion=of_models,
-                                              help="A translating model: a file, a folder, a name, or ORG/NAME.")
+                                              help="A translation model: a file, a folder, a name, or ORG/NAME.")
                      ] = None,
     texts: options.Texts = None,
     source: Source = None,
     target: Target = None,
     file: options.LinesFile = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", metavar="N", show_default="the model's own",
-                                                   help="New tokens at most, for each text.")] = None,
+                                                   help="Largest number of new tokens of each text.")] = None,
     num_beams: Annotated[int | None, typer.Option(metavar="N", show_default="the model's own",
                                                   help="Width of the beam search; 1: greedy.")] = None,
     how: Execution = Execution(),
@@ -151,7 +152,7 @@ def translate(
 ) -> None:
     """Translate texts, one per line.
 
-    Languages are written as the model's vocabulary has them: en, eng_Latn, en_XX.
+    Languages are written as in the model's vocabulary: en, eng_Latn or en_XX, for example.
     """
     from numflow.engine.request.ahead import check_translates
     from numflow.engine.request.facts import ModelFacts

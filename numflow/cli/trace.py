@@ -1,4 +1,4 @@
-"""The walk of a token (`generate --trace`) as text, as JSON, or as a page."""
+"""Output of a token's walk through the network (`generate --trace`): text, JSON, or an HTML page."""
 
 import html as markup
 import inspect
@@ -11,11 +11,11 @@ from numflow.cli.running import print_json
 from numflow.cli.tables import print_table, printable
 from numflow.errors import RequestError
 
-_STRIP = 96  # fields of the strip that shows a residual stream
+_STRIP = 96  # coloured fields in the drawing of a residual stream
 
 
 def show_walk(walk, model: str, json: bool, page: Path | None) -> None:
-    """Print a Walk, or write it as a page."""
+    """Print a Walk, or write it as an HTML page."""
     if page is not None:
         try:
             page.write_text(as_page(walk, model), encoding="utf-8")
@@ -29,7 +29,7 @@ def show_walk(walk, model: str, json: bool, page: Path | None) -> None:
 
 
 def as_dict(walk) -> dict:
-    """A Walk as JSON has it; the residual stream is left out."""
+    """A Walk as a JSON object, without the residual stream."""
     return {"text": walk.text, "template": walk.template, "ids": [{"id": id, "text": text} for id, text in walk.ids],
             "steps": [{**asdict(row), "values": asdict(walk.values[row.index]) if row.index in walk.values else None}
                       for row in walk.rows],
@@ -42,7 +42,7 @@ def _print(walk) -> None:
     shown = walk.ids if len(walk.ids) <= 16 else walk.ids[-16:]
     print("ids   " + ("... " if len(shown) < len(walk.ids) else "")
           + " ".join(f"{id} {_quoted(text)}" for id, text in shown))
-    print(f"walk of the last one, position {len(walk.ids) - 1}\n")
+    print(f"steps of the last token, position {len(walk.ids) - 1}\n")
     head = [">min", ">max", ">rms"] if walk.values else []
     print_table(["#", "label", "op", "shapes", *head, ">µs", "kernel"],
                 [(row.index, row.label, row.op, row.shapes, *(_numbers(walk, row) if head else ()), *_time(row))
@@ -56,7 +56,7 @@ def _print(walk) -> None:
 
 
 def _numbers(walk, row) -> tuple[str, str, str]:
-    """Values of a step's result; "-" of one that never lies in memory."""
+    """Minimum, maximum and RMS of a step's result; "-" for a fused result that is never stored in memory."""
     found = walk.values.get(row.index)
     if found is None:
         return "-", "-", "-"
@@ -65,7 +65,7 @@ def _numbers(walk, row) -> tuple[str, str, str]:
 
 
 def _time(row) -> tuple[str, str]:
-    """A step's time and kernel; of one that another step's kernel does, that step."""
+    """A step's time and kernel. For a step that is fused into another step's kernel: that step's index."""
     return (f"{row.microseconds:.1f}", row.kernel) if row.within is None else ("-", f"in step {row.within} (fused)")
 
 
@@ -78,7 +78,7 @@ def _quoted(text: str) -> str:
 
 
 def as_page(walk, model: str) -> str:
-    """One page without anything foreign: a line for each step, which opens to its source in NumPy."""
+    """A self-contained HTML page: one line per step, which expands to the step's NumPy source."""
     escape = markup.escape
     layers = {} if walk.stream is None else dict(enumerate(walk.stream))
     steps = "\n".join(_step(walk, row, layers) for row in walk.rows)
@@ -91,9 +91,9 @@ summary,pre{{font-family:ui-monospace,monospace;white-space:pre}}
 pre{{background:#8882;padding:.6em;overflow:auto}}b{{font-weight:400;background:#8883;padding:0 .2em}}
 .fused{{opacity:.55}}svg{{display:block;margin:.2em 1.5em}}</style>
 <h1>A token's walk through {escape(model)}</h1>
-<p>{ids}</p><p>Template: {'applied' if walk.template else 'none'}. The walk is that of the last token,
-at position {len(walk.ids) - 1}. Times are medians of several runs;
-a strip is the residual stream behind a layer, blue below 0, orange above.</p>
+<p>{ids}</p><p>Template: {'applied' if walk.template else 'none'}. The steps are those of the last token,
+at position {len(walk.ids) - 1}. Times are medians of several runs.
+A strip shows the residual stream after a layer: blue is below 0, orange above 0.</p>
 {steps}
 <h2>The likeliest next tokens</h2><p>{escape(_guesses(walk.best))}</p>
 {f'<h2>Logit lens</h2><table>{lens}</table>' if lens else ''}
@@ -102,7 +102,7 @@ a strip is the residual stream behind a layer, blue below 0, orange above.</p>
 
 
 def _step(walk, row, layers) -> str:
-    """A step's line and what it opens to; behind the last step of a layer the strip of the residual stream."""
+    """HTML of a step: its line and its expanded source. The last step of a layer is followed by the residual stream."""
     least, most, rms = _numbers(walk, row)
     time, kernel = _time(row)
     line = (f"{row.index:>4} {row.label:<28} {row.op:<14} {row.shapes:<34} min {least:>9} max {most:>9} rms {rms:>9} "
@@ -121,7 +121,7 @@ def _layer(row) -> int | None:
 
 
 def _source(op: str) -> str:
-    """The op in NumPy."""
+    """Source of the op's reference kernel in NumPy."""
     from numflow.reference.program import KERNELS
 
     code: Any = KERNELS.get(op)
@@ -129,11 +129,11 @@ def _source(op: str) -> str:
 
 
 def _strip(stream) -> str:
-    """A row of coloured fields, each the mean of neighbouring numbers of a residual stream [D]."""
+    """An SVG row of coloured fields. Each field shows the mean of neighbouring values of a residual stream [D]."""
     import numpy as np
 
     fields = [float(part.mean()) for part in np.array_split(stream, min(_STRIP, len(stream)))]
     most = max(map(abs, fields)) or 1.0
-    boxes = "".join(f'<rect x="{8 * at}" width="8" height="14" fill="{"#D55E00" if value > 0 else "#0072B2"}" '
-                    f'fill-opacity="{abs(value) / most:.2f}"/>' for at, value in enumerate(fields))
+    boxes = "".join(f'<rect x="{8 * index}" width="8" height="14" fill="{"#D55E00" if value > 0 else "#0072B2"}" '
+                    f'fill-opacity="{abs(value) / most:.2f}"/>' for index, value in enumerate(fields))
     return f'<svg width="{8 * len(fields)}" height="14">{boxes}</svg>'

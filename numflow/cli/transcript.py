@@ -1,4 +1,4 @@
-"""Texts that a conversation is made of and kept in: files of conversations, and files that go with a question."""
+"""Files of a conversation: saved conversations, and text files that are attached to a question."""
 
 import json
 import stat
@@ -9,14 +9,14 @@ from numflow.cli.inputs import read_text
 from numflow.errors import RequestError
 
 ROLES = ("system", "user", "assistant")
-LARGEST = 1_000_000  # bytes of a file that goes with a question
+LARGEST = 1_000_000  # bytes of an attached file
 
 
 def write_conversation(path: Path, messages: list[dict[str, str]]) -> None:
-    """Write messages to a file, over another conversation but not over anything else.
+    """Write messages to a file. An existing file is overwritten only if it is a conversation.
 
     Raises:
-        RequestError: it cannot be written, or holds something else.
+        RequestError: the file cannot be written, or is no conversation.
     """
     from numflow.formats.writer import found
 
@@ -29,10 +29,10 @@ def write_conversation(path: Path, messages: list[dict[str, str]]) -> None:
 
 
 def read_conversation(path: Path) -> tuple[str | None, list[tuple[str, str]]]:
-    """System message and turns of a file.
+    """Read the system message and the turns of a file.
 
     Raises:
-        RequestError: it is no conversation that `write_conversation` writes.
+        RequestError: the file is not one of `write_conversation`.
     """
     try:
         return turns_of(json.loads(read_text(path)), path)
@@ -41,10 +41,10 @@ def read_conversation(path: Path) -> tuple[str | None, list[tuple[str, str]]]:
 
 
 def turns_of(found: Any, path: Path) -> tuple[str | None, list[tuple[str, str]]]:
-    """System message and turns of the content of a file.
+    """System message and turns of a file's parsed JSON.
 
     Raises:
-        RequestError: it is no conversation.
+        RequestError: the JSON is no conversation.
     """
     messages = found.get("messages") if isinstance(found, dict) else found
     if not isinstance(messages, list) or not all(
@@ -54,16 +54,16 @@ def turns_of(found: Any, path: Path) -> tuple[str | None, list[tuple[str, str]]]
                            f"({', '.join(ROLES)}) and a content")
     system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
     if [one["role"] for one in messages] != ["user", "assistant"] * (len(messages) // 2):
-        raise RequestError(f"{path}: messages should be of user and assistant in turns, after a system message at most")
+        raise RequestError(f"{path}: after an optional system message, user and assistant messages should alternate")
     texts = [one["content"] for one in messages]
     return system, list(zip(texts[::2], texts[1::2]))
 
 
 def attachment(path: Path) -> str:
-    """A text file under its name, in a fence that its text does not close.
+    """The name and the text of a file, as a Markdown code block whose fence does not occur in the text.
 
     Raises:
-        RequestError: it is no file, too large, or not UTF-8.
+        RequestError: the path is no regular file, or the file is too large or not UTF-8.
     """
     from numflow.formats.writer import found
 
@@ -71,7 +71,7 @@ def attachment(path: Path) -> str:
     if there and not stat.S_ISREG(there.st_mode):
         raise RequestError(f"{path}: not a file")
     if there and there.st_size > LARGEST:
-        raise RequestError(f"{path}: {there.st_size} bytes, a file that goes with a question has {LARGEST} at most")
+        raise RequestError(f"{path}: {there.st_size} bytes; an attached file may have {LARGEST} at most")
     text, fence = read_text(path).removesuffix("\n"), "```"
     while fence in text:
         fence += "`"

@@ -1,4 +1,4 @@
-"""From the steps of a network to the table that threads walk: every step's calls, and where a barrier must stand."""
+"""Binding of a network's steps to kernel calls: the table that threads walk, with barriers where steps depend."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,14 +38,14 @@ ADAPTING = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}
 
 
 class Bound:
-    """The steps of one entry, bound.
+    """The bound steps of one entry.
 
-    steps: (step, its calls) in order; a step that another one of its group does has none.
-    groups: those that were given. done_by: index of a step that another one does -> index of that one.
-    kernels: the one that does each step, or the last of them.
-    table: int64 [calls, 3]: kernel address, args address, 1 where a barrier follows (threads.py).
-    ends:  for each step, the number of table rows up to its last call.
-    by_host: (row, step) of the exchanges that Python does before the walk goes on at that row.
+    steps:   (step, its calls) in order; a step that is fused into another step has no calls.
+    groups:  the groups of fused steps. done_by: index of a fused step -> index of the step that does it.
+    kernels: the kernel of each step, or its last kernel.
+    table:   int64 [calls, 3]: kernel address, args address, 1 if a barrier follows (threads.py).
+    ends:    for each step, the number of table rows up to its last call.
+    by_host: (row, step) of the exchanges that Python does before the walk continues at that row.
     """
 
     def __init__(self, steps: tuple[Step, ...], ctx: Context, groups: tuple[Group, ...] = ()):
@@ -53,14 +53,14 @@ class Bound:
         members = {group.at: group.steps for group in groups}
         barriers: list[int] = []
         self.steps: list[tuple[Step, list[Call]]] = []
-        there: set[tuple[View, int]] = set()  # operands that are made, and not stale
+        operands: set[tuple[View, int]] = set()  # operands that are made and still valid
         for index, step in enumerate(steps):
             if index in self.done_by:
                 self.steps.append((step, []))
                 continue
             before, after = ([steps[i] for i in members.get(index, ()) if lies(i, index)] for lies in (lt, gt))
-            calls, effects = _bind(step, before, after, _adapting(steps, index), there, ctx)
-            if unordered.meets(*effects):
+            calls, effects = _bind(step, before, after, _adapting(steps, index), operands, ctx)
+            if unordered.conflicts(*effects):
                 barriers[-1], unordered = 1, _Unordered()
             unordered.add(*effects)
             barriers += [0 if call.joined else 1 for call in calls[1:]] + [0]
@@ -74,7 +74,7 @@ class Bound:
         self._barriers, self.table = barriers, np.zeros((0, 3), np.int64)
 
     def compile(self, done: Callable[[], None]) -> None:
-        """Make every kernel ready (`done` is called after each) and fill the table."""
+        """Compile or load every kernel (`done` is called after each) and fill the table."""
         for kernel in dict.fromkeys(call.kernel for call in self.calls):
             kernel.prepare()
             done()
@@ -82,35 +82,35 @@ class Bound:
                                for call, barrier in zip(self.calls, self._barriers, strict=True)], np.int64)
 
 
-def _bind(step: Step, before: list[Step], after: list[Step], adapting: list[Step], there: set[tuple[View, int]],
+def _bind(step: Step, before: list[Step], after: list[Step], adapting: list[Step], operands: set[tuple[View, int]],
           ctx: Context) -> tuple[list[Call], tuple[list, list]]:
-    """Calls and effects of a step together with those of its group, and with the first part of what rows add by
+    """Calls and effects of a step together with the other steps of its group, and with the low-rank products A x of
     adapters.
 
     before, after: the group's other steps; a norm or an activation before a `linear`, an `add` after it.
-    there: operands that need not be made; changed to those that are there after the step.
+    operands: operands that are valid before the step; updated to the valid ones after the step.
     """
-    _written(before, there)
+    _invalidate(before, operands)
     if before or after:
         calls = linear.linear(step, ctx, *before or (None,), *after)
     else:
         calls = (BINDERS.get(step.op) or ADAPTING.get(step.op) or exchange.BINDERS[step.op])(step, ctx)
-    calls = [call for call in calls if call.makes not in there]
+    calls = [call for call in calls if call.makes not in operands]
     calls[:1] = [replace(call, joined=False) for call in calls[:1]]
-    there |= {call.makes for call in calls if call.makes is not None}
+    operands |= {call.makes for call in calls if call.makes is not None}
     calls += [adapt.low_rank(other, ctx) for other in adapting]
-    _written([step, *after], there)
+    _invalidate([step, *after], operands)
     return calls, _effects([*before, step, *after], calls)
 
 
-def _written(steps: list[Step], there: set[tuple[View, int]]) -> None:
-    """Take out the operands of columns that steps write."""
-    there -= {(view, kind) for view, kind in there
-              if any(view.overlaps(y) for step in steps for y in step.outputs)}
+def _invalidate(steps: list[Step], operands: set[tuple[View, int]]) -> None:
+    """Remove the operands of columns that steps write."""
+    operands -= {(view, kind) for view, kind in operands
+                 if any(view.overlaps(y) for step in steps for y in step.outputs)}
 
 
 def _adapting(steps: tuple[Step, ...], index: int) -> list[Step]:
-    """The steps behind a product in which rows add what adapters of their own have for it."""
+    """The `adapt` steps that directly follow a product."""
     found = []
     for step in steps[index + 1:]:
         if step.op != "adapt" or steps[index].op == "adapt":
@@ -120,15 +120,15 @@ def _adapting(steps: tuple[Step, ...], index: int) -> list[Step]:
 
 
 def _main(calls: list[Call]) -> list[Call]:
-    """A step's calls without those that go on with the work of the one before."""
+    """A step's calls without the joined ones."""
     return [call for call in calls if not call.joined]
 
 
 def _effects(steps: list[Step], calls: list[Call]) -> tuple[list, list]:
-    """Reads and writes of steps and their calls: views, and names of memory that steps share."""
-    shared = [one for call in calls for one in call.scratch]
-    reads: list = [one.name for one in shared if not one.written]
-    writes: list = [one.name for one in shared if one.written]
+    """Reads and writes of steps and their calls: views, and names of shared memory, states and caches."""
+    scratch = [memory for call in calls for memory in call.scratch]
+    reads: list = [memory.name for memory in scratch if not memory.written]
+    writes: list = [memory.name for memory in scratch if memory.written]
     for step in steps:
         reads += step.inputs
         writes += [*step.outputs, *(f"state {name}" for name in states_of(step).values())]
@@ -137,20 +137,20 @@ def _effects(steps: list[Step], calls: list[Call]) -> tuple[list, list]:
 
 
 class _Unordered:
-    """Steps that need no barrier between them: none writes what another one reads or writes."""
+    """Consecutive steps that need no barrier between them: none writes memory that another reads or writes."""
 
     def __init__(self):
         self.reads, self.writes = [], []
 
-    def meets(self, reads: list, writes: list) -> bool:
-        """Whether a step with these effects must wait for the group."""
-        return _clash(self.writes, [*reads, *writes]) or _clash(self.reads, writes)
+    def conflicts(self, reads: list, writes: list) -> bool:
+        """Whether a step with these effects depends on these steps and needs a barrier before it."""
+        return _overlap(self.writes, [*reads, *writes]) or _overlap(self.reads, writes)
 
     def add(self, reads: list, writes: list) -> None:
-        """Take a step in."""
+        """Add a step's effects."""
         self.reads += reads
         self.writes += writes
 
 
-def _clash(some: list, others: list) -> bool:
-    return any(a.overlaps(b) if isinstance(a, View) and isinstance(b, View) else a == b for a in some for b in others)
+def _overlap(left: list, right: list) -> bool:
+    return any(a.overlaps(b) if isinstance(a, View) and isinstance(b, View) else a == b for a in left for b in right)

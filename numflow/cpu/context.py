@@ -1,4 +1,4 @@
-"""Context of the binders of ops while a network is bound: addresses, packed weights, shared scratch memory."""
+"""Context of the binders of ops: addresses of views, packed weights, shared scratch memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,15 +25,16 @@ from numflow.ops import Network, Step, View
 
 
 class Weights:
-    """The weights of a network in the program's memory: matrices packed, all others float32; each loaded once.
+    """The weights of a network in memory: matrices packed, all others float32; each is loaded once, on first use.
 
-    source: the network's WeightSource. loaded: called with the number of weights in memory after each.
-    beside: those of another program, which has some of the same matrices in memory already.
+    source: the network's WeightSource.
+    loaded: called with the number of weights in memory after each.
+    beside: weights of another program, whose equal matrices are shared.
     """
 
     def __init__(self, source, n_threads: int, loaded: Callable[[int], None], beside: "Weights | None" = None):
         self._source, self._n_threads, self._loaded, self._beside = source, n_threads, loaded, beside
-        self._theirs: set[str] = set()  # matrices that are the other program's
+        self._shared: set[str] = set()  # matrices that belong to the other program
         self._prepared = Prepared.open(source, n_threads)
         self.matrices: dict[str, Packed] = {}
         self.vectors: dict[str, np.ndarray] = {}
@@ -41,15 +42,15 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        own = sum(matrix.nbytes for name, matrix in self.matrices.items() if name not in self._theirs)
-        return own + sum(v.nbytes for v in self.vectors.values())
+        matrix_bytes = sum(matrix.nbytes for name, matrix in self.matrices.items() if name not in self._shared)
+        return matrix_bytes + sum(v.nbytes for v in self.vectors.values())
 
     def packed(self, name: str) -> Packed:
         """A matrix in the layout of `linear`."""
         if name not in self.matrices:
             found = self._beside.same(self._source, name) if self._beside is not None else None
             if found is not None:
-                self._theirs.add(name)
+                self._shared.add(name)
             elif self._prepared is not None:
                 found = self._prepared.take(name)
             self.matrices[name] = found or pack(self._source.raw(name), self._n_threads)
@@ -57,13 +58,13 @@ class Weights:
         return self.matrices[name]
 
     def same(self, source, name: str) -> Packed | None:
-        """A matrix that is, number for number, weight `name` of another source; None: there is none."""
+        """A matrix that has the same origin as weight `name` of another source, or None."""
         wanted = _origin(source, name)
-        return None if wanted is None else next((matrix for own, matrix in self.matrices.items()
-                                                 if _origin(self._source, own) == wanted), None)
+        return None if wanted is None else next((matrix for candidate, matrix in self.matrices.items()
+                                                 if _origin(self._source, candidate) == wanted), None)
 
     def keep(self) -> None:
-        """All are loaded: what had to be packed may be kept for the next start (prepared.py)."""
+        """Store packed matrices on disk for the next start (prepared.py); called when all weights are loaded."""
         if self._prepared is not None:
             self._prepared.keep(self.matrices)
 
@@ -76,7 +77,7 @@ class Weights:
 
 
 def _origin(source, name: str) -> tuple | None:
-    """Stored tensors that a weight is as a whole, and what is done to them; None if it is made of chosen rows."""
+    """Stored tensors of a weight and how the weight is made of them; None if it has only some of their rows."""
     weight = source.network.weights[name]
     if weight.constant is not None or any(part.rows is not None for part in weight.parts):
         return None
@@ -85,15 +86,15 @@ def _origin(source, name: str) -> tuple | None:
 
 
 class Context:
-    """Everything the binders of one program share.
+    """Everything that the binders of one program share.
 
     header:      address of the batch header.
-    activations: "int8", "int16", "bf16" or "f32", what matrices are multiplied with (activations.py: OPERANDS).
+    activations: key of activations.OPERANDS: "int8", "int16", "auto", "bf16" or "f32".
     caches:      KVCache by name. states: StateMemory by name.
-    world, device: where the devices of a plan meet, and which of them this is; None without a plan.
+    world, device: the world of a plan's devices and this device's index; None without a plan.
     by_length:   rotary frequencies that depend on the length of a sequence.
-    exact:       whether no number of adapters may be rounded.
-    adapters:    matrices that rows of a batch add by adapters of their own.
+    exact:       whether matrices of adapters stay float32, without rounding.
+    adapters:    matrices of the adapters of sequences.
     """
 
     def __init__(self, network: Network, weights: Weights, caches: dict[str, KVCache], capacity: dict[str, int],
@@ -108,7 +109,7 @@ class Context:
         self.reset(capacity)
 
     def reset(self, capacity: dict[str, int]) -> None:
-        """Allocate buffers for so many rows of each kind; everything is to be bound anew."""
+        """Allocate buffers for the given number of rows of each kind; all steps must be bound again."""
         self.capacity, self.buffers = capacity, Buffers(self.network, capacity)
         self._scratch: dict[tuple[str, int], np.ndarray] = {}
 
@@ -116,25 +117,25 @@ class Context:
         """A matrix in the layout of `linear`.
 
         Raises:
-            NetworkError: it is not in the form that the network's types tell, by which steps are grouped.
+            NetworkError: its scheme is not the one that follows from the network's types, by which steps are grouped.
         """
-        found, form = self.weights.packed(name), planned(self.network.weights[name])
-        if (found.kind, found.outliers is None) != (form.kind, form.outliers is None):
+        packed, plan = self.weights.packed(name), planned(self.network.weights[name])
+        if (packed.kind, packed.outliers is None) != (plan.kind, plan.outliers is None):
             types = ", ".join(self.network.weights[name].types)
-            raise NetworkError(f"matrix {name!r} is packed as {found.kind}, its types ({types}) tell {form.kind}")
-        return found
+            raise NetworkError(f"matrix {name!r} is packed as {packed.kind}, its types ({types}) tell {plan.kind}")
+        return packed
 
     def view(self, view: View) -> tuple[int, int]:
-        """Address of a view's first element, and elements from one row to the next."""
+        """Address of a view's first element, and its row stride in elements."""
         return self.buffers.address(view), self.buffers.stride(view)
 
     def strided(self, name: str, view: View) -> dict[str, Any]:
-        """The same as values of the slots `name` and `name`_stride."""
+        """The same, as values of the slots `name` and `name`_stride."""
         address, stride = self.view(view)
         return {name: address, f"{name}_stride": stride}
 
     def state_slots(self, name: str, state: str) -> dict[str, Any]:
-        """A state as values of the slots `name` and `name`_stride: where its address stands, bytes of a slot."""
+        """A state as values of the slots `name` and `name`_stride: the array with its address, bytes of a slot."""
         memory = self.states[state]
         return {name: memory.addresses, f"{name}_stride": memory.stride}
 
@@ -143,17 +144,17 @@ class Context:
         return ROW_FIELD[self.network.buffers[view.buffer].rows]
 
     def room(self, view: View) -> int:
-        """Rows of a view there is room for."""
+        """Capacity in rows of a view."""
         return self.capacity[self.network.buffers[view.buffer].rows]
 
     def scratch(self, name: str, nbytes: int) -> Scratch:
-        """Zeroed memory that all steps asking for this name and size share; steps run one after the other."""
+        """Zeroed memory shared by all steps that ask for this name and size; dependent steps have a barrier between."""
         return Scratch(name, self._scratch.setdefault((name, nbytes), aligned(nbytes, np.uint8)))
 
     def operand(self, view: View, kind: int, maker: Step | None = None) -> Operand:
-        """A view as an operand, and the call that makes it (Call.makes).
+        """A view as an operand, with the call that makes it (Call.makes).
 
-        maker: the step that computes the view, to be done while the operand is made.
+        maker: the step that computes the view, if it is fused with the making of the operand.
         """
         x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, kind)
         x = self.scratch(f"{view} as {NAMES[kind]}", x_bytes + aux_bytes)

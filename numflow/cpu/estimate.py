@@ -1,4 +1,4 @@
-"""Estimates of a program from shapes and types alone: for planning, before anything is loaded."""
+"""Estimates of a program's memory from shapes and types alone, for planning before anything is loaded."""
 
 from numflow.cpu.state import kv_rows
 from numflow.cpu.weights.layout import Planned, tiles_of
@@ -12,31 +12,32 @@ from numflow.quant.stored import kept_as
 
 
 def planned(weight: Weight) -> Planned:
-    """The form that a matrix is packed in."""
+    """The scheme that a matrix will be packed in."""
     rows = 1
     for size in weight.shape[:-1]:
         rows *= size
     columns = weight.shape[-1]
     if is_computed(weight):
         return Planned("f32", (rows, columns))
-    apart = with_outliers(weight.types[0], QUANT_SCHEMES)
-    return Planned(kept_as(weight.types[0] if apart is None else apart.base.name, columns).name, (rows, columns), apart)
+    outliers = with_outliers(weight.types[0], QUANT_SCHEMES)
+    return Planned(kept_as(weight.types[0] if outliers is None else outliers.base.name, columns).name, (rows, columns),
+                   outliers)
 
 
 def weight_bytes(weight: Weight) -> int:
-    """Bytes of a weight in memory: matrices in whole tiles of their type, all else as float32."""
+    """Bytes of a weight in memory: matrices in whole tiles of their scheme, vectors as float32."""
     if len(weight.shape) == 1:
         return 4 * weight.shape[0]
-    form = planned(weight)
-    rows, columns = form.shape[0] // weight.groups, form.shape[1]
-    nbytes = weight.groups * tiles_of(rows) * sum(form.scheme.tile_bytes(columns))
-    if form.outliers is None:
+    plan = planned(weight)
+    rows, columns = plan.shape[0] // weight.groups, plan.shape[1]
+    nbytes = weight.groups * tiles_of(rows) * sum(plan.scheme.tile_bytes(columns))
+    if plan.outliers is None:
         return nbytes
     cut = any(part.columns is not None for part in weight.parts)
-    return nbytes + weight.groups * expected_bytes(form.outliers, rows, columns, cut)
+    return nbytes + weight.groups * expected_bytes(plan.outliers, rows, columns, cut)
 
 
 def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> float:
-    """Bytes of a cached token's keys and values of one attention, or its part of an entry, which is of float32."""
+    """Bytes of keys and values of one token in a cache; in a cache of entries, the token's share of a float32 entry."""
     kinds = ("f32", "f32") if cache.every else (kv_k, kv_v)
     return cache.kv_heads * sum(kv_rows.sizes(cache, *kinds)) * rows_per_token(cache)

@@ -1,4 +1,4 @@
-"""Runs a network on the CPU: its steps bound to memory and compiled kernels, walked by threads outside the GIL."""
+"""Program on the CPU: a network's steps bound to memory and compiled kernels, run by threads outside the GIL."""
 
 from collections.abc import Iterator, Sequence
 
@@ -32,31 +32,32 @@ from numflow.network.passes.grouping import Group
 from numflow.network.windows import cache_windows, windows
 from numflow.ops import Batch, Network, Step, View, param
 
-_WANTED_ROWS = 8  # rows of outputs there is room for at first
+_WANTED_ROWS = 8  # initial capacity for rows of outputs
 
 
 class Program(OneDevice):
     """A network bound to the CPU.
 
     weights:     the network's WeightSource.
-    activations: "int8": quantised matrices meet int8 activations; "int16": pairs of int8, much closer to exact float32
-                 arithmetic; "auto": these where only wanted rows go on, which prompts do not feel; "bf16":
-                 matrices of floats meet bfloat16, both rounded, and quantised ones pairs of int8; "f32": exact.
+    activations: "int8": quantised matrices are multiplied with int8 activations. "int16": with pairs of int8, much
+                 closer to float32 arithmetic. "auto": with pairs of int8 in products of wanted rows only, at no cost
+                 for prompts, else with int8. "bf16": float matrices are multiplied with bfloat16 activations, both
+                 rounded, and quantised matrices with pairs of int8. "f32": with float32 activations.
     threads:     None: one per physical core this process may use.
     block_size:  tokens per KV block, a multiple of 64.
-    kv_k, kv_v:  types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f32 with activations "f32" and where
-                 all weights are floats and activations not bf16; f16 with "int16", and of keys that are values as well;
-                 else bf16.
-    state_type:  type of states that are matrices, of quant.state.STATE_TYPES, or "auto": what the network says.
-    rows:        tokens of a batch there is room for at first; larger batches make the program grow.
-    fused:       let kernels do neighbouring steps together (patterns.py); the results are the same bits.
+    kv_k, kv_v:  types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f32 with activations "f32", and if
+                 all weights are floats and activations are not bf16; f16 with "int16", and for keys that are values
+                 too; else bf16.
+    state_type:  type of matrix states, of quant.state.STATE_TYPES, or "auto": the network's choice.
+    rows:        initial capacity in tokens of a batch; larger batches make the program grow.
+    fused:       fuse neighbouring steps (patterns.py); the results have the same bits.
     progress:    called as progress("weights" or "kernels", done, total) while the program is made.
-    beside:      a program whose matrices are used where this network has the same ones.
-    world, device: of a plan with several devices, where they meet and which of them this is; its threads are its own.
+    beside:      a program whose packed matrices are shared where this network has the same ones.
+    world, device: the world of a plan's devices and this device's index; the program then has threads of its own.
 
     Raises:
         RequestError, DeviceError: an option is out of range.
-        NetworkError, FormatError: a weight cannot be had.
+        NetworkError, FormatError: a weight cannot be read.
     """
 
     can = frozenset({DECODE, TRACE, WALK, PROFILE, ADAPT})
@@ -75,14 +76,15 @@ class Program(OneDevice):
         self.pool: Threads = shared_threads(threads) if world is None else Threads(threads)
         n_threads, compiling = self.pool.n_threads, compile_seconds["compiled"]
         self.activations, self.threads = activations, n_threads
-        self._alone = world is None  # else devices count each other's threads, and none may be left out
+        self._alone = world is None  # else devices wait for all threads of each other, so none may be left out
         self._groups = {entry: groups(network, entry, activations) if fused else () for entry in network.entries}
-        told = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
-        self._weights: Weights = Weights(weights, n_threads, told, None if beside is None else beside._weights)
-        own, self._tables = cache_windows(network), table_fields(windows(network))
-        turned = kv_types("f16" if auto == "bf16" else auto, kv_k, kv_v)  # keys that are values become float32 first
-        caches = {name: KVCache(cache, block_size, *(turned if cache.prefix else kv), own.get(name, 0),
-                                self._tables[own.get(name, 0)]) for name, cache in network.caches.items()}
+        report = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
+        self._weights: Weights = Weights(weights, n_threads, report, None if beside is None else beside._weights)
+        window_of, self._tables = cache_windows(network), table_fields(windows(network))
+        # Keys that are values too are transposed to float32, so pairs of bfloat16 do not help them.
+        prefix_kv = kv_types("f16" if auto == "bf16" else auto, kv_k, kv_v)
+        caches = {name: KVCache(cache, block_size, *(prefix_kv if cache.prefix else kv), window_of.get(name, 0),
+                                self._tables[window_of.get(name, 0)]) for name, cache in network.caches.items()}
         states = {state.name: StateMemory(state, nbytes) for state, nbytes in slot_bytes(network, state_type).items()}
         self._caches, self._states = caches, states
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
@@ -94,7 +96,7 @@ class Program(OneDevice):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all weights in memory, and of adapters."""
+        """Bytes of all weights and adapters in memory."""
         return self._weights.nbytes + self._ctx.adapters.nbytes
 
     @property
@@ -106,7 +108,7 @@ class Program(OneDevice):
             wanted: bool = True) -> np.ndarray | None:
         """Run `entry` on the batch, up to the step that completes `output`; see executor.contract.Program.
 
-        Rows of the table run in one go, but for exchanges with devices elsewhere, which are made in their place.
+        The whole table runs in one walk, interrupted only by exchanges with devices of other processes or hosts.
         """
         rows = self._table_rows(entry, output)
         self._load(self._checked(batch, entry), self._given(batch, entry))
@@ -136,13 +138,13 @@ class Program(OneDevice):
 
     def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits",
                 given: Sequence[tuple[View, np.ndarray]] = ()) -> None:
-        """All of a run but the walk, which the pool's threads are then to do by themselves (exchange/lockstep.py).
+        """Everything of a run except the walk, which the pool's threads then do themselves (exchange/lockstep.py).
 
-        arrays: of a batch that was checked (network.batch.checked); they must live until the walk is done. given: rows
-        that it brings beside, of which this program takes what it has a buffer for.
+        arrays: of a checked batch (network.batch.checked); they must live until the walk is done. given: input rows of
+        the batch; rows of buffers that this program lacks are ignored.
         """
         rows = self._table_rows(entry, output)
-        self._load(arrays, [each for each in given if each[0].buffer in self.network.buffers])
+        self._load(arrays, [pair for pair in given if pair[0].buffer in self.network.buffers])
         self.pool.hold(self._bound[entry].table, rows)
 
     def result(self, output: str) -> np.ndarray:
@@ -152,7 +154,7 @@ class Program(OneDevice):
         return self._ctx.buffers.columns(view, rows).copy()
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
-        """The same run with a barrier and a look at the clock after every step; one TraceRow per step."""
+        """Run with a barrier and a time stamp after every step; one TraceRow per step."""
         self._end(entry, None)
         self._load(self._checked(batch, entry), self._given(batch, entry))
         bound = self._bound[entry]
@@ -165,26 +167,26 @@ class Program(OneDevice):
 
     def walk(self, batch: Batch, entry: str = "main", first: int = 0,
              given: tuple[View, np.ndarray] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """The same run, step by step; of steps that run together the last one's outputs. See the contract."""
+        """Run step by step; of fused steps the outputs of the last one. See executor.contract.Program."""
         self._end(entry, None)
         self._load(self._checked(batch, entry), self._given(batch, entry))
         rows, bound = self._rows(batch), self._bound[entry]
         if given is not None:
             self._ctx.buffers.columns(given[0], len(given[1]))[:] = given[1]
-        together = [bound.done_by.get(index, index) for index in range(len(bound.ends))]
-        last = {root: index for index, root in enumerate(together)}
+        roots = [bound.done_by.get(index, index) for index in range(len(bound.ends))]
+        last = {root: index for index, root in enumerate(roots)}
         begin = bound.ends[first - 1] if first else 0
         for index, (step, _) in enumerate(bound.steps[first:], first):
             self.pool.run(bound.table[begin:bound.ends[index]], bound.ends[index] - begin)
             begin = bound.ends[index]
-            if last[together[index]] == index:
+            if last[roots[index]] == index:
                 yield index, [self._ctx.buffers.columns(view, rows[self.network.buffers[view.buffer].rows]).copy()
                               for view in step.outputs]
 
     def weight_bytes(self, name: str) -> int:
         """See executor.contract.Program."""
-        kept = self._weights.matrices if name in self._weights.matrices else self._weights.vectors
-        return kept[name].nbytes
+        weights = self._weights.matrices if name in self._weights.matrices else self._weights.vectors
+        return weights[name].nbytes
 
     def arithmetic(self, step: Step) -> str:
         """See executor.contract.Program."""
@@ -201,7 +203,7 @@ class Program(OneDevice):
         self._last.forget()
         moved = self._ctx.adapters.put(number, parts)
         self.adapters = self._ctx.adapters.numbers
-        if moved:  # kernels hold addresses
+        if moved:  # arguments of kernels hold the old addresses
             self._ctx.reset(self._ctx.capacity)
             self._bind()
 
@@ -215,8 +217,8 @@ class Program(OneDevice):
         del self._ctx, self._weights, self.pool
 
     def _bind(self) -> None:
-        """Bind every entry to the buffers as they are now."""
-        self._loaded: dict[str, np.ndarray] | None = None  # what the header points to
+        """Bind every entry to the current buffers."""
+        self._loaded: dict[str, np.ndarray] | None = None  # arrays that the header points to
         self._several: dict[str, SeveralSteps] = {}
         self._bound = {entry: Bound(steps, self._ctx, self._groups[entry])
                        for entry, steps in self.network.entries.items()}
@@ -238,9 +240,10 @@ class Program(OneDevice):
         return self._bound[entry].ends[steps - 1] if steps else 0
 
     def _load(self, arrays: dict[str, np.ndarray], given: Sequence[tuple[View, np.ndarray]] = ()) -> None:
-        """Make room for a batch and fill the header, which points to these arrays from then on: they may change.
+        """Grow for a batch if needed and fill the header with the addresses of its arrays, whose content may change
+        later.
 
-        given: rows that the batch brings beside.
+        given: input rows of the batch.
         """
         if arrays is not self._loaded:
             self._fill(arrays)
@@ -248,7 +251,7 @@ class Program(OneDevice):
             self._ctx.buffers.columns(view, len(rows))[:] = rows
 
     def _fill(self, arrays: dict[str, np.ndarray]) -> None:
-        self._frequencies = self._ctx.by_length.rows(arrays["limits"])  # the header points to them
+        self._frequencies = self._ctx.by_length.rows(arrays["limits"])  # kept alive: the header has the address
         fill_header(self._ctx.header_fields, arrays, self._frequencies, self._routes, self._tables)
         self._ctx.adapters.batch((arrays["adapters"], arrays["wanted_adapters"]))
         needed = {rows: int(self._ctx.header_fields[field]) for rows, field in ROW_FIELD.items()}

@@ -1,4 +1,4 @@
-"""The binder of every op, and the steps of an entry bound: which launches each of them is."""
+"""The table of binders, one for each op, and the binding of an entry's steps to kernel launches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from numflow.cuda.linear import embed, head_linear, linear, unit
 from numflow.cuda.moe import moe
 from numflow.cuda.patterns import Form, Together, query_and_key
 from numflow.cuda.state import cache_write, convolution, pool
-from numflow.cuda.state.cache_host import take_rooms, with_copies
+from numflow.cuda.state.cache_host import assign_buffers, with_copies
 from numflow.cuda.weights.operand import bind_operand
 from numflow.errors import NetworkError
 from numflow.network.passes.grouping import Group, done_by
@@ -43,41 +43,44 @@ PRODUCERS: dict[str, Callable] = {"rms_norm": norm.into_operand, "layer_norm": n
 
 
 def bind(steps: tuple[Step, ...], ctx: Context, together: Together) -> list[tuple[Step, list[Call | HostCall]]]:
-    """Every step with its calls, in order; what an earlier step has prepared already is left out.
+    """All steps with their calls, in order. A call that prepares an operand that exists already is left out.
 
-    together: what kernels do beside the step that they are for (patterns.py).
+    together: the steps that are fused into one kernel (patterns.py).
 
     Raises:
-        NetworkError: a step that this executor has no kernel for.
+        NetworkError: this executor has no kernel for a step.
     """
-    take_rooms(steps, ctx.caches, ctx.rooms)
-    bound, there = [], set()
+    assign_buffers(steps, ctx.caches, ctx.kv_buffers)
+    bound, prepared = [], set()
     groups, elsewhere = {group.at: group for group in together.groups}, done_by(together.groups)
     for index, step in enumerate(steps):
-        made = _calls(steps, index, ctx, together, groups.get(index), index in elsewhere)
+        step_calls = _calls(steps, index, ctx, together, groups.get(index), index in elsewhere)
         calls = []
-        for call in made:
-            if not isinstance(call, Call) or call.makes not in there:
+        for call in step_calls:
+            if not isinstance(call, Call) or call.makes not in prepared:
                 calls.append(call)
-                there |= {call.makes} - {None} if isinstance(call, Call) else set()
+                prepared |= {call.makes} - {None} if isinstance(call, Call) else set()
         bound.append((step, calls))
         written = [view for i in (groups[index].steps if index in groups else () if index in elsewhere else (index,))
                    for view in steps[i].outputs]
-        there = {one for one in there if not any(one.view.overlaps(view) for view in written)}
-        there |= {call.leaves for call in calls if isinstance(call, Call) and call.leaves}
+        prepared = {operand for operand in prepared if not any(operand.view.overlaps(view) for view in written)}
+        prepared |= {call.leaves for call in calls if isinstance(call, Call) and call.leaves}
     return with_copies(bound, ctx)
 
 
 def _calls(steps: tuple[Step, ...], index: int, ctx: Context, together: Together, group: Group | None,
            elsewhere: bool) -> list[Call | HostCall]:
-    """The calls of a step, or of the group that it does. elsewhere: another step does it, but for its forms."""
+    """The calls of a step, or of the group of steps that is computed at this step.
+
+    elsewhere: the step is computed by another step's kernel; only its operands (forms) remain to be made here.
+    """
     step, late = steps[index], together.late.get(index)
     unscaled = linear.gates(steps[together.gates[index]], ctx) if index in together.gates else None
     gating = set(together.gates.values())
     if group is not None:
         members = [steps[i] for i in group.steps]
-        asked = Asked(together.units.get(index), late, unscaled, index in gating)
-        return GROUPS[group.pattern](members, ctx, asked)
+        fusion = Fusion(together.units.get(index), late, unscaled, index in gating)
+        return GROUPS[group.pattern](members, ctx, fusion)
     binder = bind_exchange if step.op in EXCHANGES else (BINDERS | ADAPTING).get(step.op)
     if binder is None:
         raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
@@ -92,35 +95,40 @@ def _calls(steps: tuple[Step, ...], index: int, ctx: Context, together: Together
 
 def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable,
              product: Step | None) -> list[Call]:
-    """The calls of a norm or an activation that makes operands of the matrices behind it. product: of gate and up,
-    whose kernel may do this act_mul and store its rows and their float16."""
-    (y,), found = step.outputs, []
+    """The calls of a norm or activation that writes the operands of the next matrix products.
+
+    product: the `linear` of gate and up, whose kernel may compute this act_mul and write its rows and float16 operand.
+    """
+    (y,), calls_of_forms = step.outputs, []
     for form in forms:
         calls = PRODUCERS[step.op](step, ctx, form.kind, form.runs, form.rows) if form.kind else plain(step, ctx)
         if product and form.runs != "few":
-            done = linear.gates(product, ctx)
-            calls = [call.only(lambda sizes, done=done: not done(sizes)) for call in calls]
+            in_product = linear.gates(product, ctx)
+            calls = [call.only(lambda sizes, in_product=in_product: not in_product(sizes)) for call in calls]
             if form.kind and form.kind != "f16":
                 leaves = Prepared(y, form.kind, form.runs)
                 made = replace(bind_operand(ctx, y, form.kind, *ctx.place(y, form.kind)), leaves=leaves)
-                calls.append(made.only(done))
-        found += linear.limited(calls, form.runs, ctx.rows(y))
-    return found
+                calls.append(made.only(in_product))
+        calls_of_forms += linear.limited(calls, form.runs, ctx.rows(y))
+    return calls_of_forms
 
 
 def _joining(step: Step, ctx: Context, few: str | None, many: str | None) -> list[Call]:
-    """The calls of an attention that stores an operand too, of these kinds for few tokens and for many."""
-    (y,), found = step.outputs, []
+    """The calls of an attention that also writes an operand: of kind `few` for few tokens, of kind `many` for many."""
+    (y,), calls_of_runs = step.outputs, []
     first, *wide = linear.more_runs(ctx.activations)
     for runs, kind in (("few", few), (first, many), *((runs, None) for runs in wide)):
         calls = attention.attention(step, ctx, Prepared(y, kind, runs) if kind else None)
-        found += linear.limited(calls, runs, ctx.rows(y))
-    return found
+        calls_of_runs += linear.limited(calls, runs, ctx.rows(y))
+    return calls_of_runs
 
 
-class Asked(NamedTuple):
-    """Of a group's binder: kind of operand for few tokens, eps of a norm taken late, `unscaled` of linear.many, and
-    whether more tokens' product of gate and up may do the activation behind it."""
+class Fusion(NamedTuple):
+    """Options of a group's binder.
+
+    kind: of the operand to write for few tokens. late: eps of a norm whose scale is applied by the reader. unscaled: as
+    in linear.many. gates: whether the product of gate and up for many tokens may compute the activation that follows.
+    """
 
     kind: str | None
     late: float | None
@@ -128,30 +136,30 @@ class Asked(NamedTuple):
     gates: bool
 
 
-def _linear_add(steps: Sequence[Step], ctx: Context, asked: Asked) -> list[Call]:
-    return linear.linear(steps[0], ctx, steps[1], asked.late, asked.unscaled)
+def _linear_add(steps: Sequence[Step], ctx: Context, fusion: Fusion) -> list[Call]:
+    return linear.linear(steps[0], ctx, steps[1], fusion.late, fusion.unscaled)
 
 
-def _linear_add_norm(steps: Sequence[Step], ctx: Context, asked: Asked) -> list[Call]:
+def _linear_add_norm(steps: Sequence[Step], ctx: Context, fusion: Fusion) -> list[Call]:
     product, add, norm = steps
-    calls = unit.into_norm(product, ctx, add, norm, asked.kind, asked.late)
+    calls = unit.into_norm(product, ctx, add, norm, fusion.kind, fusion.late)
     calls = linear.limited(calls, "few", ctx.rows(norm.outputs[0]))
-    return [*calls, *linear.many(product, ctx, add, unscaled=asked.unscaled)]
+    return [*calls, *linear.many(product, ctx, add, unscaled=fusion.unscaled)]
 
 
-def _linear_act(steps: Sequence[Step], ctx: Context, asked: Asked) -> list[Call]:
+def _linear_act(steps: Sequence[Step], ctx: Context, fusion: Fusion) -> list[Call]:
     product, act_mul = steps
-    calls = unit.into_act(product, ctx, act_mul, asked.kind, asked.late)
+    calls = unit.into_act(product, ctx, act_mul, fusion.kind, fusion.late)
     calls = linear.limited(calls, "few", ctx.rows(product.outputs[0]))
-    return [*calls, *linear.many(product, ctx, act_mul=act_mul if asked.gates else None, unscaled=asked.unscaled)]
+    return [*calls, *linear.many(product, ctx, act_mul=act_mul if fusion.gates else None, unscaled=fusion.unscaled)]
 
 
-def _rope_write(steps: Sequence[Step], ctx: Context, asked: Asked) -> list[Call]:
+def _rope_write(steps: Sequence[Step], ctx: Context, fusion: Fusion) -> list[Call]:
     *ropes, write = steps
     return rope.rope_write(*query_and_key(write, ropes), write, ctx)
 
 
-GROUPS: dict[str, Callable[[Sequence[Step], Context, Asked], list[Call]]] = {
+GROUPS: dict[str, Callable[[Sequence[Step], Context, Fusion], list[Call]]] = {
     "linear+add": _linear_add, "linear+add+rms_norm": _linear_add_norm, "linear+act_mul": _linear_act,
     "rope+rope+cache_write": _rope_write,
 }

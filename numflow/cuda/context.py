@@ -23,11 +23,11 @@ from numflow.network.by_length import ByLength
 from numflow.network.windows import windows
 from numflow.ops import Network, View
 
-LANES = 32  # elements that rows of buffers are a multiple of: 128 bytes
+LANES = 32  # rows of buffers are padded to a multiple of this many elements, 128 bytes
 
 
 class Weights:
-    """The weights of a network in device memory, each loaded once. loaded: called with their number after each."""
+    """The weights of a network in device memory, each loaded on first use. loaded: called with the count so far."""
 
     def __init__(self, source, device: Device, loaded: Callable[[int], None]):
         self._source, self._device, self._loaded = source, device, loaded
@@ -59,24 +59,25 @@ class Weights:
 
 
 class Context:
-    """Everything the binders of one program share.
+    """The shared context of all binders of one program.
 
-    device:      where the program runs.     batch: the batch in its memory (batch.py).
+    device:      of the program.             batch: the batch in device memory (batch.py).
     caches:      KVCache by name.            activations: "int8", "fp8" or "f32" (program.py).
-    world, index: where the devices of a plan meet, and which of them this is; None without a plan.
-    host_embeddings: whether tables of tokens stay with the host. rooms: where its caches have theirs (cache_host.py).
+    world, index: the World of a plan with several devices, and the index of this device; None without a plan.
+    host_embeddings: whether embedding tables stay in host memory. kv_buffers: device buffers of KV caches that are in
+                 host memory (cache_host.py).
     by_length:   rotary frequencies that depend on the length of a sequence.
-    adapters:    matrices that rows of a batch add by adapters of their own.
-    capacity:    rows of each kind there is room for; of "sequences", and of "table": blocks of a sequence.
+    adapters:    LoRA matrices of the adapters that rows of a batch may use.
+    capacity:    rows of each kind that buffers are allocated for; "sequences"; "table": blocks of a sequence.
     """
 
     def __init__(self, network: Network, device: Device, weights: Weights, caches: dict[str, KVCache],
                  capacity: dict[str, int], activations: str, world=None, index: int = 0,
-                 host_embeddings: bool = False, rooms=None, states: Mapping[str, StateMemory] | None = None):
+                 host_embeddings: bool = False, kv_buffers=None, states: Mapping[str, StateMemory] | None = None):
         self.network, self.device, self.weights, self.caches = network, device, weights, caches
         self.states = states or {}
         self.activations, self.world, self.index = activations, world, index
-        self.host_embeddings, self.rooms = host_embeddings, rooms
+        self.host_embeddings, self.kv_buffers = host_embeddings, kv_buffers
         self.by_length, self.adapters = ByLength(network, weights.f32), AdapterTables(network, device)
         self.vector = weights.vector
         self._memory: list[Memory] = []
@@ -84,7 +85,7 @@ class Context:
         self.reset(capacity)
 
     def reset(self, capacity: dict[str, int]) -> None:
-        """Allocate buffers for so many rows of each kind; everything is to be bound anew."""
+        """Allocate buffers for `capacity` rows of each kind. All steps must be bound again afterwards."""
         for memory in self._memory:
             self.device.free(memory)
         if self._memory:
@@ -99,12 +100,12 @@ class Context:
         """A matrix in the layout of `linear`.
 
         Raises:
-            NetworkError: it is not in the form that the network's types tell, by which steps are done together.
+            NetworkError: its kind differs from the one that the network's types imply, by which steps were fused.
         """
         found, weight = self.weights.matrix(name), self.network.weights[name]
-        if found.kind != (form := planned(weight)).kind or bool(found.outliers) > bool(form.outliers):
-            raise NetworkError(f"matrix {name!r} is kept as {found.kind}, its types ({', '.join(weight.types)}) tell "
-                               f"{form.kind}")
+        if found.kind != (plan := planned(weight)).kind or bool(found.outliers) > bool(plan.outliers):
+            raise NetworkError(f"matrix {name!r} is stored as {found.kind}, its types ({', '.join(weight.types)}) "
+                               f"imply {plan.kind}")
         return found
 
     @staticmethod
@@ -113,51 +114,51 @@ class Context:
         return ceil(width, LANES) * LANES
 
     def view(self, view: View) -> Rows:
-        """Place of a view's first element, and the number of elements from one row to the next."""
+        """Address of a view's first element, and the elements from one row to the next."""
         return Rows(self._buffers[view.buffer] + 4 * view.start, self.stride(self.network.buffers[view.buffer].width))
 
     def rows(self, view: View) -> int:
-        """The field of the counts that counts the rows of a view."""
+        """Index into `counts` of the number of rows of a view."""
         return ROW_FIELD[self.network.buffers[view.buffer].rows]
 
     def room(self, view: View) -> int:
-        """Rows of a view there is room for."""
+        """Number of rows that a view's buffer is allocated for."""
         return self.capacity[self.network.buffers[view.buffer].rows]
 
     def scratch(self, name: str, nbytes: int) -> Ref:
-        """Memory that all steps asking for this name and size share; steps run one after the other."""
+        """Scratch memory, shared by all steps that ask for the same name and size. Steps run one after the other."""
         if (name, nbytes) not in self._scratch:
             self._scratch[name, nbytes] = self._alloc(nbytes)
         return self._scratch[name, nbytes]
 
     def operand(self, view: View, kind: str, runs: str = "all") -> Operand:
-        """A view as an operand of a kind of operand.py, and the call that makes it (Call.makes).
+        """A view as a matrix operand of a kind of operand.py, and the call that makes the operand (Call.makes).
 
-        Kind "rows": float32 rows on 16-byte boundaries, any distance apart: mostly the view itself.
-
-        runs: name of the runs that its calls will take part in, where the binder leaves them out of others.
+        kind "rows": float32 rows aligned to 16 bytes, with any stride. That is usually the view itself, without a call.
+        runs: name of the runs in which the calls take part; the binder leaves them out of other runs.
         """
-        whole = view.start % 4 == 0 and view.width == padded(view.width)
+        is_padded = view.start % 4 == 0 and view.width == padded(view.width)
         x, stride = self.view(view)
-        if whole and (kind == "rows" or (kind == "f32" and stride == view.width)):
+        if is_padded and (kind == "rows" or (kind == "f32" and stride == view.width)):
             return Operand(kind, x, None, stride, ())
         kind = "f32" if kind == "rows" else kind
         x, aux = self.place(view, kind)
-        made = replace(bind_operand(self, view, kind, x, aux), makes=Prepared(view, kind, runs))
-        return Operand(kind, x, aux, padded(view.width), (made,))
+        call = replace(bind_operand(self, view, kind, x, aux), makes=Prepared(view, kind, runs))
+        return Operand(kind, x, aux, padded(view.width), (call,))
 
     def place(self, view: View, kind: str) -> tuple[Ref, Ref | None]:
-        """Places of a view's operand of a kind: its numbers x, and their scales and sums if it has any."""
-        size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
-        x = self.scratch(f"{view} as {kind}", size + more)
-        return x, x + size if more else None
+        """Addresses of a view's operand of a kind: its elements, and its scales and sums (None if it has none)."""
+        size, aux_size = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
+        x = self.scratch(f"{view} as {kind}", size + aux_size)
+        return x, x + size if aux_size else None
 
     def squares(self, view: View) -> Ref:
-        """f32 [rows, width / 32]: sums of squares whose norm the readers of a view take late (linear/unit.py)."""
+        """f32 [rows, width / 32]: sums of squares, from which readers of a view compute its norm's scale
+        (linear/unit.py)."""
         return self.scratch(f"squares of {view}", 4 * self.room(view) * (view.width // 32))
 
     def late(self, view: View, eps: float | None) -> Late:
-        """The norm that a reader of a view takes late; None: nothing is late."""
+        """The norm whose scale a reader of a view applies itself; eps None: the view is normalised already."""
         return AT_ONCE if eps is None else Late(self.squares(view), view.width // 32, eps)
 
     def _alloc(self, nbytes: int) -> Ref:

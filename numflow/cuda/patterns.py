@@ -1,17 +1,16 @@
-"""Patterns of neighbouring steps whose work one kernel does, found by stored types and options alone.
+"""Kernel fusion: patterns of consecutive steps that one kernel computes, found from stored types and options alone.
 
-A launch of a decode graph costs more than the work of a small step.
+In a decode graph, a kernel launch costs more time than the work of a small step.
 
-    linear + add              the residual is added where the product is stored, for few tokens
-    rope + rope + cache_write one kernel turns queries and keys, and stores keys and values
-    linear + add + rms_norm   blocks that own 32 results make the operand behind the norm and leave the norm's scale to
-                              its readers, for few tokens (linear/unit.py)
+    linear + add              the product's epilogue adds the residual, for few tokens
+    rope + rope + cache_write one kernel rotates queries and keys, and writes keys and values to the cache
+    linear + add + rms_norm   blocks that compute 32 adjacent results write the operand of the matrices that follow the
+                              norm, and leave the norm's scale to the readers, for few tokens (linear/unit.py)
     linear + act_mul          the same for gate and up
 
-Beside these groups, a norm or an activation stores the operand that the matrices behind it read (a form): int8, or
-16-bit numbers for tensor cores; where the parts of an attention are joined, that does so too. What a step would have
-written is left out where nobody else reads it. Numbers may differ from the steps on their own by the order of a norm's
-sum.
+In addition, a norm or an activation may write the operand of the next matrix products (a Form): int8, or 16-bit floats
+for tensor cores. attention_join and attention_few may do so too. A float32 result that nothing else reads is not
+written. Fused and separate steps may differ by the order of the sum in a norm.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +25,7 @@ from numflow.cuda.state.cache_code import PIECE
 from numflow.cuda.weights.layout import Kept
 from numflow.cuda.weights.operand import UNIT
 from numflow.network.describe import GroupFacts, facts_of
-from numflow.network.passes.dataflow import adds_taken_over, dead_after, readers
+from numflow.network.passes.dataflow import dead_after, fusible_adds, readers
 from numflow.network.passes.grouping import Group, grouped
 from numflow.ops import Network, Step, View, param
 
@@ -36,7 +35,10 @@ KINDS = {"int8", "f16", "bf16"}  # of operands that a producer can make
 
 @dataclass(frozen=True)
 class Form:
-    """Product of a step for its readers in runs of a name: an operand of a kind (None: none), and whether its rows."""
+    """The form in which a step writes its result for its readers, in runs of the name `runs`.
+
+    kind: of the matrix operand, None for no operand. rows: whether float32 rows are written.
+    """
 
     runs: str
     kind: str | None
@@ -45,15 +47,18 @@ class Form:
 
 @dataclass(frozen=True)
 class Together:
-    """Work of an entry's kernels beside the steps that they are for.
+    """The fusions of an entry. Steps are given by their index.
 
-    groups: steps that one of them does.
-    units:  by place of a group whose blocks own 32 results, the operand that few tokens want: "int8", "rows", "both".
-    forms:  by step, what it makes for the linears behind it.
-    late:   by linear, eps of the norm that it takes late for few tokens.
-    gates:  by linear, the product in front of it that may do the act_mul between them for more tokens (few_gemm.py).
-    joined: attentions that store the int8 operand of the linear behind them where they join parts, for few tokens.
-    halves: attentions that store its float16 operand, for many (with activations "fp8" for some).
+    groups: steps that one kernel computes.
+    units:  for each group whose blocks compute 32 adjacent results, the operand that few tokens need: "int8", "rows" or
+            "both".
+    forms:  for each step, the forms in which it writes its result for the linears that read it.
+    late:   for each linear that applies a norm's scale itself for few tokens, the eps of the norm.
+    gates:  for each linear, the product before it that may compute the act_mul between them for more tokens
+            (few_gemm.py).
+    joined: attention steps whose join of parts writes the int8 operand of the next linear, for few tokens.
+    halves: attention steps that write the float16 operand of the next linear, for many tokens (with activations "fp8"
+            for some).
     """
 
     groups: tuple[Group, ...] = ()
@@ -67,18 +72,18 @@ class Together:
 
 def together(network: Network, entry: str, activations: str, plain_caches: Collection[str],
              units: bool = True) -> Together:
-    """Find the work that kernels of an entry do together.
+    """Find the fusions of an entry.
 
     plain_caches: names of the caches in device memory whose keys and values are float32 or float16.
-    units:        whether blocks may own 32 results.
+    units:        whether to use kernels whose blocks compute 32 adjacent results (linear/unit.py).
     """
     return _Finder(network, entry, activations, units).found(plain_caches)
 
 
 def described(network: Network, activations: str) -> list[GroupFacts]:
-    """The groups of all entries with keys and values in float16, in order of first appearance.
+    """The fused groups of all entries, for keys and values in float16, in order of first appearance.
 
-    A norm or an activation that stores the operand of its readers is a group of its own here.
+    A norm or activation that writes the operand of its readers counts as a group of its own here.
     """
     found = {entry: together(network, entry, activations, network.caches) for entry in network.entries}
 
@@ -96,7 +101,7 @@ def described(network: Network, activations: str) -> list[GroupFacts]:
 
 
 class _Finder:
-    """The steps of an entry, and questions about them."""
+    """The search for fusions in the steps of an entry."""
 
     def __init__(self, network: Network, entry: str, activations: str, units: bool):
         self.network, self.steps, self.activations, self.units = network, network.entries[entry], activations, units
@@ -107,9 +112,9 @@ class _Finder:
         forms = {index: self.forms(index) for index, step in enumerate(steps)
                  if step.op in PRODUCERS and self.fits(step)}
         for index, step in enumerate(steps):
-            if step.op == "cache_write" and param(step, "cache") in plain_caches and self.turns(index):
+            if step.op == "cache_write" and param(step, "cache") in plain_caches and self.fuses_ropes(index):
                 done |= {index - 2: index, index - 1: index}
-        for index, add in adds_taken_over(steps, self.outputs).items():
+        for index, add in fusible_adds(steps, self.outputs).items():
             if not steps[add].outputs[0].overlaps(steps[index].inputs[0]):
                 done[add] = index
                 if self.units and (kind := self.norm_of_units(index)):
@@ -129,23 +134,24 @@ class _Finder:
         return Together(grouped(steps, done), units, made, late, gates, joined, halves)
 
     def demands(self, index: int) -> tuple[tuple[str, str], ...]:
-        """See linear.demands; of the linear at an index."""
+        """linear.demands for the linear at an index: kinds of operands that it reads, and in which runs."""
         return demands(self.weight(index), self.activations)
 
     def weight(self, index: int) -> Kept:
-        """The form in which the matrix of the linear at an index is kept."""
+        """The stored kind of the matrix of the linear at an index."""
         return planned(self.network.weights[self.steps[index].weights["weight"]])
 
     def wanted(self, index: int) -> set[tuple[str, str]]:
-        """Demands of the linears that read what a step writes; none if something else reads it too."""
+        """Demands of the linears that read a step's result; empty if any other step reads the result."""
         return {demand for reader in readers(self.steps, index) for demand in self.demands(reader)}
 
-    def kept(self, index: int) -> bool:
-        """Whether a caller may ask for what a step writes."""
+    def is_output(self, index: int) -> bool:
+        """Whether a step's result is an output of the network, which a caller may read."""
         return any(self.steps[index].outputs[0].overlaps(view) for view in self.outputs)
 
     def fits(self, step: Step) -> bool:
-        """Whether columns fill units and begin where 16 bytes do, and an activation has no numbers of its own."""
+        """Whether a step can write operands: columns fill whole units and are aligned to 16 bytes, and an activation
+        has no parameters."""
         views, rows = (*step.inputs, *step.outputs), partial(rows_of, self.network)
         if step.op == "act" and param(step, "kind") not in ACT:
             return False
@@ -153,29 +159,30 @@ class _Finder:
             view.width % UNIT == 0 and view.start % 4 == 0 and rows(view) == rows(views[0]) for view in views)
 
     def forms(self, index: int) -> tuple[Form, ...]:
-        """Products of a step for the linears behind it, by name of runs."""
-        wanted, kept, found = self.wanted(index), self.kept(index), []
+        """The forms in which a step writes its result, one for each name of runs."""
+        wanted, is_output, found = self.wanted(index), self.is_output(index), []
         for runs in sorted({runs for _, runs in wanted} - {"all"}):
             kinds = {kind for kind, when in wanted if when in (runs, "all")}
-            made = min(kinds & KINDS, default=None)
-            found.append(Form(runs, made, kept or len(kinds) > 1 or made is None))
+            kind = min(kinds & KINDS, default=None)
+            found.append(Form(runs, kind, is_output or len(kinds) > 1 or kind is None))
         return tuple(found)
 
     def joins(self, index: int, demand: tuple[str, str]) -> bool:
-        """Whether an attention, or what joins its parts, can store an operand that is wanted: heads fill units."""
+        """Whether an attention, or the join of its parts, can write this operand: a linear reads it, and heads fill
+        whole units."""
         (y,), cache = self.steps[index].outputs, self.network.caches[param(self.steps[index], "cache")]
         return demand in self.wanted(index) and y.start % 4 == 0 and cache.value_dim % UNIT == 0
 
     def kind_of_unit(self, index: int) -> str | None:
-        """Kind of operand that few tokens want of a step: "int8", "rows" or "both"; None: another kind."""
+        """Kind of operand that readers of a step need for few tokens: "int8", "rows" or "both"; None: another kind."""
         wanted = self.wanted(index)
         kinds = {kind for kind, runs in wanted if runs == "few"}
-        if self.kept(index) or "all" in {runs for _, runs in wanted} or not kinds <= {"int8", "rows"}:
+        if self.is_output(index) or "all" in {runs for _, runs in wanted} or not kinds <= {"int8", "rows"}:
             return None
         return "both" if len(kinds) == 2 else min(kinds, default=None)
 
     def norm_of_units(self, index: int) -> str | None:
-        """Kind of operand of linear, add and rms_norm from `index` on, if blocks that own 32 results can do them."""
+        """Kind of operand for the fusion of linear, add and rms_norm from `index` on; None if they cannot be fused."""
         if index + 2 >= len(self.steps) or self.steps[index + 2].op != "rms_norm":
             return None
         product, add, norm = self.steps[index:index + 3]
@@ -185,7 +192,7 @@ class _Finder:
         return self.kind_of_unit(index + 2)
 
     def act_of_units(self, index: int) -> str | None:
-        """Kind of operand of linear and act_mul from `index` on, likewise."""
+        """Kind of operand for the fusion of linear and act_mul from `index` on; None if they cannot be fused."""
         product, act_mul = self.steps[index:index + 2]
         (gate, up), (y,), half = act_mul.inputs, product.outputs, product.outputs[0].width // 2
         side_by_side = (gate, up) == (View(y.buffer, y.start, half), View(y.buffer, y.start + half, half))
@@ -195,8 +202,8 @@ class _Finder:
             return None
         return self.kind_of_unit(index + 1)
 
-    def turns(self, index: int) -> bool:
-        """Whether the steps right before a cache_write are the ropes of queries and of keys, and it can do both."""
+    def fuses_ropes(self, index: int) -> bool:
+        """Whether the two steps before a cache_write are the ropes of queries and keys, and can be fused with it."""
         write, before = self.steps[index], self.steps[max(index - 2, 0):index]
         shape = self.network.caches[param(write, "cache")]
         if [step.op for step in before] != ["rope", "rope"] or shape.prefix:
@@ -210,11 +217,11 @@ class _Finder:
 
 
 def query_and_key(write: Step, ropes: Sequence[Step]) -> tuple[Step, Step]:
-    """The two ropes before a cache_write: the one of queries, and the one of the keys that it stores."""
+    """The two ropes before a cache_write, in this order: of the queries, of the keys that are stored."""
     first, second = ropes
     return (first, second) if second.outputs[0] == write.inputs[0] else (second, first)
 
 
 def rows_of(network: Network, view: View) -> int:
-    """The field of the counts that counts the rows of a view."""
+    """Index into `counts` of the number of rows of a view."""
     return ROW_FIELD[network.buffers[view.buffer].rows]

@@ -1,4 +1,4 @@
-"""Survey of the kernels that networks need: networks are bound to a device that keeps launches and runs none."""
+"""Survey of the kernels that networks need: bind a network to a device that notes launches and runs nothing."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ SIZES = tuple((rows, keys) for rows in (1, 3, 5, 16, 64, 500) for keys in (40, 5
 
 
 class Notebook:
-    """A device without memory."""
+    """A device without memory, which notes the launches."""
 
     name, graphs = "notebook", False
 
@@ -66,12 +66,12 @@ class Notebook:
 
 
 def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
-    """Every kernel that a network may launch on some card, by name, over batches of SIZES; options: of a Program.
+    """All kernels, by name, that a network may launch on any GPU, for batches of SIZES. options: of a Program.
 
-    Those that a card has but does not launch, unless its variables say so, are left out.
+    Kernels that run only if an environment variable asks for them are left out.
     """
     activations = options.get("activations")
-    float8, float4 = activations == "fp8", activations == "nvfp4"  # which other cards do not have
+    float8, float4 = activations == "fp8", activations == "nvfp4"  # only on newer GPUs
     device = Notebook(float8=float8, float4=float4)
     program, works = Program(network, weights, gpu=device, **options), device.launches
     for device.wgmma, device.tma in {(False, False), (float8, False), (not float4, not float4)}:
@@ -79,5 +79,5 @@ def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
                   for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
     program.close()
     found = {work.kernel.name: work.kernel for work in works}
-    return found | {made.name: made for made in (BEST, FOLLOW, PICK, FOLLOW_DRAWN)} \
+    return found | {kernel.name: kernel for kernel in (BEST, FOLLOW, PICK, FOLLOW_DRAWN)} \
         if "logits" in network.outputs else found

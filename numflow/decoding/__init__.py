@@ -1,4 +1,4 @@
 """From logits to tokens: strategies, penalties, constraints, log-probabilities, structured output, speculation.
 
-Numbers only: nothing here knows models, tokenizers or batches. `chain` has the table of strategies.
+Arrays of numbers only: this package does not depend on models, tokenizers or batches. `chain` has the strategies.
 """

@@ -1,8 +1,8 @@
-"""Parameters with which a device picks the token that `Sampler.pick` would, where logits alone decide.
+"""Parameters for sampling on a device: the device picks the same token as `Sampler.pick`, from the logits alone.
 
-Kernels have those of a row as WORDS words: the temperature (f32; 0: the best token), the random number of the draw (in
-2^-32), then (filter, value) for each filter in order, ended by NONE: MIN_P (f32: the logarithm of the share), TOP_K (a
-count), TOP_P (in 2^-32).
+A kernel reads WORDS 32-bit words per row: the temperature (f32; 0: greedy), the random number of the draw (in units of
+2^-32), then (filter, value) for each filter in order, terminated by NONE. Values: MIN_P (f32: the logarithm of the
+factor), TOP_K (a count), TOP_P (in units of 2^-32).
 """
 
 import math
@@ -19,21 +19,21 @@ from numflow.decoding.weights import fraction
 from numflow.errors import RequestError
 
 FIRST = "temperature"
-ON_DEVICE = ("min_p", "top_k", "top_p")  # filters that leave the leading candidates, and need no more than scores
-MOST_TOKENS = 1 << 20  # of a vocabulary that a device chooses from: its sums of weights are exact
+ON_DEVICE = ("min_p", "top_k", "top_p")  # filters that keep the leading candidates, and depend on the scores alone
+MOST_TOKENS = 1 << 20  # maximum vocabulary for sampling on a device: sums of weights are exact up to it
 NONE, MIN_P, TOP_K, TOP_P = range(4)
 WORDS = 12
-_ALONE = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "mirostat",
-          "fsd", "pool_size", "eos_bypassing_max", "logprobs")  # settings that a device does not have
+_HOST_ONLY = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "mirostat",
+          "fsd", "pool_size", "eos_bypassing_max", "logprobs")  # settings that a device does not support
 
 
 class Choice(NamedTuple):
-    """Parameters of one draw from a row of logits.
+    """Sampling parameters of one row of logits.
 
-    temperature: scores are divided by it; 0: the largest is taken, the first of equals, and nothing else counts.
-    uniform:     the random number 0 .. 1 of the draw (select.draw).
-    filters:     (name of ON_DEVICE, value) in the order in which they are applied, after the temperature.
-    later:       the random numbers of draws that follow it in one go (Program.decode), like this one but for that.
+    temperature: divisor of the scores; 0: greedy (ties: the first), other parameters have no effect.
+    uniform:     random number 0 .. 1 of the draw (select.draw).
+    filters:     (name of ON_DEVICE, value) in order of application, after the temperature.
+    later:       random numbers of the following steps of the same run (Program.decode); other parameters stay the same.
     """
 
     temperature: float = 0.0
@@ -43,8 +43,8 @@ class Choice(NamedTuple):
 
 
 def plain_filters(settings: Sampling) -> tuple[tuple[str, float], ...] | None:
-    """The filters of settings that ask for no more than a Choice holds; None if they do."""
-    if settings.given(*_ALONE):
+    """Filters of settings that a Choice can represent; None if it cannot."""
+    if settings.given(*_HOST_ONLY):
         return None
     active = [name for name in settings.samplers if getattr(settings, name) not in (FILTERS[name], 0)]
     rest = [name for name in active if name != FIRST]
@@ -56,17 +56,17 @@ def plain_filters(settings: Sampling) -> tuple[tuple[str, float], ...] | None:
 
 
 def unconstrained(constraints: Constraints, new: int) -> bool:
-    """Whether every token may come next, whatever the text, after `new` new ones."""
+    """Whether constraints allow every token after `new` new tokens, for any text."""
     c = constraints
     return not (c.no_repeat_ngram or c.banned or (c.ends and new < c.min_tokens)
                 or (c.forced_last is not None and new + 1 == c.max_tokens))
 
 
 def encode(choices: Sequence[Choice], rows: int | None = None) -> np.ndarray:
-    """The words of rows, int32 [R, WORDS].
+    """Encode the choices of rows for kernels, int32 [R, WORDS].
 
     Raises:
-        RequestError: they are not as many as `rows`.
+        RequestError: the number of choices is not `rows`.
     """
     if rows is not None and len(choices) != rows:
         raise RequestError(f"{rows} rows cannot be picked from by {len(choices)} choices")
@@ -75,10 +75,10 @@ def encode(choices: Sequence[Choice], rows: int | None = None) -> np.ndarray:
 
 
 def draws(choices: Sequence[Choice], steps: int, most: int) -> np.ndarray:
-    """The random numbers of rows for so many steps in one go, in 2^-32, uint32 [R, most]; 0 where there is none.
+    """Random numbers of rows for `steps` steps of one run, in units of 2^-32, uint32 [R, most]; 0 if unused.
 
     Raises:
-        RequestError: a choice has not as many.
+        RequestError: a choice has too few random numbers.
     """
     found, steps = np.zeros((len(choices), most), np.uint32), min(steps, most)
     for row, choice in zip(found, choices):

@@ -1,4 +1,4 @@
-"""Constraints on the next token, whatever strategy picks one."""
+"""Constraints on the next token, independent of the sampling strategy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ NEVER = -np.inf
 
 @dataclass(frozen=True)
 class Constraints:
-    """Tokens and sequences ruled out by a request and by the model's own files.
+    """Tokens and sequences excluded by a request and by the model's files.
 
-    ends:            tokens that end a text.
-    no_repeat_ngram: no sequence of so many tokens comes twice, the decoder's first tokens included; 0: off.
-    min_tokens:      so many new tokens come before an end token may.
-    max_tokens:      new tokens at most. forced_last: the only token that may come as the last of them.
-    banned:          token sequences that never come.
+    ends:            end tokens.
+    no_repeat_ngram: size of n-grams that must not occur twice, the decoder's first tokens included; 0: off.
+    min_tokens:      minimum number of new tokens before an end token.
+    max_tokens:      maximum number of new tokens. forced_last: the only token allowed as the last of them.
+    banned:          token sequences that are never generated.
     """
 
     ends: frozenset[int] = frozenset()
@@ -28,40 +28,40 @@ class Constraints:
     banned: tuple[tuple[int, ...], ...] = ()
 
     def apply(self, scores: np.ndarray, before: Sequence[int] | np.ndarray, new: int) -> np.ndarray:
-        """Scores float [V] of the next token (logits or log-probabilities), -inf where a token may not come.
+        """Scores float [V] of the next token (logits or log-probabilities), -inf for excluded tokens.
 
-        before: all ids the decoder has, its first ones included. new: how many of them are new.
+        before: all ids of the decoder, its first tokens included. new: number of generated ids among them.
         """
         if self.forced_last is not None and new + 1 == self.max_tokens:
             forced = np.full_like(scores, NEVER)
             forced[self.forced_last] = 0
             return forced
-        out = self._repeats(before) + self._completing(before)
+        excluded = self._repeated_ngrams(before) + self._completed_bans(before)
         if new < self.min_tokens:
-            out += self.ends
-        if out:
+            excluded += self.ends
+        if excluded:
             scores = scores.copy()
-            scores[[id for id in out if id < len(scores)]] = NEVER  # tokenizers may have more ids than the model
+            scores[[id for id in excluded if id < len(scores)]] = NEVER  # tokenizers may have more ids than the model
         return scores
 
     @cached_property
     def _bans(self) -> dict[int, dict[tuple[int, ...], list[int]]]:
-        """The banned sequences: length of what comes before the last token -> it -> the last tokens."""
+        """Banned sequences: number of tokens before the last one -> these tokens -> last tokens."""
         bans: dict[int, dict[tuple[int, ...], list[int]]] = {}
         for *first, last in self.banned:
             bans.setdefault(len(first), {}).setdefault(tuple(first), []).append(last)
         return bans
 
-    def _completing(self, before) -> list[int]:
-        """Tokens that would complete a banned sequence: a look into a table for each length that sequences have."""
+    def _completed_bans(self, before) -> list[int]:
+        """Tokens that would complete a banned sequence: one table look-up per length of sequence."""
         found: list[int] = []
         for size, lasts in self._bans.items():
             if size <= len(before):
                 found += lasts.get(tuple(int(id) for id in before[len(before) - size:]), ())
         return found
 
-    def _repeats(self, before) -> list[int]:
-        """Tokens that would complete a sequence that has been."""
+    def _repeated_ngrams(self, before) -> list[int]:
+        """Tokens that would complete an n-gram that occurred before."""
         size = self.no_repeat_ngram
         if not size or len(before) < size:
             return []

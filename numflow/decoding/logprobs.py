@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: those of the model itself, before temperature, penalties and filters."""
+"""Log-probabilities of tokens under the model, before temperature, penalties and filters."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ class TokenLogprob(NamedTuple):
 
 
 def token_logprobs(logits: np.ndarray, ids: np.ndarray, top: int = 0) -> list[TokenLogprob]:
-    """For logits float [n, V], of the tokens ids [n] and of the `top` most probable ones of each row."""
+    """Log-probabilities of the tokens ids [n], and of the `top` most probable tokens of each row of logits float [n,
+    V]."""
     norms = log_sum_exp(logits)
     return [TokenLogprob(int(id), float(row[id]) - float(norm),
                          tuple((int(best), float(row[best]) - float(norm)) for best in descending(row, top)))
@@ -24,12 +25,12 @@ def token_logprobs(logits: np.ndarray, ids: np.ndarray, top: int = 0) -> list[To
 
 
 def log_likelihood(logits: np.ndarray, ids: np.ndarray) -> tuple[float, bool]:
-    """For logits float [n, V]: the sum of the log-probabilities of ids [n], and whether each is the most probable."""
+    """Sum of the log-probabilities of ids [n] under logits float [n, V], and whether each id is the most probable."""
     chosen = logits[np.arange(len(ids)), ids].astype(np.float64)
     return float(np.sum(chosen - log_sum_exp(logits))), bool(np.all(np.argmax(logits, axis=-1) == ids))
 
 
 def log_sum_exp(logits: np.ndarray) -> np.ndarray:
-    """log of the sum of exp of logits float [n, V]; float64 [n]."""
+    """Log-sum-exp of logits float [n, V]; float64 [n]."""
     peaks = np.max(logits, axis=-1, keepdims=True)
     return np.log(np.sum(np.exp(logits - peaks), axis=-1, dtype=np.float64)) + peaks[..., 0].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Mirostat (Basu et al. 2021): keeps the surprise of the text near a target by a limit that follows what was drawn."""
+"""Mirostat (Basu et al. 2021): keeps the surprise of the text near a target with an adaptive surprise limit."""
 
 import math
 
@@ -9,20 +9,20 @@ from numflow.decoding.select import Candidates
 
 
 class Mirostat:
-    """The limit of one request, and the candidates it leaves.
+    """State of Mirostat for one request.
 
-    version: 1: the number of candidates is computed from the limit as if the distribution followed Zipf's law, and the
-             surprise of a token is that of the whole distribution, as in the authors' program; 2: candidates more
-             surprising than the limit are dropped, and the surprise is that of what is left, as it is usually done.
-    mu:      the limit in bits; begins at twice the target.
+    version: 1: the number of candidates follows from the limit under Zipf's law, and the surprise of a token is taken
+             under the full distribution, as in the authors' program; 2: candidates with a surprise above the limit are
+             dropped, and the surprise is taken under the distribution of the rest, as usual.
+    mu:      surprise limit in bits; starts at twice the target.
     """
 
     def __init__(self, version: int, tau: float, eta: float):
         self.version, self.tau, self.eta, self.mu = version, tau, eta, 2 * tau
-        self._drawn: Candidates | None = None  # whose probabilities tell how surprising the drawn token is
+        self._drawn: Candidates | None = None  # the distribution that gives the surprise of the sampled token
 
     def narrow(self, c: Candidates) -> Candidates:
-        """The candidates to draw from."""
+        """Candidates to sample from."""
         if self.version == 2:
             self._drawn = surprise_limit(c, self.mu)
             return self._drawn
@@ -30,22 +30,22 @@ class Mirostat:
         return top_k(c, zipf_count(zipf_exponent(c), self.mu, len(c.ids)))
 
     def accept(self, id: int) -> None:
-        """Correct the limit by the error of the token that was drawn from the last candidates."""
+        """Update the limit by the surprise error of the sampled token."""
         c = self._drawn
         if c is None or id not in c.ids:
-            return  # chosen by something else, such as a forced last token
+            return  # not sampled here: a forced last token, for example
         surprise = float(c.surprise[np.searchsorted(c.ids, id)]) / math.log(2)
         self.mu -= self.eta * (surprise - self.tau)
 
     def copy(self) -> "Mirostat":
-        """One that goes its own way from here."""
+        """Independent copy."""
         twin = Mirostat(self.version, self.tau, self.eta)
         twin.mu, twin._drawn = self.mu, self._drawn
         return twin
 
 
 def zipf_count(s: float, mu: float, size: int) -> int:
-    """Number of the best tokens, 1 .. size, whose cross-entropy under Zipf's law with exponent s is mu bits."""
+    """Number of best tokens, 1 .. size, whose cross-entropy under Zipf's law with exponent s is mu bits."""
     if s <= 0 or size == 1:
         return size
     if math.isinf(s):

@@ -1,7 +1,7 @@
-"""Inferflow's names and JSON configurations of decoding strategies, as settings of ours.
+"""Inferflow's names and JSON configurations of decoding strategies, mapped to sampling settings.
 
-The numbers are the original's: a pool of the 50 best tokens, within which all probabilities are normalised, and
-`max_k` tokens at most after `top_p`. "pool_size": 0 looks at the whole vocabulary instead.
+The values are those of Inferflow: a pool of the 50 best tokens, within which all probabilities are normalised, and
+at most `max_k` tokens after `top_p`. "pool_size": 0 uses the whole vocabulary instead.
 """
 
 import json
@@ -33,10 +33,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 def inferflow(algorithm: str | Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an algorithm: "sample.top_p", "top_p", or {"name": "sample.top_p", "top_p": 0.9, ...}, also as text.
 
-    "" and "auto" are "sample.std". The temperature is 1, but for greedy, where it is 0.
+    "" and "auto" are "sample.std". The temperature is 1, and 0 for greedy.
 
     Raises:
-        RequestError: there is no such name or parameter.
+        RequestError: an unknown name or parameter.
     """
     given = _parsed(algorithm)
     name = given.pop("name", "") or "std"
@@ -55,7 +55,7 @@ def inferflow(algorithm: str | Mapping[str, Any]) -> dict[str, Any]:
         settings[key] = value
     if settings.pop("min_k", 1) != 1:
         raise RequestError("decoding_alg: min_k has no effect in the original but as 1")
-    if short == "greedy":  # the best of any pool is the same
+    if short == "greedy":  # the pool size has no effect on the best token
         settings |= {"temperature": 0.0}
         if not is_count(settings["pool_size"]):
             raise RequestError("decoding_alg: pool_size should be a whole number from 0, is "

@@ -1,7 +1,7 @@
-"""Penalties and biases: pure functions of scores and of the text so far, applied before a token is chosen.
+"""Logits processors: penalties and biases, pure functions of scores and of the text so far.
 
 Each takes scores float [V] and returns scores float [V]: the same array if nothing changes, else a copy. ids: int32
-[n], all tokens the decoder has, its prompt included; new: how many of them were generated.
+[n], all tokens of the decoder, prompt included; new: number of generated tokens among them.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ LONGEST_MATCH = 64  # repeated sequences longer than this are penalised as if th
 
 
 def logit_bias(scores: np.ndarray, bias: Mapping[int, float]) -> np.ndarray:
-    """Adds to the scores of single tokens."""
+    """Add a bias to the scores of single tokens."""
     scores = scores.copy()
-    places = [id for id in bias if id < len(scores)]
-    scores[places] += np.array([bias[id] for id in places], scores.dtype)
+    ids = [id for id in bias if id < len(scores)]
+    scores[ids] += np.array([bias[id] for id in ids], scores.dtype)
     return scores
 
 
 def repetition(scores: np.ndarray, ids: np.ndarray, penalty: float, last: int = -1) -> np.ndarray:
-    """Scores of tokens that have been: divided by the penalty if positive, else times it (Keskar et al. 2019).
+    """Divide positive scores of tokens in the text by the penalty, multiply negative ones by it (Keskar et al. 2019).
 
-    last: how many of the latest tokens count; -1: all.
+    last: number of latest tokens considered; -1: all.
     """
     seen = np.unique(_latest(ids, last))
     seen = seen[seen < len(scores)]
@@ -35,7 +35,7 @@ def repetition(scores: np.ndarray, ids: np.ndarray, penalty: float, last: int = 
 
 def presence_frequency(scores: np.ndarray, ids: np.ndarray, new: int, presence: float, frequency: float,
                        last: int = -1) -> np.ndarray:
-    """Scores less presence for every generated token, and less frequency for every time that it came."""
+    """Subtract `presence` from the score of every generated token, and `frequency` per occurrence."""
     seen, counts = np.unique(_latest(ids[len(ids) - new:], last), return_counts=True)
     if not len(seen):
         return scores
@@ -46,10 +46,10 @@ def presence_frequency(scores: np.ndarray, ids: np.ndarray, new: int, presence: 
 
 def dry(scores: np.ndarray, ids: np.ndarray, multiplier: float, base: float, allowed: int,
         breakers: frozenset[int] = frozenset(), last: int = -1) -> np.ndarray:
-    """Lowers tokens that would lengthen a repetition of what was written before ("don't repeat yourself").
+    """Lower the scores of tokens that would continue a repetition (DRY, "don't repeat yourself").
 
-    A token that came after an earlier occurrence of the text's last n tokens loses multiplier * base ** (n - allowed),
-    for the longest such n from `allowed` on. A repetition does not reach over a token of `breakers`.
+    A token that followed an earlier occurrence of the text's last n tokens loses multiplier * base ** (n - allowed),
+    for the largest such n >= `allowed`. A repetition does not extend across a token of `breakers`.
     """
     lengths = repeated(_latest(ids, last), breakers)
     found = {id: n for id, n in lengths.items() if n >= allowed and id < len(scores)}
@@ -61,9 +61,9 @@ def dry(scores: np.ndarray, ids: np.ndarray, multiplier: float, base: float, all
 
 
 def repeated(ids: np.ndarray, breakers: frozenset[int] = frozenset()) -> dict[int, int]:
-    """Tokens that came after an earlier occurrence of the last n tokens -> the largest such n, at most 64."""
+    """Tokens that followed an earlier occurrence of the last n tokens -> the largest such n, at most 64."""
     lengths: dict[int, int] = {}
-    ends = np.arange(1, len(ids))  # an earlier occurrence ends before here, and this is where the next token is
+    ends = np.arange(1, len(ids))  # positions of tokens that follow an earlier occurrence
     for n in range(1, min(LONGEST_MATCH, len(ids) - 1) + 1):
         tail = int(ids[-n])
         if tail in breakers:

@@ -1,4 +1,4 @@
-"""Picks the tokens of one request: the chain of strategies, with what it must remember from token to token."""
+"""Sampler of one request: the sampling chain with its state from token to token."""
 
 import os
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from numflow.decoding.chain import candidates, narrowed, processed
+from numflow.decoding.chain import candidates, filtered, processed
 from numflow.decoding.choice import Choice, plain_filters, unconstrained
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.fsd import fsd
@@ -17,7 +17,7 @@ from numflow.decoding.settings import Sampling
 from numflow.decoding.speculative import Distribution, verify
 from numflow.errors import NotFiniteError, RequestError
 
-DRAW, COIN, CHECK = 0, 1, 2  # random numbers of a position: the token, whether FSD picks it, two of speculation
+DRAW, COIN, CHECK = 0, 1, 2  # streams of random numbers of a position: token, choice of FSD, two for speculation
 NOT_FINITE = "the model's logits are not finite numbers; its weights or its specification are wrong"
 
 
@@ -26,29 +26,30 @@ class Grammar(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more may come but an end token."""
+        """Whether only an end token is allowed."""
 
     def apply(self, scores: np.ndarray) -> np.ndarray:
         """Scores [V], -inf where the grammar allows no token."""
 
     def accept(self, id: int) -> None:
-        """A token has come."""
+        """Advance the grammar by a token."""
 
     def copy(self) -> "Grammar":
-        """One that goes its own way from here."""
+        """Independent copy."""
 
 
 class Sampler:
-    """The state of one request.
+    """Sampling state of one sequence.
 
-        id = sampler.pick(logits)       # float32 [V]; remembers what it picked, so call it once per token
+        id = sampler.pick(logits)       # float32 [V]; appends the token to `ids`, so call it once per token
 
-    Tokens depend on the seed, on `index` and on the logits alone; each position has its own random numbers. A sampler
-    holds no arrays of the model's size.
+    Tokens depend only on the seed, `index` and the logits; each position has its own random numbers. A sampler holds no
+    arrays of vocabulary size.
 
-    prefix: ids the decoder begins with, the prompt included. index: which of several samples of a request this is.
-    new:    tokens picked so far. ids: int32, prefix and picked ones. seed: the one in use, also where none was given.
-    logprobs: of the tokens that were picked, if the settings want them.
+    prefix: first ids of the decoder, prompt included. index: index of the sample within a request.
+    new:    number of picked tokens. ids: int32, prefix and picked tokens. seed: the seed in use, drawn if none was
+            given.
+    logprobs: log-probabilities of the picked tokens, if the settings ask for them.
     """
 
     def __init__(self, settings: Sampling, constraints: Constraints | None = None,
@@ -61,7 +62,7 @@ class Sampler:
         self._history = np.array(prefix, np.int32)
         self._length = len(self._history)
         self._filters = plain_filters(settings)
-        self._bypassed = 0
+        self._eos_bypassed = 0
         self._mirostat = Mirostat(settings.mirostat, settings.mirostat_tau, settings.mirostat_eta) \
             if settings.mirostat else None
 
@@ -72,30 +73,30 @@ class Sampler:
 
     @property
     def complete(self) -> bool:
-        """Whether a grammar allows nothing more."""
+        """Whether the grammar allows only an end token."""
         return self.grammar is not None and self.grammar.complete
 
     def pick(self, logits: np.ndarray) -> int:
-        """The next token, from float32 logits [V].
+        """Pick the next token from float32 logits [V].
 
         Raises:
-            NotFiniteError: the logits are not numbers.
-            RequestError: no token may come.
+            NotFiniteError: the logits are not finite.
+            RequestError: no token is allowed.
         """
         c = self.candidates(logits)
         id = int(c.ids[0]) if len(c.ids) == 1 else draw(c.ids, c.weights, self.uniform())
-        if self._bypassed < self.settings.eos_bypassing_max and id in self.constraints.ends:
-            id = self._best_other(logits)
-            self._bypassed += 1
+        if self._eos_bypassed < self.settings.eos_bypassing_max and id in self.constraints.ends:
+            id = self._best_non_end(logits)
+            self._eos_bypassed += 1
         self.accept(id, logits)
         return id
 
     def choice(self, ahead: int = 0, steps: int = 1) -> Choice | None:
-        """Parameters with which a device picks as `pick` would, `ahead` tokens after the next one.
+        """Parameters for sampling on a device like `pick`, `ahead` tokens after the next one.
 
-        steps: so many tokens in one go. None if more than the logits decides the first of them.
+        steps: number of tokens in one run. None if the first token depends on more than the logits.
         """
-        if not self._by_logits(ahead):
+        if not self._logits_decide(ahead):
             return None
         if self.settings.greedy:
             return Choice()
@@ -103,21 +104,20 @@ class Sampler:
         return Choice(self.settings.temperature, first, self._filters or (), tuple(later))
 
     def steps_ahead(self, most: int) -> int:
-        """Number of tokens from the next one on, up to `most`, that the logits decide, with random numbers that are
-        known."""
-        if not self._by_logits():
+        """Number of next tokens, up to `most`, that depend only on the logits and on random numbers known now."""
+        if not self._logits_decide():
             return 0
         most = min(most, max(1, self.constraints.max_tokens - self.new))
-        return most if most <= 1 or self._by_logits(most - 1) else most - 1
+        return most if most <= 1 or self._logits_decide(most - 1) else most - 1
 
-    def _by_logits(self, ahead: int = 0) -> bool:
+    def _logits_decide(self, ahead: int = 0) -> bool:
         return self._filters is not None and self.grammar is None and unconstrained(self.constraints, self.new + ahead)
 
     def picked(self, id: int) -> int:
-        """Remember the token that a device has picked by `choice`; below 0: the logits were not finite.
+        """Accept the token that a device has picked by `choice`; below 0: the logits were not finite.
 
         Raises:
-            NotFiniteError: they were not.
+            NotFiniteError: the logits were not finite.
         """
         if id < 0:
             raise NotFiniteError(NOT_FINITE)
@@ -125,20 +125,20 @@ class Sampler:
         return id
 
     def distribution(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The distribution that `pick` draws from: ids int64 [n], rising, and their probabilities float64 [n]."""
+        """Distribution that `pick` samples from: ids int64 [n], ascending, and probabilities float64 [n]."""
         c = self.candidates(logits)
         return c.ids, c.probabilities
 
     def candidates(self, logits: np.ndarray) -> Candidates:
-        """The tokens that all filters of the settings let through."""
+        """Candidates after all filters of the settings."""
         settings, scores = self.settings, self.scores(logits)
         if settings.greedy:
             return Candidates(np.array([greedy(scores)]), np.zeros(1))
-        return self._narrowed(candidates(scores, settings.pool_size))
+        return self._filtered(candidates(scores, settings.pool_size))
 
     def check(self, logits: np.ndarray, draft: int, q: Distribution) -> int:
-        """As `pick`, where a draft was drawn from q: the draft if it passes, else another token. Not the token that
-        `pick` would give, but one of the same distribution. See numflow.decoding.speculative."""
+        """As `pick`, with a draft sampled from q: the draft if it is accepted, else another token. The distribution is
+        the same as with `pick`, the token may differ. See numflow.decoding.speculative."""
         if self.settings.eos_bypassing_max:
             return self.pick(logits)
         p = Distribution(*self.distribution(logits))
@@ -147,7 +147,7 @@ class Sampler:
         return id
 
     def scores(self, logits: np.ndarray) -> np.ndarray:
-        """Logits [V] with penalties, -inf for tokens that may not come."""
+        """Logits [V] with penalties and constraints, -inf for excluded tokens."""
         if not np.isfinite(logits[np.argmax(logits)]):
             raise NotFiniteError(NOT_FINITE)
         scores = self.constraints.apply(processed(logits, self.ids, self.new, self.settings), self.ids, self.new)
@@ -157,12 +157,12 @@ class Sampler:
             raise RequestError("no token may come next: the model's files or the request rule out all of them")
         return scores
 
-    def uniform(self, number: int = DRAW) -> float:
-        """A random number 0 .. 1 of the next token's position."""
-        return uniform(self.seed, self.index, self.new, number)
+    def uniform(self, stream: int = DRAW) -> float:
+        """Random number 0 .. 1 of a stream at the position of the next token."""
+        return uniform(self.seed, self.index, self.new, stream)
 
     def accept(self, id: int, logits: np.ndarray | None = None) -> None:
-        """The next token is `id`. logits: those it was picked from, for its log-probability and Mirostat."""
+        """Append a token. logits: the logits that the token was picked from, for its log-probability."""
         if logits is not None and self.settings.logprobs is not None:
             self.logprobs += token_logprobs(logits[None], np.array([id]), self.settings.logprobs)
         if self._mirostat is not None:
@@ -176,7 +176,7 @@ class Sampler:
         self.new += 1
 
     def copy(self) -> "Sampler":
-        """One that goes its own way from here, with the same seed."""
+        """Independent copy with the same seed."""
         twin = object.__new__(Sampler)
         twin.__dict__ = dict(self.__dict__)
         twin._history, twin.logprobs = self._history.copy(), list(self.logprobs)
@@ -184,17 +184,17 @@ class Sampler:
         twin.grammar = None if self.grammar is None else self.grammar.copy()
         return twin
 
-    def _narrowed(self, c: Candidates) -> Candidates:
+    def _filtered(self, c: Candidates) -> Candidates:
         s = self.settings
         if self._mirostat is not None:
-            return self._mirostat.narrow(narrowed(c, s))
+            return self._mirostat.narrow(filtered(c, s))
         if s.fsd and not (s.fsd == "random" and self.new < s.fsd_random and self.uniform(COIN) < 0.5):
             c = Candidates(c.ids, c.scores / s.temperature) if s.temperature else c
             return fsd(c, self.ids, s.fsd_k, s.fsd_n, s.fsd_alpha, s.fsd_beta)
-        return narrowed(c, s)
+        return filtered(c, s)
 
-    def _best_other(self, logits: np.ndarray) -> int:
-        """The best token that does not end the text."""
+    def _best_non_end(self, logits: np.ndarray) -> int:
+        """Most probable token that is no end token."""
         scores = self.scores(logits).copy()
         scores[[id for id in self.constraints.ends if id < len(scores)]] = -np.inf
         if np.max(scores) == -np.inf:

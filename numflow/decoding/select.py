@@ -1,4 +1,4 @@
-"""Picking out of many numbers without sorting all of them."""
+"""Selection from large arrays without a full sort: top k, leading values, random draws."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -8,83 +8,85 @@ import numpy as np
 
 from numflow.decoding.weights import part, weigh
 
-COLUMNS = 16  # values of which one stands for all, when many are to be passed over
-BLOCK = 1024  # weights that are summed up before one of them is looked for
-FIRST_LOOK = 256  # values that are sorted at first; four times as many whenever that is not enough
+COLUMNS = 16  # values per group; groups whose maximum is too small are skipped
+BLOCK = 1024  # weights per block: cumulated by blocks first, then within one block
+FIRST_LOOK = 256  # values sorted at first; four times as many whenever they are not enough
 
 
 class Candidates(NamedTuple):
-    """Tokens that may come next.
+    """Candidates for the next token.
 
-    ids: int64 [n], rising. scores: float [n], their logarithmic probabilities up to a constant.
+    ids: int64 [n], ascending. scores: float [n], log-probabilities up to a constant.
     """
 
     ids: np.ndarray
     scores: np.ndarray
 
-    def keep(self, places: np.ndarray) -> "Candidates":
-        """Those at `places` (any order, or a mask), in rising order."""
-        if places.dtype != bool:
-            places = np.sort(places)
-        return Candidates(self.ids[places], self.scores[places])
+    def keep(self, indices: np.ndarray) -> "Candidates":
+        """Candidates at `indices` (in any order, or a mask), in ascending order."""
+        if indices.dtype != bool:
+            indices = np.sort(indices)
+        return Candidates(self.ids[indices], self.scores[indices])
 
     @property
     def weights(self) -> np.ndarray:
-        """Probabilities up to a factor, as the scores' type; the largest is 1. Of float32 scores those of
-        decoding.weights, which every device has."""
+        """Unnormalised probabilities of the scores' type; the largest is 1. float32 scores use decoding.weights, which
+        gives the same bits on every device."""
         return weigh(self.scores - np.max(self.scores)) if self.scores.dtype == np.float32 else self.exponentials
 
     @property
     def exponentials(self) -> np.ndarray:
-        """The same but for their last bits, sooner: for what no device does."""
+        """Unnormalised probabilities by np.exp: faster than `weights` and different in the last bits; for filters that
+        run on the host only."""
         below = self.scores - np.max(self.scores)
         return np.exp(below, out=below)
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Normalised, float64 [n]."""
+        """Normalised probabilities, float64 [n]."""
         weights = self.weights
         return weights / np.sum(weights, dtype=np.float64)
 
     @property
     def surprise(self) -> np.ndarray:
-        """-ln of the probabilities, as the scores' type."""
+        """Surprise -ln p of the scores' type."""
         peak = np.max(self.scores)
         return (peak + self.scores.dtype.type(np.log(np.sum(self.exponentials, dtype=np.float64)))) - self.scores
 
 
 def greedy(scores: np.ndarray) -> int:
-    """Place of the largest score; of equal ones the lowest."""
+    """Index of the largest score; ties: lowest index."""
     return int(np.argmax(scores))
 
 
 def top(values: np.ndarray, count: int) -> np.ndarray:
-    """Places, rising, of the `count` largest of the values; at the border the lower ones. A partition, no sort."""
-    places = _not_below(values, count) if len(values) >= 2 * COLUMNS * count else every(len(values))
-    values = values[places]
+    """Indices, ascending, of the `count` largest values; ties at the border: lower indices. A partition, no sort."""
+    indices = _not_below(values, count) if len(values) >= 2 * COLUMNS * count else all_indices(len(values))
+    values = values[indices]
     border = np.partition(values, len(values) - count)[len(values) - count]
-    level = places[values == border]
-    above = places[values > border]
-    return np.sort(np.concatenate([above, level[: count - len(above)]]))
+    ties = indices[values == border]
+    larger = indices[values > border]
+    return np.sort(np.concatenate([larger, ties[: count - len(larger)]]))
 
 
 def largest(scores: np.ndarray, ids: np.ndarray, count: int) -> np.ndarray:
-    """The `count` of `ids`, rising, whose scores[id] are largest; at the border the lower id."""
+    """The `count` of `ids`, ascending, with the largest scores[id]; ties at the border: lower ids."""
     return ids[top(scores[ids], count)]
 
 
 @lru_cache(maxsize=4)
-def every(count: int) -> np.ndarray:
-    """int64 0 .. count - 1; read-only, and kept, as it is as long as a vocabulary."""
-    places = np.arange(count)
-    places.flags.writeable = False
-    return places
+def all_indices(count: int) -> np.ndarray:
+    """int64 0 .. count - 1; read-only and cached, since the array has vocabulary size."""
+    indices = np.arange(count)
+    indices.flags.writeable = False
+    return indices
 
 
 def _not_below(values: np.ndarray, count: int) -> np.ndarray:
-    """Places of few of the values, rising, the `count` largest and all equal to them among them.
+    """Indices, ascending, of a superset of the `count` largest values and their ties.
 
-    The values are taken as columns: as many columns hold a value not below the count-th largest of their maxima.
+    Values are grouped into columns of COLUMNS values. At least `count` values are not below the count-th largest column
+    maximum, so all smaller values can be skipped.
     """
     rows = len(values) // COLUMNS
     peaks = np.max(values[:rows * COLUMNS].reshape(COLUMNS, rows), axis=0)
@@ -92,58 +94,58 @@ def _not_below(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def descending(values: np.ndarray, count: int) -> np.ndarray:
-    """Places of the `count` largest values, the largest first; of equal ones the lower place first."""
+    """Indices of the `count` largest values in descending order; ties: lower index first."""
     if count <= 0:
         return np.zeros(0, np.int64)
-    places = top(values, count) if count < len(values) else every(len(values))
-    return places[np.argsort(-values[places], kind="stable")]
+    indices = top(values, count) if count < len(values) else all_indices(len(values))
+    return indices[np.argsort(-values[indices], kind="stable")]
 
 
 def leading(values: np.ndarray, wanted: Callable[[np.ndarray], int | None]) -> np.ndarray:
-    """Places of the leading values, largest first, as many as `wanted` says; looks at 256, 1024, ... of them.
+    """Indices of the leading values in descending order, as many as `wanted` returns; sorts 256, 1024, ... values.
 
-    wanted: from the places that were sorted so far to how many of them are kept; None: more must be seen. It is not
-            None when all places are given.
+    wanted: function from the sorted indices to the number of them that are kept, None if more are needed; not
+            None when all indices are given.
     """
     count = FIRST_LOOK
     while True:
-        places = descending(values, min(count, len(values)))
-        kept = wanted(places)
-        if kept is not None:
-            return places[:kept]
+        indices = descending(values, min(count, len(values)))
+        count_kept = wanted(indices)
+        if count_kept is not None:
+            return indices[:count_kept]
         count *= 4
 
 
 def draw(ids: np.ndarray, weights: np.ndarray, uniform: float) -> int:
-    """The id at `uniform` (0 .. 1) of the cumulated weights [n], which need not be normalised."""
+    """Sample an id by inverting the cumulative weights [n] (not normalised) at `uniform` (0 .. 1)."""
     starts = np.arange(0, len(weights), BLOCK)
     blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
     target = part(weights, blocks[-1], uniform)
     block = min(int(np.searchsorted(blocks, target, side="right")), len(blocks) - 1)
     weights = weights[starts[block]:starts[block] + BLOCK]
     before = blocks[block - 1] if block else 0.0
-    place = int(np.searchsorted(before + np.cumsum(weights, dtype=np.float64), target, side="right"))
-    if place == len(weights):  # rounding, or a uniform of 1: the last that may come
-        place = int(np.flatnonzero(weights)[-1])
-    return int(ids[starts[block] + place])
+    offset = int(np.searchsorted(before + np.cumsum(weights, dtype=np.float64), target, side="right"))
+    if offset == len(weights):  # rounding, or a uniform of 1: the last id with a weight
+        offset = int(np.flatnonzero(weights)[-1])
+    return int(ids[starts[block] + offset])
 
 
-def uniform(seed: int, index: int, position: int, number: int = 0) -> float:
-    """A random number 0 .. 1 that depends on its arguments alone (Philox, a counter-based generator).
+def uniform(seed: int, index: int, position: int, stream: int = 0) -> float:
+    """Random number 0 .. 1 that depends only on the arguments (Philox, a counter-based generator).
 
-    seed, index: of a request, and of one of its parallel samples. position: of the token. number: of those that one
-    token needs.
+    seed: of the request. index: of the sample within the request. position: of the token. stream: index of the random
+    number at this position.
     """
-    return uniforms(seed, index, position, 1, number)[0]
+    return uniforms(seed, index, position, 1, stream)[0]
 
 
-def uniforms(seed: int, index: int, position: int, count: int, number: int = 0) -> list[float]:
-    """The same of so many tokens, from `position` on."""
+def uniforms(seed: int, index: int, position: int, count: int, stream: int = 0) -> list[float]:
+    """Random numbers of `count` tokens from `position` on; see `uniform`."""
     key = np.array([seed & (2**64 - 1), index], np.uint64)
-    bits = np.random.Philox(key=key, counter=[0, position, number, 0])
+    bits = np.random.Philox(key=key, counter=[0, position, stream, 0])
     generator = np.random.Generator(bits)
     found = [float(generator.random())]
     while len(found) < count:
-        bits.advance(2**64 - 1)  # the counter is one further already; positions are 2^64 apart
+        bits.advance(2**64 - 1)  # the counter has advanced by one already; positions are 2^64 apart
         found.append(float(generator.random()))
     return found

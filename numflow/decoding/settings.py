@@ -1,4 +1,4 @@
-"""Sampling parameters of one request: a checked record for all strategies."""
+"""Sampling parameters of one request: one checked record for all strategies."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ import numpy as np
 
 from numflow.errors import RequestError, did_you_mean, option, quoted
 
-# The filters in the order in which they are applied, unless `samplers` says otherwise -> the value that does nothing.
+# Filters in their default order of application (`samplers` changes it) -> the value that switches the filter off.
 FILTERS = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "tfs_z": 1.0, "typical_p": 1.0, "top_p": 1.0}
 
 
@@ -17,30 +17,33 @@ FILTERS = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "tfs_z": 1.0, "typical_
 class Sampling:
     """Sampling parameters; docs/decoding.md has the formulas and their sources.
 
-    temperature:      0 is greedy; else scores are divided by it.
-    top_k:            draw from the k most probable tokens (0: all). top_p: from the fewest that hold this probability.
-    min_p:            drop tokens less probable than min_p times the best one.
+    temperature:      divisor of the scores; 0: greedy.
+    top_k:            sample from the k most probable tokens (0: all). top_p: sample from the smallest set of most
+                      probable tokens whose probabilities sum to top_p.
+    min_p:            drop tokens less probable than min_p times the probability of the best token.
     tfs_z, typical_p: tail-free and locally typical sampling; 1: off.
-    samplers:         the order of temperature and filters; a filter that is left out cannot be used.
-    pool_size:        only so many of the best tokens are looked at (before the temperature); 0: all.
-    mirostat:         1 or 2: its version, in place of the filters. mirostat_tau: surprise aimed at, in bits;
-                      mirostat_eta: how fast its limit is corrected.
-    fsd:              True: frustratingly simple decoding: of the fsd_k best, the token that is probable and does not
-                      follow from the text's own n-grams of up to fsd_n tokens, weighed by fsd_alpha; fsd_beta is what
-                      longer ones take of the weight left. "random": for the first fsd_random tokens a coin decides
-                      between this and drawing.
-    repetition_penalty, presence_penalty, frequency_penalty: lower the scores of tokens that came: a factor for prompt
-                      and new tokens, a sum once and a sum per occurrence for new ones.
-    repeat_last_n:    the penalties look at so many tokens; -1: all.
-    dry_multiplier:   above 0: lower tokens that lengthen a repetition of dry_allowed_length tokens or more, by
-                      dry_multiplier * dry_base ** (length - dry_allowed_length); dry_breakers: ids that end one.
-    logit_bias:       token id -> what is added to its score.
-    eos_bypassing_max: so many times the best other token comes in place of an end token.
-    seed:             None draws different tokens each time.
-    logprobs:         also tell the log-probability of each token and of the N most probable ones; None: do not.
+    samplers:         order of temperature and filters; a filter that is not listed cannot be used.
+    pool_size:        keep only this many of the best tokens, before the temperature; 0: all.
+    mirostat:         version of Mirostat, 1 or 2, instead of the filters; 0: off. mirostat_tau: target surprise in
+                      bits.
+                      mirostat_eta: learning rate of the surprise limit.
+    fsd:              True: frustratingly simple decoding: of the fsd_k best tokens, the one with the largest
+                      (1 - fsd_alpha) probability - fsd_alpha penalty; the penalty comes from the text's n-grams of up
+                      to fsd_n tokens, smoothed by fsd_beta. "random": for each of the first fsd_random tokens, a random
+                      number chooses between this and sampling.
+    repetition_penalty, presence_penalty, frequency_penalty: lower the scores of tokens in the text: a factor for prompt
+                      and new tokens; a constant for new tokens; a constant per occurrence for new tokens.
+    repeat_last_n:    number of latest tokens that the penalties consider; -1: all.
+    dry_multiplier:   above 0: lower the scores of tokens that continue a repetition of dry_allowed_length or more
+                      tokens by dry_multiplier * dry_base ** (length - dry_allowed_length). dry_breakers: ids that end a
+                      repetition.
+    logit_bias:       token id -> value added to its score.
+    eos_bypassing_max: number of times that the best other token replaces an end token.
+    seed:             seed of the random numbers; None: a new random seed.
+    logprobs:         also return the log-probability of each token and of the N most probable tokens; None: do not.
 
     Raises:
-        RequestError: a value out of range, or one that contradicts another or has no effect beside it.
+        RequestError: a value out of range, or a value that contradicts another or has no effect in combination with it.
     """
 
     temperature: float = 0.0
@@ -75,26 +78,26 @@ class Sampling:
 
     def __post_init__(self):
         check(vars(self))
-        for reason in idle(vars(self)).values():
+        for reason in without_effect(vars(self)).values():
             raise RequestError(reason)
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is taken."""
+        """Whether the most probable token is chosen."""
         return self.temperature == 0 and not self.fsd
 
     @property
     def deterministic(self) -> bool:
-        """Whether no token is drawn at random."""
+        """Whether no token is sampled at random."""
         return self.temperature == 0 or self.fsd is True
 
     def given(self, *names: str) -> list[str]:
-        """Those of the names whose values are not the defaults."""
+        """Those `names` whose values differ from the defaults."""
         return [name for name in names if getattr(self, name) != DEFAULTS[name]]
 
 
 def check(values: Mapping[str, Any]) -> None:
-    """Every setting for itself, and strategies that rule each other out. values: all settings.
+    """Check the range of every setting, and that strategies are not combined. values: all settings.
 
     Raises:
         RequestError: a value out of range, or two strategies.
@@ -103,10 +106,10 @@ def check(values: Mapping[str, Any]) -> None:
         if not good(values[name]):
             raise RequestError(f"{option(name)} should be {wanted}, is {quoted(values[name])}")
     samplers = values["samplers"]
-    for at, name in enumerate(samplers):
+    for index, name in enumerate(samplers):
         if name not in FILTERS:
             raise RequestError(f"samplers has {quoted(name)}, which is none{did_you_mean(name, FILTERS)}")
-        if name in samplers[:at]:
+        if name in samplers[:index]:
             raise RequestError(f"samplers names one twice: {name}")
     if values["fsd"] and values["mirostat"]:
         raise RequestError(f"mirostat={values['mirostat']} contradicts fsd={quoted(values['fsd'])}: leave out one of "
@@ -115,8 +118,8 @@ def check(values: Mapping[str, Any]) -> None:
         raise RequestError('fsd="random" draws tokens: give a temperature above 0')
 
 
-def idle(values: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that have no effect beside the others -> why. values: all settings, in range."""
+def without_effect(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings that have no effect in combination with the others -> reason. values: all settings, in range."""
     found: dict[str, str] = {}
 
     def given(names) -> list[str]:
@@ -145,7 +148,7 @@ def idle(values: Mapping[str, Any]) -> dict[str, str]:
 
 DEFAULTS: dict[str, Any] = {f.name: {} if f.name == "logit_bias" else f.default for f in fields(Sampling)}
 
-# Settings of which one is needed -> settings that do nothing without.
+# Settings, one of which must be active -> settings that have no effect otherwise.
 _NEED = {
     ("mirostat",): ("mirostat_tau", "mirostat_eta"),
     ("fsd",): ("fsd_k", "fsd_n", "fsd_alpha", "fsd_beta"),
@@ -155,20 +158,20 @@ _NEED = {
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number."""
+    """Whether a value is a finite number."""
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_count(value: Any, least: int = 0) -> bool:
-    """Whether it is a whole number from `least`."""
+    """Whether a value is a whole number >= `least`."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
 def checked_count(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
-    """A whole number from `least`, to `most` where that is given.
+    """Check a whole number >= `least`, and <= `most` if given. Returns it as int.
 
     Raises:
-        RequestError: the value of the setting `name` is none.
+        RequestError: the value of the setting `name` is not such a number.
     """
     if not is_count(value, least) or (most is not None and value > most):
         wanted = f"from {least}" if most is None else f"{least} .. {most}"
@@ -184,14 +187,15 @@ def _counts(least: int, text: str = "") -> tuple:
     return (lambda value: is_count(value, least)), text or f"a whole number from {least}"
 
 
-_SHARE = _numbers("above 0 and at most 1", lambda value: 0 < value <= 1)
+_PROBABILITY = _numbers("above 0 and at most 1", lambda value: 0 < value <= 1)
 _WEIGHT = _numbers("a number 0 .. 1", lambda value: 0 <= value <= 1)
 _FROM_ZERO = _numbers("a number from 0", lambda value: value >= 0)
 _POSITIVE = _numbers("a number above 0", lambda value: value > 0)
 _SEED = _counts(0)
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": _FROM_ZERO, "top_k": _counts(0), "top_p": _SHARE, "tfs_z": _SHARE, "typical_p": _SHARE,
+    "temperature": _FROM_ZERO, "top_k": _counts(0),
+    "top_p": _PROBABILITY, "tfs_z": _PROBABILITY, "typical_p": _PROBABILITY,
     "min_p": _numbers("at least 0 and below 1", lambda value: 0 <= value < 1),
     "samplers": (lambda value: isinstance(value, tuple) and all(isinstance(name, str) for name in value),
                  "a list of names"),

@@ -1,7 +1,7 @@
-"""Structured output: text that follows a JSON schema, a regular expression or a grammar, through llguidance.
+"""Structured output by llguidance: text that follows a JSON schema, a regular expression or a grammar.
 
-Before each token the matcher says which tokens may come; the others get the score -inf. There is no way around it: a
-grammar that cannot be used is an error, and so is a text that has left it.
+Before each token the matcher computes the allowed tokens; all others get score -inf. There is no fallback: a grammar
+that cannot be enforced is an error, and so is a token that the grammar does not allow.
 """
 
 import json
@@ -16,17 +16,17 @@ from numflow.distribution import install
 from numflow.errors import DeviceError, RequestError
 
 KINDS = ("json_schema", "regex", "grammar")
-# White space between the parts of JSON: a model that may write any amount of it sometimes never stops.
+# White space between the parts of JSON. The amount is limited: some models never stop writing white space.
 WHITE_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
-DIGITS = 20  # of a JSON number in a row: a model sometimes never stops these either, and no number of 64 bits has more
-KEPT = 8  # compiled grammars that may come again, as in the prompts of one request
+DIGITS = 20  # maximum digits in a row of a JSON number: some models never stop, and 64-bit numbers have no more
+CACHED = 8  # compiled grammars in the cache, for further prompts of a request
 
 
 def source(kind: str, content: str | Mapping[str, Any]) -> str:
-    """The text of a schema, an expression or a grammar.
+    """Text of a schema, an expression or a grammar.
 
     Raises:
-        RequestError: a schema that is no JSON.
+        RequestError: the schema is no JSON.
     """
     try:
         return content if isinstance(content, str) else json.dumps(content)
@@ -35,7 +35,7 @@ def source(kind: str, content: str | Mapping[str, Any]) -> str:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer (what numflow.tokenizer.load_tokenizer returns) of `size` model ids.
+    """Compiler of grammars for one tokenizer (of numflow.tokenizer.load_tokenizer) and a vocabulary of `size` ids.
 
     Raises:
         DeviceError: llguidance is not installed.
@@ -43,7 +43,7 @@ class Grammars:
 
     def __init__(self, tokenizer, size: int):
         library = _library()
-        # An id that the model does not have stands for "the text may end here"; which ids end one, requests say.
+        # An id outside the model's vocabulary stands for "the text may end here"; requests name the real end tokens.
         self.size, self.end = size, max(size, tokenizer.vocab_size)
         self._library = library
         vocabulary = _Vocabulary(tokenizer, self.end)
@@ -52,35 +52,35 @@ class Grammars:
             library.TokenizerWrapper(vocabulary), n_vocab=self.end + 1, eos_token=self.end)
         first = np.frombuffer(b"".join(token[:1] or b"\xff" for token in self.tokens), np.uint8)
         self.digit, self._letter, self._closing = (
-            np.isin(first, list(some)) for some in (b"0123456789", b"z", b",]}"))  # tokens by their first byte
-        self._compiled: OrderedDict[str, Any] = OrderedDict()  # the latest last
+            np.isin(first, list(some)) for some in (b"0123456789", b"z", b",]}"))  # masks of tokens by their first byte
+        self._compiled: OrderedDict[str, Any] = OrderedDict()  # in LRU order
         self._lock = Lock()
 
     def compile(self, kind: str, content: str | Mapping[str, Any], ends: Iterable[int],
                 whitespace: bool = False) -> "Matcher":
-        """A matcher at the beginning of a text.
+        """Matcher at the start of a text.
 
         kind: "json_schema" (a dict or JSON text), "regex", or "grammar" (Lark as llguidance writes it, or GBNF).
-        ends: ids that end a text. whitespace: whether JSON may have white space between its parts.
+        ends: end tokens. whitespace: whether JSON may have white space between its parts.
 
         Raises:
-            RequestError: the grammar is wrong, or asks for something that cannot be enforced.
+            RequestError: the grammar is invalid, or cannot be enforced.
         """
         grammar = _grammar(self._library, kind, content, whitespace)
-        with self._lock:  # one at a time: several of the largest kind would take all processors
+        with self._lock:  # one at a time: several large grammars would take all processors
             if grammar not in self._compiled:
                 _validate(self._library, kind, grammar, self._tokenizer)
                 self._compiled[grammar] = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
-                if len(self._compiled) > KEPT:
+                if len(self._compiled) > CACHED:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
             has_json = kind == "json_schema" or "%json" in grammar
             return Matcher(self._compiled[grammar].deep_copy(), self, frozenset(ends), 0 if has_json else None)
 
     def behind_number(self, allowed: np.ndarray, may_end: bool) -> bool:
-        """Whether the text, which has a digit last, has a number of JSON last, which may end here.
+        """Whether a text that ends with a digit ends with a JSON number that may end here.
 
-        allowed: bool [n]: which of the first n tokens may come. may_end: whether the text may end.
+        allowed: bool [n], whether each of the first n tokens is allowed. may_end: whether the text may end.
         """
         count = len(allowed)
         closes = may_end or (allowed & self._closing[:count]).any()
@@ -88,10 +88,10 @@ class Grammars:
 
 
 class Matcher:
-    """State of a text within its grammar.
+    """State of a text in its grammar.
 
-    complete: nothing more may come but an end token. digits: that the text has last; None where the grammar has no JSON
-    and they are not counted.
+    complete: whether only an end token is allowed. digits: number of digits at the end of the text; None if the grammar
+    has no JSON and digits are not counted.
     """
 
     def __init__(self, matcher, grammars: Grammars, ends: frozenset[int], digits: int | None):
@@ -104,7 +104,7 @@ class Matcher:
         return self._matcher.is_stopped()
 
     def apply(self, scores: np.ndarray) -> np.ndarray:
-        """Scores float [V], -inf for tokens that may not come."""
+        """Scores float [V], -inf for tokens that the grammar does not allow."""
         if self.complete:
             allowed, may_end = np.zeros(len(scores), bool), True
         else:
@@ -118,7 +118,7 @@ class Matcher:
         return np.where(allowed, scores, -np.inf).astype(scores.dtype)
 
     def accept(self, id: int) -> None:
-        """A token has come that ends nothing.
+        """Advance the grammar by a token that is no end token.
 
         Raises:
             RequestError: the grammar does not allow it.
@@ -131,7 +131,7 @@ class Matcher:
             self._digits = len(text) - len(before) + (0 if before else self._digits)
 
     def copy(self) -> "Matcher":
-        """One that goes its own way from here."""
+        """Independent copy."""
         return Matcher(self._matcher.deep_copy(), self._grammars, self._ends, self._digits)
 
     def _check(self):
@@ -140,10 +140,10 @@ class Matcher:
 
 
 def check_grammar(kind: str, content: str | Mapping[str, Any]) -> None:
-    """Refuse what `Grammars.compile` refuses whatever the vocabulary.
+    """Refuse a grammar that `Grammars.compile` refuses for every vocabulary.
 
     Raises:
-        DeviceError: llguidance is not installed. RequestError: the grammar is wrong.
+        DeviceError: llguidance is not installed. RequestError: the grammar is invalid.
     """
     library = _library()
     _validate(library, kind, _grammar(library, kind, content), None)
@@ -155,7 +155,7 @@ def _validate(library, kind: str, grammar: str, tokenizer) -> None:
 
 
 def _grammar(library, kind: str, content, whitespace: bool = False) -> str:
-    """The grammar as llguidance takes it."""
+    """The grammar in the form that llguidance takes."""
     matcher = library.LLMatcher
     try:
         if kind == "json_schema":
@@ -174,7 +174,8 @@ def _grammar(library, kind: str, content, whitespace: bool = False) -> str:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance wants it: the bytes of every token, special ones marked by a byte no text has."""
+    """Tokenizer interface of llguidance: the bytes of every token; special tokens start with byte FF, which no text
+    has."""
 
     def __init__(self, tokenizer, end: int):
         special = tokenizer.special_ids
@@ -190,14 +191,14 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: str) -> list[int]:
-        """Ids whose bytes are exactly those of the text, as the tokenizer would cut it inside a text."""
+        """Ids whose bytes are exactly the text, as the tokenizer encodes it inside a longer text."""
         wanted = text.encode()
         ids = self._encode(text, add_special=False, parse_special=False)
         pieces = [self.tokens[id] for id in ids]
         found = b"".join(pieces)
         if found == wanted:
             return ids
-        if found == b" " + wanted:  # a space that the vocabulary puts before every text
+        if found == b" " + wanted:  # the tokenizer puts a space before every text
             if pieces[0] == b" ":
                 return ids[1:]
             if (first := self._ids.get(pieces[0][1:])) is not None:
@@ -205,21 +206,21 @@ class _Vocabulary:
         return self._longest_first(wanted)
 
     def _longest_first(self, wanted: bytes) -> list[int]:
-        """The longest tokens from the left, as far as there are any."""
+        """Greedy encoding: the longest token at each position, up to the first position without one."""
         ids: list[int] = []
-        at = 0
-        while at < len(wanted):
-            size = next((size for size in range(min(self._longest, len(wanted) - at), 0, -1)
-                         if wanted[at:at + size] in self._ids), 0)
+        offset = 0
+        while offset < len(wanted):
+            size = next((size for size in range(min(self._longest, len(wanted) - offset), 0, -1)
+                         if wanted[offset:offset + size] in self._ids), 0)
             if not size:
                 break
-            ids.append(self._ids[wanted[at:at + size]])
-            at += size
+            ids.append(self._ids[wanted[offset:offset + size]])
+            offset += size
         return ids
 
 
 def _bytes(tokenizer, id: int) -> bytes:
-    """Bytes that a token adds to a text; b"" for a gap in the vocabulary."""
+    """Bytes of a token; b"" for an unused id."""
     return b"" if tokenizer.vocabulary.text(id) is None else tokenizer.token_bytes(id)
 
 
@@ -232,5 +233,5 @@ def _library():
 
 
 def _one_line(message: object) -> str:
-    """A message of llguidance without the backtrace that it has where the library gave up."""
+    """Message of llguidance in one line, without the backtrace that internal errors have."""
     return " ".join(str(message).partition("<backtrace>")[0].split())[:400]

@@ -27,7 +27,7 @@ class AsyncEngine:
 
     async def submit(self, prompt_or_ids: Prompt, max_tokens: int | None = 64, temperature: float | None = None,
                      seed: int | None = None, priority: int = 0, n: int = 1, **decoding: Any) -> AsyncHandle:
-        """As Engine.submit; text becomes tokens in another thread."""
+        """As Engine.submit; the prompt is tokenized in another thread."""
         handle = AsyncHandle(self.engine._core, asyncio.get_running_loop())
         request = await asyncio.to_thread(self.engine.request, prompt_or_ids, max_tokens, temperature, seed, n=n,
                                           **decoding)

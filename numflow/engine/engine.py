@@ -1,4 +1,4 @@
-"""The engine: requests from any thread, one thread that runs them side by side."""
+"""The engine: accepts requests from any thread and runs them on one thread with continuous batching."""
 
 import threading
 import time
@@ -36,16 +36,16 @@ class Engine:
             for piece in handle:
                 print(piece, end="")
 
-    Requests join the running batch at the next step. Each gives the tokens that it gives alone. While an engine is
-    open, `model.generate` and the others take part in its steps; they do not count for `max_queue`.
+    Requests join the running batch at the next step. Each request gives the same tokens as alone. While an engine is
+    open, `model.generate` and similar methods run in its steps; they do not count for `max_queue`.
 
     {options}
-    budget:          The most that one request may ask for. Default: Budget().
+    budget:          Limits on the settings of one request. Default: Budget().
 
-    `memory`, the MemoryPlan, says how much keys and values may take.
+    `memory`, the MemoryPlan, has the limit of the KV memory.
 
     Raises:
-        RequestError: a value out of range, or the model has an engine or requests already.
+        RequestError: a value out of range, or the model has an engine or running requests already.
     """
 
     def __init__(self, model: Model, max_batch: int = EngineOptions.max_batch,
@@ -65,8 +65,8 @@ class Engine:
             size = parse_bytes(kv_memory, option("kv_memory"))
             blocks = blocks_within(size, program, memory)
             memory = None if memory is None else replace(memory, given=size)
-        kept = 0 if not how.prefix_cache else blocks or max(1, CACHE_BYTES // max(1, block_bytes(program)))
-        self._core.open(limits, blocks, kept)
+        cache_blocks = 0 if not how.prefix_cache else blocks or max(1, CACHE_BYTES // max(1, block_bytes(program)))
+        self._core.open(limits, blocks, cache_blocks)
         self.memory = memory
         self._sessions = Sessions(self._core, partial(identity, model))
         self._disk = self._disk_cache(how)
@@ -77,44 +77,44 @@ class Engine:
         self._thread.start()
 
     def _disk_cache(self, how: EngineOptions) -> DiskCache | None:
-        """The part of the prefix cache that survives a restart, taken up."""
+        """The prefix cache on disk, loaded."""
         if how.prefix_disk is None:
             return None
         try:
             if self._core.scheduler.prefix is None:
                 raise RequestError(f"{option('prefix_disk')} has no effect without a prefix cache")
             found = DiskCache(self._sessions, parse_bytes(how.prefix_disk, option("prefix_disk")))
-            found.take_up()
+            found.load()
         except BaseException:
             self._core.close()
             raise
         return found
 
     def save_session(self, path: str | Path, slot: int = 0, note: Any = None, shared: Any = None) -> Session:
-        """Write the text that a slot had last: its tokens, keys and values, and states; whole or not at all.
+        """Save the last text of a slot to a file, atomically: its tokens, keys and values, and states.
 
-        slot: as requests name it (id_slot), else the one whose text goes on, or that was used least recently.
-        note: of JSON values, found again by `restore_session`. shared: whose texts may be saved; None: anybody's.
+        slot: slot of the request (id_slot); a request without one takes the slot whose text it continues, or the least
+        recently used one. note: JSON value, returned by `restore_session`. shared: required owner; None: any.
 
         Raises:
-            RequestError: no such slot, it has no text, or the file cannot be written.
+            RequestError: no such slot, the slot has no text, or the file cannot be written.
         """
         return self._sessions.save(path, slot, note, shared)
 
     def restore_session(self, path: str | Path, slot: int = 0, shared: Any = None) -> Session:
-        """Take up what `save_session` wrote: requests that begin like that text go on from there.
+        """Restore a text of `save_session`: requests that begin with it run only the tokens after it.
 
         Raises:
-            RequestError: no session, damaged, or of another model.
+            RequestError: no session, a damaged one, or one of another model.
             OutOfMemoryError: no memory for its keys and values.
         """
         return self._sessions.restore(path, slot, shared)
 
     def erase_session(self, slot: int = 0, shared: Any = None) -> int:
-        """Forget the text that a slot had last. Returns its tokens.
+        """Erase the last text of a slot. Returns its number of tokens.
 
         Raises:
-            RequestError: no such slot, or it has no text.
+            RequestError: no such slot, or the slot has no text.
         """
         return self._sessions.erase(slot, shared)
 
@@ -122,8 +122,9 @@ class Engine:
                seed: int | None = None, priority: int = 0, n: int = 1, **decoding: Any) -> Handle:
         """Queue a request; returns at once.
 
-        prompt_or_ids: as in Model.generate. priority: higher ones start first, and may interrupt lower ones.
-        n:        samples; sample i is drawn with random numbers of its own, sample 0 with those of n=1.
+        prompt_or_ids: as in Model.generate. priority: requests of higher priority start first, and may preempt lower
+            ones.
+        n:        number of samples; each has its own random numbers, sample 0 those of n=1.
         decoding: further settings of Model.generate.
 
         Raises:
@@ -148,7 +149,7 @@ class Engine:
         return [self._checked(request) for request in made]
 
     def _checked(self, request: Request) -> Request:
-        """The same request, if its beams may run: all of them run side by side."""
+        """Check that the beams of a request fit into one step; returns the request."""
         most = self._core.scheduler.limits.sequences
         if request.beams is not None and request.beams.num_beams > most:
             raise RequestError(f"num_beams={request.beams.num_beams} is more than the {most} sequences that may run "
@@ -167,7 +168,7 @@ class Engine:
         with self._lock:
             if self._closing:
                 raise RequestError("the engine is closed")
-            if self._core.waiting >= self.max_queue + self._free_lanes:
+            if self._core.waiting >= self.max_queue + self._free_sequences:
                 raise QueueFullError(f"{self._core.waiting} requests wait already, max_queue={self.max_queue}")
             self._core.submit(job)
             self._jobs = {other for other in self._jobs if not other.done.is_set()} | {job}
@@ -183,20 +184,20 @@ class Engine:
         return self._core.failure or ("the engine's thread has ended" if ended else "")
 
     @property
-    def _free_lanes(self) -> int:
-        """Requests that will leave the queue at once."""
+    def _free_sequences(self) -> int:
+        """Number of requests that can leave the queue at once."""
         return max(0, self._core.scheduler.limits.sequences - self._core.scheduler.sequences)
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Counters: running and waiting requests, KV blocks, totals since the engine was made."""
+        """Counters: running and waiting requests, KV blocks, totals since the engine was created."""
         core, scheduler = self._core, self._core.scheduler
         blocks, seconds = scheduler.blocks, time.perf_counter() - self._begin
         prompt, hit = scheduler.counts["prompt_tokens"], scheduler.counts["prefix_tokens"]
         drafts = core.counts["drafts"]
         return {
             "running": len(scheduler.running), "waiting": core.waiting, "sequences": scheduler.sequences,
-            "kv_blocks_used": blocks.used, "kv_blocks_free": blocks.free, "kv_blocks_cached": blocks.idle,
+            "kv_blocks_used": blocks.used, "kv_blocks_free": blocks.free, "kv_blocks_cached": blocks.cached,
             "kv_blocks_capacity": blocks.capacity, "kv_blocks_limit": blocks.limit,
             "kv_block_tokens": scheduler.block_size, "kv_bytes": core.runner.kv_bytes(),
             "kv_bytes_used": core.runner.kv_bytes(used=True),
@@ -208,7 +209,7 @@ class Engine:
         }
 
     def snapshot(self, patience: float = 5.0) -> dict[str, Any]:
-        """Blocks, requests and prefix tree between two steps (schedule/snapshot.py).
+        """Snapshot of blocks, requests and prefix tree between two steps (schedule/snapshot.py).
 
         Raises:
             OutOfMemoryError: no step ended in `patience` seconds; ask again.
@@ -222,9 +223,9 @@ class Engine:
             lock.release()
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Take no more requests, and end. The model stays open. May be called twice.
+        """Refuse new requests and stop. The model stays open. May be called twice.
 
-        drain: let those that are here come to their end, for `timeout` seconds at most; else cancel them.
+        drain: let running and waiting requests finish, for at most `timeout` seconds; else cancel them.
         """
         with self._lock:
             self._closing, jobs = True, list(self._jobs)
@@ -243,7 +244,7 @@ class Engine:
                 if not self._closed:
                     self._closed = True
                     if self._disk is not None and not self._core.failure:
-                        self._disk.keep()
+                        self._disk.save()
                     self._core.close()
 
     def __enter__(self):
@@ -262,5 +263,5 @@ class Engine:
             try:
                 if not core.step():
                     time.sleep(IDLE_S)
-            except Exception:  # every request has been told what went wrong
+            except Exception:  # the error was passed to every affected request
                 continue

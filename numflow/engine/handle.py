@@ -1,4 +1,4 @@
-"""Handles of submitted requests: pieces as they come, results, cancelling."""
+"""Handles of submitted requests: streamed pieces, results, cancellation."""
 
 import asyncio
 import queue
@@ -10,7 +10,7 @@ from numflow.engine.run.job import Job
 
 
 class Submitted:
-    """The common part of both handles: a running job, its end, and the way to cancel it."""
+    """Base of both handles: a job, its state and its cancellation."""
 
     def __init__(self, core: Core):
         self._core = core
@@ -18,11 +18,11 @@ class Submitted:
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, in whatever way."""
+        """Whether the request has ended, by success, error or cancellation."""
         return self._job.done.is_set()
 
     def cancel(self) -> None:
-        """End the request after the step that runs; results keep what there is, with finish_reason "cancelled"."""
+        """Cancel the request after the current step; results keep the text so far, with finish_reason "cancelled"."""
         self._core.cancel(self._job)
 
     def _raise(self) -> None:
@@ -35,9 +35,9 @@ class Submitted:
 
 
 class Handle(Submitted):
-    """A submitted request. Iterating it yields each Piece once, as it comes; `piece.index` says of which sample.
+    """A submitted request. Iteration yields each Piece once; `piece.index` is the index of its sample.
 
-    Any thread may use it; pieces go to whoever asks first.
+    Any thread may iterate; each piece goes to one thread.
     """
 
     def __init__(self, core: Core):
@@ -47,15 +47,15 @@ class Handle(Submitted):
     def __iter__(self) -> Iterator[Piece]:
         while (piece := self._pieces.get()) is not None:
             yield piece
-        self._pieces.put(None)  # whoever asks again finds the end again
+        self._pieces.put(None)  # further iterations find the end again
         self._raise()
 
     def result(self, timeout: float | None = None) -> Generation:
         """The first sample, or the best one (best_of), complete.
 
         Raises:
-            TimeoutError: it is not done after `timeout` seconds.
-            NumflowError or whatever ended it.
+            TimeoutError: the request is not done after `timeout` seconds.
+            NumflowError or any other error that ended the request.
         """
         return self.results(timeout)[0]
 
@@ -80,10 +80,10 @@ class AsyncHandle(Submitted):
         self._ended = asyncio.Event()
 
     def tell(self, piece: Piece | None) -> None:
-        """A piece has come; called from the engine's thread."""
+        """Pass a piece to the event loop; called from the engine's thread."""
         try:
             self._loop.call_soon_threadsafe(self._take, piece)
-        except RuntimeError:  # the loop was closed: nobody waits any more
+        except RuntimeError:  # the event loop was closed: nobody awaits the result
             self._core.cancel(self._job)
 
     def _take(self, piece: Piece | None) -> None:

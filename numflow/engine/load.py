@@ -1,4 +1,4 @@
-"""From a name or path to a Model: checkpoint, spec, network, plan, executor."""
+"""Loading of a Model from a name or path: checkpoint, spec, network, plan, executor."""
 
 import inspect
 import time
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from numflow import formats, network, registry
-from numflow.engine.adapters.given import expanded, side_by_side, to_merge, with_adapters
+from numflow.engine.adapters.given import by_request, expanded, to_merge, with_adapters
 from numflow.engine.adapters.loaded import Adapters
 from numflow.engine.model import Model
 from numflow.engine.options import LoadOptions, changed, check, described, rows
@@ -34,9 +34,9 @@ from numflow.partition.cut.plan import single_device
 from numflow.registry.progress import reporter
 from numflow.spec.resolve import part_of
 
-# Executors by name; a module is imported only when its executor is chosen.
+# Modules of the executors by name; imported when the executor is chosen.
 BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program", "cuda": "numflow.cuda.program"}
-OF_HOST = ("reference", "cpu")  # backends whose keys and values are in this machine's own memory
+OF_HOST = ("reference", "cpu")  # backends with keys and values in host memory
 Before = Callable[[Network, Prompts, Callable[[], EmbeddingRecipe]], None]
 
 
@@ -48,22 +48,22 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
 
     path_or_name:    A weight file, a model folder, a known model's name, or an id of a model hub.
     {options}
-    before:          Called with the network, what reads prompts, and a function that reads how embeddings are made,
-                     before weights are read and kernels compiled: what it raises ends the loading.
+    before:          Called with the network, the Prompts, and a function that reads the embedding recipe, before
+                     weights are read and kernels are compiled. An exception that it raises ends the loading.
     given:           Further options of the executor's Program.
 
-    `activations`: int16 is two int8 for each number, some 200 times closer than int8; on the CPU. Checkpoints of float
-    weights compute in float32 in any case. `context` is at most the model's own, unless its positions stretch as a text
-    needs it (dynamic scaling). `weights`: the next start finds them quantised (network/quantise/kept.py). `threads` are
-    those of each device where there are several. `draft` may be a Model; one that is named is loaded with the same
-    backend, activations and threads, and closed with the model. `adapters` is {"name": folder} or {"name": (folder,
-    scale)}; those that `merge` names become part of the weights, requests choose among the others (`generate(...,
-    adapter="name")`), and `model.adapters` loads more: `{}` is enough for that.
+    `activations`: int16 stores two int8 per value, about 200 times more accurate than int8; CPU only. Checkpoints with
+    float weights always compute in float32. `context` is at most the model's context, except with dynamic scaling of
+    positions. `weights`: quantised weights are cached for the next start (network/quantise/kept.py). `threads` is the
+    number per device. `draft` may be a Model; a draft given by name is loaded with the same backend, activations and
+    threads, and closed with the model. `adapters` is {"name": folder} or {"name": (folder, scale)}: adapters named by
+    `merge` are merged into the weights, requests choose among the others (`generate(..., adapter="name")`), and
+    `model.adapters` loads more at any time; for that, `{}` is enough.
 
     Raises:
-        ModelNotFoundError, DownloadError, FormatError, SpecError, NetworkError: the model cannot be had or read.
-        DeviceError: no such backend, or what it needs is missing.
-        RequestError: an option that does not exist, or is out of range.
+        ModelNotFoundError, DownloadError, FormatError, SpecError, NetworkError: the model cannot be found or read.
+        DeviceError: unknown backend, or a package or device that it needs is missing.
+        RequestError: an unknown option, or a value out of range.
     """
     begin, free = time.perf_counter(), free_memory()
     ours = {row.name for row, _ in rows(LoadOptions)}
@@ -72,10 +72,10 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     program_class = _executor(backend)
     options = _program_options(program_class, how, given)
     several, merging = _several(how), to_merge(how.adapters, how.merge, how.adapter)
-    choosing = _check_adapters(side_by_side(how.adapters, how.merge), program_class, several and how.transport == "ray")
-    place = registry.resolve(path_or_name, offline=how.offline, progress=how.progress)
-    merging = tuple(one.found(how.offline, how.progress) for one in merging)
-    checkpoint = formats.open_checkpoint(place)
+    choosing = _check_adapters(by_request(how.adapters, how.merge), program_class, several and how.transport == "ray")
+    path = registry.resolve(path_or_name, offline=how.offline, progress=how.progress)
+    merging = tuple(adapter.found(how.offline, how.progress) for adapter in merging)
+    checkpoint = formats.open_checkpoint(path)
     chosen = network.choose_spec(checkpoint, spec)
     checkpoint = _merged(checkpoint, chosen, merging, how)
     tokenizer, defaults = _tokenizer_of(checkpoint, chosen), chosen.section("generation")
@@ -97,14 +97,14 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
         elif _is_named(how.draft):
             check_draft(ModelFacts.of(headers), how.draft, how.offline, how.progress)
     quantising = None
-    with closing(reporter(how.progress and how.weights is not None)) as told, \
+    with closing(reporter(how.progress and how.weights is not None)) as reports, \
             _quantiser(program_class, how, options) as rows_of:
         if how.weights is not None:
             from numflow.engine.requantise import Requantising, requantised
 
             quantising = Requantising(how.weights, how.imatrix, how.calibration, backend,
                                       how.transport != LoadOptions.transport)
-            checkpoint = requantised(checkpoint, chosen, quantising, threads, told, not merging, rows_of)
+            checkpoint = requantised(checkpoint, chosen, quantising, threads, reports, not merging, rows_of)
             headers = None
         built = headers or build()
         if not several:
@@ -121,7 +121,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint, chosen),
                   _begin(checkpoint, chosen), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
-                  lambda: registry.sampling(path_or_name, place), scores)
+                  lambda: registry.sampling(path_or_name, path), scores)
     model.runner.suspects = Suspects(built, checkpoint, () if scores is None else scores.tensors)
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     if choosing is not None:
@@ -139,7 +139,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
 
 
 def model_of(checkpoint, spec, backend: str, threads: int | None = None) -> Model:
-    """A model of a checkpoint that is open, on one device, with defaults for all else.
+    """Model of an open checkpoint, on one device, with default options.
 
     Raises:
         SpecError, NetworkError, FormatError, DeviceError: as `load`.
@@ -154,16 +154,16 @@ def model_of(checkpoint, spec, backend: str, threads: int | None = None) -> Mode
 
 
 def _merged(checkpoint, spec, adapters, how: LoadOptions):
-    """The checkpoint with adapters merged; tells of what is left out, and of matrices that are larger by that."""
-    with closing(reporter(how.progress and bool(adapters))) as told:
-        found = with_adapters(checkpoint, spec, adapters, told.note)
+    """Checkpoint with adapters merged; reports parts that are left out, and matrices that became larger."""
+    with closing(reporter(how.progress and bool(adapters))) as reports:
+        found = with_adapters(checkpoint, spec, adapters, reports.note)
         if how.progress and how.weights is None and (line := expanded(checkpoint, found)):
-            told.note(line)
+            reports.note(line)
     return found
 
 
 def _check_adapters(adapters, program_class, over_ray: bool):
-    """Adapters that requests are to choose, if that goes."""
+    """Check that requests can choose adapters; returns the adapters."""
     if adapters is not None and (over_ray or ADAPT not in program_class.can):
         name = next(iter(adapters), "NAME")
         raise RequestError(f"{option('adapters')}: requests cannot choose among adapters on a Ray cluster; merge one "
@@ -172,7 +172,7 @@ def _check_adapters(adapters, program_class, over_ray: bool):
 
 
 def _add_adapters(model: Model, adapters: Adapters, given) -> None:
-    """Let requests choose these; nothing stays open if one is not to be had."""
+    """Load adapters for requests; closes the model if one cannot be loaded."""
     model.adapters = adapters
     try:
         for name, value in given.items():
@@ -183,7 +183,7 @@ def _add_adapters(model: Model, adapters: Adapters, given) -> None:
 
 
 def _add_draft(model: Model, draft, load_it) -> None:
-    """Let a model, or one that is loaded for it, guess for `model`; nothing stays open if it cannot."""
+    """Set the draft model, loaded if necessary; closes all on failure."""
     model.owns_draft = not isinstance(draft, Model)
     found = None
     try:
@@ -197,7 +197,7 @@ def _add_draft(model: Model, draft, load_it) -> None:
 
 
 def _add_block(model: Model, built: Network, checkpoint, program_class, options) -> None:
-    """Let a block draft for `model` by its streams; nothing stays open if it cannot."""
+    """Set the draft block, which reads the model's residual streams; closes the model on failure."""
     try:
         weights = network.WeightSource(built, checkpoint)
         shared = {"beside": model.program} if "beside" in inspect.signature(program_class).parameters else {}
@@ -209,8 +209,8 @@ def _add_block(model: Model, built: Network, checkpoint, program_class, options)
 
 @contextmanager
 def _quantiser(program_class, how: LoadOptions, options: dict[str, Any]) -> Iterator[Quantiser | None]:
-    """A search for weights beside that of the processors, if there is one: of the first GPU that is named. Devices
-    of other processes quantise by themselves."""
+    """Quantiser on the first GPU of the devices, if there is one; else None. Devices in other processes quantise
+    themselves."""
     found = None
     if how.weights is not None and how.transport == LoadOptions.transport:
         first = next((device for device in parse_devices(how.devices or "0") if device.name != CPU), None)
@@ -229,26 +229,26 @@ def _executor(backend: str):
 
 
 def _program_options(program_class, how: LoadOptions, given: dict[str, Any]) -> dict[str, Any]:
-    """Options of the executor's Program: those of the table that it has, and `given`, which are its alone."""
+    """Options of the executor's Program: those of LoadOptions that it takes, and `given`."""
     check(how if _is_named(how.draft) else replace(how, draft=None))
     for row, found in rows(LoadOptions):
         if found.of and how.backend not in found.of and (value := getattr(how, row.name)) != row.default:
             raise RequestError(f"{option(row.name, value)} is for GPUs ({option('backend', found.of[0])}); backend "
                                f"{how.backend!r} has no such option")
-    own = [name for name in inspect.signature(program_class).parameters
+    accepted = [name for name in inspect.signature(program_class).parameters
            if name not in ("network", "weights", "world", "device", "progress", "beside")]
     for name in given:
-        if name not in own:
-            known = {*own, *(row.name for row, _ in rows(LoadOptions))}
+        if name not in accepted:
+            known = {*accepted, *(row.name for row, _ in rows(LoadOptions))}
             raise RequestError(f"backend {how.backend!r} has no option {name!r}{did_you_mean(name, known)}")
     kinds = {"kv_k": how.kv_k or how.kv, "kv_v": how.kv_v or how.kv}
     return ({"activations": how.activations, "threads": how.threads}
-            | {name: value for name, value in changed(how).items() if name in own}
+            | {name: value for name, value in changed(how).items() if name in accepted}
             | {name: kind.lower() for name, kind in kinds.items() if kind is not None} | given)
 
 
 def _several(how: LoadOptions) -> bool:
-    """Whether the model is placed on several devices; that options which need others have them."""
+    """Whether the model is placed on several devices. Also checks options that depend on others."""
     several = how.devices is not None or how.cpu_layers != 0
     if not several and how.transport != LoadOptions.transport:
         raise RequestError(f"{option('transport', how.transport)} is between devices: name them with "
@@ -261,7 +261,7 @@ def _several(how: LoadOptions) -> bool:
 
 
 def _limited(built, context):
-    """The network with the context that is asked for: a shorter one, or a longer one of positions that stretch."""
+    """Network with the given context: a shorter one, or a longer one with dynamic scaling of positions."""
     if context is None:
         return built
     longest = built.facts["context"]
@@ -271,7 +271,7 @@ def _limited(built, context):
 
 
 def _is_named(draft) -> bool:
-    """Whether a draft model has still to be loaded."""
+    """Whether the draft is a name or path that has to be loaded."""
     return draft is not None and not isinstance(draft, Model)
 
 
@@ -287,7 +287,7 @@ def _tokenizer_of(checkpoint, spec) -> Callable[[], Any]:
 
 
 def _vocabulary_released(tokenizer, checkpoint):
-    """The tokenizer; it holds the vocabulary of a GGUF file now, which is dropped from the metadata."""
+    """The tokenizer. Drops the vocabulary from the metadata of a GGUF file, since the tokenizer has it."""
     if checkpoint.format == "gguf":
         for key in ("tokens", "merges", "scores", "token_type"):
             checkpoint.config.pop(f"tokenizer.ggml.{key}", None)
@@ -311,17 +311,17 @@ def _score_head(checkpoint, spec):
 
 
 def _ends(checkpoint, spec) -> frozenset[int]:
-    """End-of-text ids as the model's configuration has them: one id or a list."""
+    """End token ids of the model's configuration."""
     return frozenset(_ids(checkpoint, spec, "eos_token_id"))
 
 
 def _begin(checkpoint, spec) -> int | None:
-    """The id that starts a text, as the model's configuration has it."""
+    """Start token id of the model's configuration."""
     return next(iter(_ids(checkpoint, spec, "bos_token_id")), None)
 
 
 def _ids(checkpoint, spec, role: str) -> list[int]:
-    """One id or a list of them; of the part of the configuration that the spec reads, where the whole has none."""
+    """Token ids of a role in the configuration, or else in the part of it that the spec reads."""
     config = checkpoint.config
     part = part_of(spec.section(checkpoint.naming).get("within", []), config)[1]
     if config.get(role) is None and part.get(role) is not None:

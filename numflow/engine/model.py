@@ -14,7 +14,7 @@ from numflow.engine.request.budget import Budget
 from numflow.engine.request.defaults import Defaults
 from numflow.engine.request.prompt import Prompts, is_conversation
 from numflow.engine.request.request import Request, Requests, Settings
-from numflow.engine.request.sampling import Source, chosen, filled
+from numflow.engine.request.sampling import Source, model_sampling, with_model_defaults
 from numflow.engine.run.core import Core
 from numflow.engine.run.forward import Text, outputs
 from numflow.engine.run.generation import Generation
@@ -35,16 +35,16 @@ from numflow.ops import Network
 
 
 class Model(Scored):
-    """A network bound to an executor. May be used by several threads; their batches alternate.
+    """A network bound to an executor. Several threads may use it; their batches alternate.
 
-    tokenizer: function that loads it, called when text is first met; without one only ids are understood.
-    ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
-    template, system_prompt: the specification's own prompt template, "" if it has none.
-    chunk:     rows of a prompt that run at once.
-    recipe:    function that tells how embeddings are made, called when one is first wanted.
-    defaults:  function that tells what the model's own files say about generating, called when a text is.
-    listed:    function that tells what the list of models says of sampling.
-    scored_by: what makes scores of hidden states, of a classifier or reranker.
+    tokenizer: function that loads the tokenizer, called at the first text; without a tokenizer, prompts are ids.
+    ends, bos: end token ids and the start token id, for use without a tokenizer.
+    template, system_prompt: the specification's prompt template, "" without one.
+    chunk:     rows of a prompt in one run.
+    recipe:    function that reads the embedding recipe, called at the first embedding.
+    defaults:  function that reads the generation defaults of the model's files, called at the first generation.
+    listed:    function that returns the sampling settings in the list of models.
+    scored_by: score head of a classifier or reranker.
     """
 
     def __init__(self, network: Network, program, tokenizer: Callable[[], Any] | None = None,
@@ -56,7 +56,7 @@ class Model(Scored):
         self.runner = Runner(network, program, chunk)
         self.facts = self.runner.facts
         self.core = Core(self.runner)
-        self.load_s, self.bits_per_weight = 0.0, 0.0  # of its matrices as they are stored, every byte counted
+        self.load_s, self.bits_per_weight = 0.0, 0.0  # bits_per_weight: stored bits of matrices, headers included
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
         self._listed, self._scored_by = listed, scored_by
@@ -65,7 +65,7 @@ class Model(Scored):
         self._requests = Requests(self.facts, self.prompts, lambda: self.tokenizer, ends, bos, defaults,
                                   self.runner.longest)
         self._draft: Model | None = None
-        self.adapters: Adapters | None = None  # that requests choose by name; None: loaded without any
+        self.adapters: Adapters | None = None  # adapters that requests choose by name; None: loaded without adapters
         self._requests.adapter = lambda name: (without_adapters if self.adapters is None else self.adapters.find)(name)
 
     @cached_property
@@ -81,7 +81,7 @@ class Model(Scored):
 
     @property
     def has_template(self) -> bool:
-        """Whether the model, or its specification, has a prompt template: what `chat` needs.
+        """Whether the model or its specification has a prompt template, which `chat` needs.
 
         Raises:
             TokenizerError: the model has no tokenizer.
@@ -90,7 +90,7 @@ class Model(Scored):
 
     @property
     def context(self) -> int:
-        """Longest text in tokens, prompt and answer together."""
+        """Maximum tokens of a text, prompt and generated tokens together."""
         return self.facts.context
 
     @property
@@ -100,17 +100,17 @@ class Model(Scored):
 
     @property
     def is_decoder(self) -> bool:
-        """Whether it says what follows a text; encoders and encoder-decoders do not."""
+        """Whether the model is a decoder-only model, not an encoder or encoder-decoder."""
         return self.facts.decoder
 
     def logits(self, ids: Sequence[int], token_type_ids: Sequence[int] | None = None,
                encoder_ids: Sequence[int] | None = None, adapter: str | None = None) -> np.ndarray:
         """Logits at every position, float32 [len(ids), vocabulary]. Encoder-decoders: ids are the decoder's.
 
-        adapter: name of one of `adapters`; None: the base alone.
+        adapter: name of one of `adapters`; None: the base model alone.
 
         Raises:
-            RequestError: bad ids, more than the context, a model without a head, or no such adapter.
+            RequestError: invalid ids, more ids than the context, a model without output head, or an unknown adapter.
         """
         return self._gather("logits", ids, token_type_ids, encoder_ids, adapter)
 
@@ -118,34 +118,35 @@ class Model(Scored):
                encoder_ids: Sequence[int] | None = None, adapter: str | None = None) -> np.ndarray:
         """Hidden states after the last norm, float32 [len(ids), width].
 
-        encoder_ids: encoder-decoders: what the encoder reads, ids are the decoder's; None: ids are the encoder's.
+        encoder_ids: encoder-decoders: ids of the encoder, `ids` are the decoder's; None: `ids` are the encoder's.
 
         Raises:
-            RequestError: bad ids, more than the context, or no such adapter.
+            RequestError: invalid ids, more ids than the context, or an unknown adapter.
         """
         if not self.facts.encoder or encoder_ids is not None:
             return self._gather("hidden", ids, token_type_ids, encoder_ids, adapter)
         if token_type_ids is not None:
             raise RequestError(f"{self.network.name} has no token types")
-        text = Text(self.facts.check(ids, "encoder_ids"), adapter=self._requests.chosen(adapter))
+        text = Text(self.facts.check(ids, "encoder_ids"), adapter=self._requests.find_adapter(adapter))
         return next(outputs(self.core, [text], "encoder_hidden"))
 
     def logits_batch(self, texts: Sequence[Sequence[int]], encoder_texts: Sequence[Sequence[int]] | None = None,
                      adapters: Sequence[str | None] | None = None) -> list[np.ndarray]:
-        """`logits` of several texts that run side by side: float32 [len(ids), vocabulary] of each.
+        """`logits` of several texts in the same batches: float32 [len(ids), vocabulary] of each.
 
-        encoder_texts: encoder-decoders: what the encoder reads for each. adapters: of each, as of `logits`.
+        encoder_texts: encoder-decoders: ids of the encoder for each text. adapters: adapter of each text.
 
         Raises:
-            RequestError: as `logits` does, or there are not as many encoder_texts or adapters.
+            RequestError: as `logits`, or the number of encoder_texts or adapters differs from the number of texts.
         """
         self._check_output("logits")
         sources = [None] * len(texts) if encoder_texts is None else encoder_texts
         names = [None] * len(texts) if adapters is None else adapters
-        for what, count in (("encoder_texts", len(sources)), ("adapters", len(names))):
+        for name, count in (("encoder_texts", len(sources)), ("adapters", len(names))):
             if count != len(texts):
-                raise RequestError(f"{len(texts)} texts need as many {what}, there are {count}")
-        pairs = [Text(self.facts.check(ids, "ids"), None, self._check_encoder(source), self._requests.chosen(name))
+                raise RequestError(f"{len(texts)} texts need as many {name}, there are {count}")
+        pairs = [Text(self.facts.check(ids, "ids"), None, self._check_encoder(source),
+                      self._requests.find_adapter(name))
                  for ids, source, name in zip(texts, sources, names)]
         return list(outputs(self.core, pairs, "logits"))
 
@@ -154,23 +155,23 @@ class Model(Scored):
               instruction: str | None = None) -> np.ndarray:
         """Embeddings of texts: float32 [width] of one text, [n, width] of a list.
 
-        A text may be given as its token ids, which run as they are: nothing is put around them.
+        A text may be given as token ids, which run unchanged, without special tokens added.
 
-        How hidden states become an embedding is read from the files beside the weights (modules.json and what it
+        The steps from hidden states to an embedding are read from the model's files (modules.json and the files that it
         names), else from the specification's [generation] pooling.
 
-        normalize: make every embedding as long as 1; None: only if the model's files say so.
-        pooling:   instead of the model's own: cls, max, mean, mean_sqrt_len, weighted_mean or last.
-        truncate:  cut texts that are longer than the model's limit; else they are an error.
-        prompt:    name of one of the model's prompts, put in front of every text; None: the model's default, if any.
-        dimensions: the first numbers alone, made as long as 1 again where the whole is: for models whose embeddings may
-                   be cut (Matryoshka). Where the model's config.json lists `matryoshka_dimensions`, one of these.
-        instruction: in place of the one that the model's prompt has ("Instruct: ...").
+        normalize: normalise every embedding to length 1; None: only if the model's files specify it.
+        pooling:   pooling instead of the model's: cls, max, mean, mean_sqrt_len, weighted_mean or last.
+        truncate:  truncate texts longer than the model's limit; else such texts are an error.
+        prompt:    name of one of the model's prompts, prepended to every text; None: the model's default, if any.
+        dimensions: return only the first values, normalised again if embeddings are normalised (Matryoshka). If the
+                   model's config.json lists `matryoshka_dimensions`, one of these.
+        instruction: replaces the instruction in the model's prompt ("Instruct: ...").
 
         Raises:
-            RequestError: no pooling is known, a text is too long or has no tokens, or there is no such prompt.
+            RequestError: no pooling is known, a text is too long or has no tokens, or an unknown prompt.
             TokenizerError: the model has no tokenizer.
-            FormatError: one of the files is broken.
+            FormatError: one of the files is damaged.
         """
         return embed(self, self._recipe, texts, normalize, pooling, truncate, prompt, dimensions, instruction)
 
@@ -179,7 +180,7 @@ class Model(Scored):
         return self._load_recipe()
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filling]]:
-        """For every mask token of a text ("[MASK]", "<mask>"), the top_k most probable tokens, best first.
+        """The top_k most probable tokens for every mask token of a text ("[MASK]", "<mask>"), best first.
 
         Raises:
             RequestError: not a masked language model, a model without output head, or a text without mask tokens.
@@ -189,7 +190,7 @@ class Model(Scored):
 
     def iter_logits(self, ids: Sequence[int], every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
         """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary]), the logits of positions
-        start, start + every, ... Not of encoder-decoders."""
+        start, start + every, ... Not for encoder-decoders."""
         checked = self.facts.check(ids, "ids")
         self._check_encoder(None)
         self._check_output("logits")
@@ -199,7 +200,7 @@ class Model(Scored):
     def _gather(self, output, ids, token_type_ids, encoder_ids, adapter) -> np.ndarray:
         ids, read = self.facts.check(ids, "ids"), self._check_encoder(encoder_ids)
         self._check_output(output)
-        text = Text(ids, types_of(self.network, ids, token_type_ids), read, self._requests.chosen(adapter))
+        text = Text(ids, types_of(self.network, ids, token_type_ids), read, self._requests.find_adapter(adapter))
         return next(outputs(self.core, [text], output))
 
     def _check_output(self, output) -> None:
@@ -217,19 +218,19 @@ class Model(Scored):
                  **settings: Any) -> Generation | Stream:
         """Continue a prompt.
 
-        prompt:     text, token ids, or chat messages ({"role", "content"}). Encoder-decoders: what the encoder reads.
-        stream:     return a Stream that iterates the text's pieces as they come, of all n samples.
+        prompt:     text, token ids, or chat messages ({"role", "content"}). Encoder-decoders: text of the encoder.
+        stream:     return a Stream: an iterator over pieces of text, of all n samples.
         max_tokens, temperature, ignore_eos, settings: see Settings (seed, top_k, top_p, min_p, stop, chat, num_beams,
-                    n, logprobs, json_schema, speculate, ...), and docs/decoding.md. temperature None: 0, unless
-                    decoding_alg says otherwise; for a conversation (chat, messages) what `sampling` says.
+                    n, logprobs, json_schema, speculate, ...), and docs/decoding.md. temperature None: 0, or the value
+                    of decoding_alg; for a conversation (chat, messages) the value of `sampling`.
 
         Raises:
             RequestError: settings or ids out of range, settings that contradict each other, or a prompt longer than
                 the context.
             TokenizerError: text or stop strings, and no tokenizer; chat, and no template.
         """
-        common = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": ignore_eos}
-        request = self.request(prompt, common | settings)
+        named = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": ignore_eos}
+        request = self.request(prompt, named | settings)
         if request.beams is not None:
             if stream:
                 raise RequestError("a beam search knows its text only at the end: leave out stream or num_beams")
@@ -247,7 +248,7 @@ class Model(Scored):
 
     def generate_batch(self, prompts: Sequence[str | Sequence[int] | Sequence[Mapping]],
                        **settings: Any) -> list[Generation]:
-        """Continue several prompts side by side, each as `generate` would; none notices the others.
+        """Continue several prompts in the same batches; each result is the same as with `generate`.
 
         settings: see Settings.
 
@@ -257,17 +258,17 @@ class Model(Scored):
         return together(self.core, [self.request(prompt, settings) for prompt in prompts], self.text_decoder)
 
     def loglikelihood(self, context: Sequence[int], continuation: Sequence[int]) -> Likelihood:
-        """(sum of log-probabilities, whether greedy decoding gives it) of a continuation; see `loglikelihoods`."""
+        """Log-likelihood of a continuation, and whether greedy decoding gives it; see `loglikelihoods`."""
         return self.loglikelihoods([(context, continuation)])[0]
 
     def loglikelihoods(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Likelihood]:
-        """Log-likelihoods of continuations of contexts, as evaluation harnesses ask for them.
+        """Log-likelihoods of continuations of contexts, for evaluation harnesses.
 
-        pairs: token ids of a context and of what follows. An empty context is the token that starts a text. A context
-               that comes several times runs once; others run side by side.
+        pairs: token ids of a context and of its continuation. An empty context stands for the start token. A repeated
+               context runs once; other pairs run in the same batches.
 
         Raises:
-            RequestError: bad ids, more than the context, no output head, or an encoder-decoder.
+            RequestError: invalid ids, more ids than the context, no output head, or an encoder-decoder.
         """
         self._check_output("logits")
         if not self.is_decoder:
@@ -276,10 +277,10 @@ class Model(Scored):
 
     @property
     def draft(self) -> "Model | None":
-        """A smaller model that drafts tokens (speculative decoding); set it, or load with draft=.
+        """Draft model for speculative decoding; set it, or load with draft=.
 
         Raises:
-            RequestError: the model cannot draft for this one, for its vocabulary is another.
+            RequestError: the draft model has another vocabulary, or is no decoder.
         """
         return self._draft
 
@@ -291,13 +292,13 @@ class Model(Scored):
         self.core.drafters.use(None if draft is None else draft.runner)
 
     def drafts_with(self, network: Network, program) -> None:
-        """Let a block that reads this model's streams draft (network/build/draft.py). It is closed with the model."""
+        """Set a draft block, which reads this model's streams (network/build/draft.py). It is closed with the model."""
         self._requests.has_draft = True
         self.core.drafters.use(Runner(network, program, self.runner.chunk), True)
 
     @cached_property
     def languages(self) -> Languages:
-        """The languages that the vocabulary has tokens for.
+        """Languages with a token in the vocabulary.
 
         Raises:
             TokenizerError: the model has no tokenizer.
@@ -306,12 +307,12 @@ class Model(Scored):
 
     def translate(self, texts: str | Sequence[str], source: str | None = None, target: str | None = None,
                   **settings: Any) -> Generation | list[Generation]:
-        """Translate a text, or several side by side.
+        """Translate a text, or several texts in the same batches.
 
-        source, target: languages as the model's vocabulary names them (`languages`), such as "en", "eng_Latn" or
-                  "en_XX". A model that reads one language takes no source, one for a single pair neither.
-        settings: see Settings. What is not given of max_tokens and num_beams is as the model's own files say; one beam
-                  where temperature or stop is given.
+        source, target: languages as named in the model's vocabulary (`languages`), such as "en", "eng_Latn" or "en_XX".
+                  A model with one source language takes no source; a model for a single pair takes neither.
+        settings: see Settings. Defaults of max_tokens and num_beams are those of the model's files; one beam if
+                  temperature or stop is given.
 
         Raises:
             RequestError: not an encoder-decoder, a language is missing or unknown, a text is too long, or as
@@ -324,7 +325,7 @@ class Model(Scored):
 
     def translation_requests(self, texts: str | Sequence[str], source: str | None = None, target: str | None = None,
                              budget: Budget | None = None, **settings: Any) -> list[Request]:
-        """Checked requests of a translation, for an engine. budget: the most that each may ask for; None: anything.
+        """Checked requests of a translation, for an engine. budget: limits on each request; None: no limits.
 
         Raises:
             RequestError, TokenizerError: as `translate` does.
@@ -334,17 +335,16 @@ class Model(Scored):
 
     def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Mapping[str, Any] | Settings,
                 budget: Budget | None = None) -> Request:
-        """A checked request, for an engine. A conversation gets what `sampling` says below its own settings.
+        """A checked request, for an engine. The settings of a conversation are completed by `sampling`.
 
-        settings: see Settings; an object of that class is complete. budget: the most that it may ask for; None:
-        anything.
+        settings: see Settings; a Settings object is used unchanged. budget: limits on the request; None: no limits.
 
         Raises:
             RequestError, TokenizerError: as `generate` does.
         """
         if not isinstance(settings, Settings):
             if settings.get("chat") or is_conversation(prompt):
-                settings = filled(settings, self.sampling.values)
+                settings = with_model_defaults(settings, self.sampling.values)
             settings = Settings.of(settings)
         request = self._requests.make(prompt, settings, budget=budget)
         if request.scored is None:
@@ -353,40 +353,39 @@ class Model(Scored):
 
     @cached_property
     def sampling(self) -> Source:
-        """Sampling settings of a conversation whose request sets none, and their source (sampling.py).
+        """Default sampling settings of a conversation, and their source (sampling.py).
 
         Raises:
-            FormatError: one of the model's files is broken.
+            FormatError: one of the model's files is damaged.
         """
-        return chosen(self._requests.defaults.sampling, self._listed(), self.is_decoder)
+        return model_sampling(self._requests.defaults.sampling, self._listed(), self.is_decoder)
 
     def text_decoder(self, request: Request):
-        """Text decoder of a request's new tokens, None without a tokenizer.
+        """Incremental detokenizer of a request's new tokens, None without a tokenizer.
 
-        It keeps a leading space where the text goes on after a prompt.
+        It keeps a leading space if the text continues a prompt.
         """
         if not self._requests.tokenizer:
             return None
         if request.grammar is not None:
-            return self.tokenizer.stream(continues=True)  # the text is what the grammar has seen, every space of it
-        goes_on = request.continues and any(int(id) not in self.tokenizer.special_ids for id in request.prompt)
-        return self.tokenizer.stream(continues=goes_on)
+            return self.tokenizer.stream(continues=True)  # exactly the text that the grammar saw
+        continues = request.continues and any(int(id) not in self.tokenizer.special_ids for id in request.prompt)
+        return self.tokenizer.stream(continues=continues)
 
     def trace(self, prompt: str | Sequence[int] | Sequence[Mapping] = (), chat: bool = False,
               repeat: int = 5) -> list[TraceRow]:
         """One decoding step after a prompt, a row per step of the network; prompt, chat and errors as of `generate`.
 
-        Times are medians of `repeat` runs, one after the other; a first one, in which threads wake up and weights come
-        from the disk, does not count.
+        Times are medians of `repeat` consecutive runs; a first warm-up run does not count.
         """
         return trace(self, prompt, chat, repeat)
 
     def walk(self, prompt: str | Sequence[int] | Sequence[Mapping], chat: bool = False, lens: bool = False) -> Walk:
-        """As `trace`, with ids, values of each step and the likeliest next tokens; lens: also after each layer."""
+        """As `trace`, with ids, values of each step and the most probable next tokens; lens: also after each layer."""
         return walk(self, prompt, chat, lens)
 
     def close(self) -> None:
-        """Free the executor's memory and threads, and those of a draft model that was loaded with it."""
+        """Free memory and threads of the executor, and of a draft model that was loaded with the model."""
         self.program.close()
         self.core.drafters.close()
         if self.owns_draft and self.draft is not None:

@@ -1,7 +1,7 @@
-"""Options of loading a model and of the engine, each written here alone: name, type, default, help, check, other names.
+"""Options of loading and of the engine, defined only here: name, type, default, help, check, aliases.
 
-Arguments of `numflow.load` and `Engine`, the commands' options and the tables of the service's configuration are made
-of these two classes. In help, {name} is another option, as its reader writes it.
+Arguments of `numflow.load` and `Engine`, options of the commands, and tables of the service's configuration are derived
+from these two classes. In a help text, {name} is replaced by another option in the spelling of the interface.
 """
 
 from dataclasses import dataclass, field, fields
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 KV = ("f32", "f16", "bf16", "q8", "q6", "q5", "q4", "q3h", "q3", "q2")  # types of cached keys and values
-STATES = ("f32", "f16", "bf16", "q8")  # types of their states
+STATES = ("f32", "f16", "bf16", "q8")  # types of states of recurrent layers
 COMMANDS, CONFIG = "commands", "config"  # every command that runs a model; the service's configuration
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """Values of these types for which `good` holds. wanted: the same in words."""
+    """Check of a value: its type is one of `kinds`, and `good` holds. wanted: description of valid values."""
 
     kinds: "type | tuple[type, ...]"
     wanted: str
     good: "Callable[[Any], Any]" = lambda value: True
 
     def __call__(self, value: "Any", name: str) -> "Any":
-        """The value.
+        """Check a value and return it.
 
         Raises:
-            RequestError: it is none of these.
+            RequestError: the value is not valid.
         """
         right = isinstance(value, self.kinds) and (self.kinds is bool or not isinstance(value, bool))
         if not right or not self.good(value):
@@ -40,22 +40,22 @@ class Check:
 
 
 def one_of(*known: str) -> Check:
-    """One of these words."""
+    """Check for one of several words."""
     return Check(str, f"one of {', '.join(known)}", lambda value: value in known)
 
 
 TEXT = Check(str, "text", bool)
 PATH = Check(object, "text", lambda value: (isinstance(value, str) and value) or hasattr(value, "__fspath__"))
 TEXTS = Check((str, list, tuple), "a text, or a list of them",
-              lambda value: value and all(isinstance(one, str) and one for one in value))
-TABLE = Check(dict, "a table")  # whoever reads it checks what is in it
+              lambda value: value and all(isinstance(text, str) and text for text in value))
+TABLE = Check(dict, "a table")  # the reader of the table checks its content
 FLAG = Check(bool, "true or false")
 WHOLE = Check(int, "a whole number")
 COUNT = Check(int, "a whole number from 1", lambda value: value >= 1)
 FROM_ZERO = Check(int, "a whole number from 0", lambda value: value >= 0)
 PERCENT = Check((int, float), "a number 0 .. 100", lambda value: 0 <= value <= 100)
 SIZE = Check((int, float, str), 'bytes, or text such as "8 GB" or "512MiB"')
-DEVICES = Check(str, "text")  # partition/cut/devices.py says what is wrong in it
+DEVICES = Check(str, "text")  # partition/cut/devices.py checks the text
 KV_TYPE = Check(str, f"one of auto, {', '.join(KV)}", lambda value: value.lower() in ("auto", *KV))
 
 
@@ -63,10 +63,10 @@ KV_TYPE = Check(str, f"one of auto, {', '.join(KV)}", lambda value: value.lower(
 class OptionFacts:
     """Facts of an option beside its name, type and default.
 
-    metavar: its value in a command's help. check: its values, where it is not None.
-    aliases: other names in the service's configuration, those of Inferflow among them. flag: its name in the shell.
-    of:      the backends that have it; (): all. shown: the default in words, where it is None.
-    places:  where it is offered beside Python: COMMANDS, CONFIG.
+    metavar: placeholder of the value in a command's help. check: check of values other than None.
+    aliases: other names in the service's configuration, such as those of Inferflow. flag: option in the shell.
+    of:      backends with this option; (): all. shown: description of the default, if that is None.
+    places:  interfaces besides Python: COMMANDS, CONFIG.
     """
 
     help: str
@@ -79,16 +79,16 @@ class OptionFacts:
     places: tuple[str, ...] = (COMMANDS, CONFIG)
 
     def help_for(self, spell: "Callable[[str, str], str]") -> str:
-        """The help, with other options as `spell` writes them."""
+        """Help text, with other options spelled by `spell`."""
         return _spelled(self.help, spell)
 
     def shown_for(self, spell: "Callable[[str, str], str]") -> str:
-        """The default in words, likewise."""
+        """Description of the default, with other options spelled by `spell`."""
         return _spelled(self.shown, spell)
 
 
 def opt(default: "Any", help: str, metavar: str, check: Check, aliases: tuple[str, ...] = (), **more: "Any") -> "Any":
-    """A field of a table: its default and its facts."""
+    """Field of a table of options: default and facts."""
     return field(default=default, metadata={"option": OptionFacts(help, metavar, check, aliases, **more)})
 
 
@@ -96,69 +96,73 @@ def opt(default: "Any", help: str, metavar: str, check: Check, aliases: tuple[st
 class LoadOptions:
     """Options of numflow.load."""
 
-    threads: int | None = opt(None, "CPU threads.", "N", COUNT, ("cpu_threads",), shown="one per core")
+    threads: int | None = opt(None, "Number of CPU threads.", "N", COUNT, ("cpu_threads",), shown="one per core")
     backend: str = opt(
-        "cpu", "What runs it: cpu (compiled), cuda (an NVIDIA GPU), reference (NumPy, slow).", "NAME", TEXT,
+        "cpu", "Device type: cpu (compiled kernels), cuda (an NVIDIA GPU) or reference (NumPy, slow).", "NAME", TEXT,
         ("device",), flag="--device")
     activations: str = opt(
-        "int8", "int8 (fast), int16 (much closer), auto (int16 where prompts do not feel it), bf16 (fast with float "
+        "int8", "Type of the activations in matrix products: int8 (fast), int16 (much closer to float32), auto (int16 "
+        "in the steps that run only for rows whose logits are wanted, int8 elsewhere), bf16 (fast with float "
         "weights), fp8 (8-bit floats with FP8 weights, on an H100 or RTX 40 and 50), nvfp4 (4-bit floats with NVFP4 "
         "and MXFP4 weights, on an RTX 50) or f32 (exact float32 arithmetic).", "TYPE",
         one_of("int8", "int16", "auto", "bf16", "fp8", "nvfp4", "f32"))
     weights: str | None = opt(
-        None, "Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix), a GGUF type or mix "
-        "(Q4_K_M) or a recipe file.", "NAME", PATH,
+        None, "Quantise the weights while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix), a GGUF "
+        "type or mix (Q4_K_M) or a recipe file.", "NAME", PATH,
         ("device_weight_data_type",), shown="as stored")
-    imatrix: str | None = opt(None, "With {weights}: what `numflow imatrix` has measured.", "FILE", PATH)
+    imatrix: str | None = opt(
+        None, "Importance matrix for {weights}: a file of `numflow imatrix` or of GGML's programs.", "FILE", PATH)
     calibration: bool = opt(
-        True, "With {weights} of less than 6 bits and no {imatrix}: calibrate on text that the model writes, once.", "",
-        FLAG)
+        True, "With {weights} below 6 bits and without {imatrix}: calibrate, once, on text that the model generates.",
+        "", FLAG)
     adapter: list[str] | None = opt(  # noqa: RUF009  the default is None
-        None, "An adapter (LoRA) to merge: PEFT's folder, or a GGUF file; DIR=0.5 is half of it; may be repeated. "
-        "Matrices that it changes become float32, unless {weights} says otherwise.", "DIR[=SCALE]", TEXTS)
+        None, "LoRA adapter to merge into the weights: a PEFT folder or a GGUF file. DIR=0.5 scales the adapter by "
+        "0.5. May be repeated. The changed matrices become float32 unless {weights} is given.", "DIR[=SCALE]", TEXTS)
     adapters: dict | None = opt(  # noqa: RUF009
-        None, "Adapters by name: a folder or file each, or [folder, scale].", "TABLE", TABLE, places=(CONFIG,))
+        None, "LoRA adapters that requests may name as their model: name = folder or file, or name = [folder, scale].",
+        "TABLE", TABLE, places=(CONFIG,))
     merge: str | list[str] | None = opt(  # noqa: RUF009
-        None, "Names of adapters to merge when the model is loaded.", "NAME", TEXTS, places=(CONFIG,))
+        None, "Names of adapters to merge into the weights when the model is loaded.", "NAME", TEXTS, places=(CONFIG,))
     kv: str | None = opt(
-        None, f"How keys and values are cached: {', '.join(KV[:-1])} or {KV[-1]}.", "TYPE", KV_TYPE,
-        ("device_kv_cache_data_type",), shown="bf16 on a processor, f16 on a GPU, f32 with float32 arithmetic")
-    kv_k: str | None = opt(None, "The same for keys alone.", "TYPE", KV_TYPE, shown="{kv}")
-    kv_v: str | None = opt(None, "The same for values alone.", "TYPE", KV_TYPE, shown="{kv}")
+        None, f"Type of the KV cache: {', '.join(KV[:-1])} or {KV[-1]}.", "TYPE", KV_TYPE,
+        ("device_kv_cache_data_type",), shown="bf16 on a CPU, f16 on a GPU, f32 with float32 arithmetic")
+    kv_k: str | None = opt(None, "Type of cached keys alone.", "TYPE", KV_TYPE, shown="{kv}")
+    kv_v: str | None = opt(None, "Type of cached values alone.", "TYPE", KV_TYPE, shown="{kv}")
     state_type: str = opt(
-        "auto", f"How recurrent layers keep the state of a head: {', '.join(STATES[:-1])} or {STATES[-1]} (8 bits).",
+        "auto", f"Type of the state of recurrent layers: {', '.join(STATES[:-1])} or {STATES[-1]} (8 bits).",
         "TYPE", one_of("auto", *STATES), shown="f32")
     host_embeddings: bool = opt(
-        False, "On a GPU: keep the table of tokens in the host's memory.", "", FLAG, of=("cuda",))
+        False, "On a GPU: keep the token embeddings in host memory.", "", FLAG, of=("cuda",))
     host_kv_percent: float = opt(
-        0.0, "On a GPU: share of the layers whose cached keys and values are in the host's memory.", "N", PERCENT,
+        0.0, "On a GPU: percentage of the layers whose KV cache is in host memory.", "N", PERCENT,
         ("host_kv_cache_percent",), of=("cuda",))
     cpu_layers: int = opt(
-        0, "With {backend} cuda: run so many layers on the processor, the first ones; -N: the last N.", "N", WHOLE,
+        0, "With {backend} cuda: run the first N layers on the CPU; -N: the last N layers.", "N", WHOLE,
         of=("cuda",))
     devices: str | None = opt(
-        None, "Place the model on several devices: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both; 0*2;1 gives device 0 "
-        "twice as much. On the CPU a device is a set of threads; with {backend} cuda numbers are GPUs, and cpu may "
-        "stand beside them: cpu;0.", "TEXT", DEVICES, shown="one device")
+        None, "Split the model over several devices. 0;1: by layer (pipeline parallelism). 0&1: by tensor (tensor "
+        "parallelism). 0&1;2&3: both. 0*2;1: device 0 gets twice as much. With {backend} cuda a number is a GPU, and "
+        "cpu may be one of the devices (cpu;0); otherwise a device is a set of CPU threads.", "TEXT", DEVICES,
+        shown="one device")
     transport: str = opt(
-        "threads", "With {devices}: threads; on the CPU also processes with shared memory between; or ray (an actor of "
-        "a Ray cluster for each group).", "NAME", TEXT)
+        "threads", "How {devices} run: threads, processes with shared memory (CPU only) or ray (one Ray actor per "
+        "group of devices).", "NAME", TEXT)
     collectives: str | None = opt(
-        None, "How GPUs of a group sum: copies from GPU to GPU, nccl, or auto: nccl where it is installed and each "
-        "device has a card of its own.", "NAME", one_of("auto", "copies", "nccl"), of=("cuda",), shown="auto")
+        None, "All-reduce between GPUs: copies (from GPU to GPU), nccl, or auto (nccl where it is installed and every "
+        "device is a GPU of its own).", "NAME", one_of("auto", "copies", "nccl"), of=("cuda",), shown="auto")
     spec: str | None = opt(
-        None, "Specification: a file, or a name that `numflow spec list` shows.", "FILE", PATH,
+        None, "Model specification: a file, or a name from `numflow spec list`.", "FILE", PATH,
         ("model_specification_file", "model_spec_file"), shown="detected")
-    offline: bool = opt(False, "Never touch the network (also NUMFLOW_OFFLINE=1).", "", FLAG, places=(COMMANDS,))
+    offline: bool = opt(False, "Never use the network (same as NUMFLOW_OFFLINE=1).", "", FLAG, places=(COMMANDS,))
     progress: bool = opt(
-        True, "Show on standard error how downloading and quantising go.", "", FLAG, places=())
+        True, "Show the progress of downloads and of quantisation on standard error.", "", FLAG, places=())
     draft: str | None = opt(
-        None, "What guesses tokens ahead (speculative decoding): a smaller model of the same vocabulary, an EAGLE-3 "
-        "draft made for the model, or mtp: the block of its own that predicts a further token.", "MODEL",
-        PATH, places=(CONFIG,))
+        None, "Draft for speculative decoding: a smaller model with the same vocabulary, an EAGLE-3 draft trained for "
+        "this model, or mtp (the model's own multi-token prediction block).", "MODEL", PATH, places=(CONFIG,))
     context: int | None = opt(
-        None, "Longest text in tokens.", "N", COUNT, ("max_context_len",), shown="the model's", places=(CONFIG,))
-    chunk: int = opt(512, "Rows of a prompt that run at once.", "N", COUNT, places=(CONFIG,))
+        None, "Context length in tokens, prompt and answer together.", "N", COUNT, ("max_context_len",),
+        shown="the model's", places=(CONFIG,))
+    chunk: int = opt(512, "Prompt tokens that run in one batch.", "N", COUNT, places=(CONFIG,))
 
 
 @dataclass(frozen=True)
@@ -166,41 +170,43 @@ class EngineOptions:
     """Options of Engine."""
 
     max_batch: int = opt(
-        32, "Sequences that run side by side (samples and beams count each).", "N", COUNT, ("max_concurrent_queries",))
+        32, "Sequences that are decoded at the same time; every sample and every beam counts as one.", "N", COUNT,
+        ("max_concurrent_queries",))
     kv_memory: int | str | None = opt(
-        None, "Memory for keys and values, such as 2GB, reserved at once.", "SIZE", SIZE,
-        shown="as much as is needed, up to what leaves the machine usable")
+        None, "Memory for the KV cache, such as 2GB, reserved when the model is loaded.", "SIZE", SIZE,
+        shown="grows on demand, and leaves a tenth of the memory free")
     max_queue: int = opt(1024, "Requests that may wait.", "N", FROM_ZERO, places=())
     max_step_tokens: int = opt(
-        512, "Tokens of one step; longer prompts are cut, so that others go on meanwhile.", "N", COUNT)
+        512, "Tokens of one step. A longer prompt is split over several steps, and other requests run in the same "
+        "steps.", "N", COUNT)
     batching: str = opt(
-        "dynamic", "dynamic, or static: a new batch starts when the last one has ended (for experiments).", "NAME",
-        one_of("dynamic", "static"), places=())
+        "dynamic", "dynamic (continuous batching), or static: a new batch starts when the last one has ended (for "
+        "experiments).", "NAME", one_of("dynamic", "static"), places=())
     preemption: str = opt(
-        "swap", "Keys and values when memory runs out: swap (to the host's memory) or recompute.", "NAME",
+        "swap", "KV cache of a preempted sequence, when memory runs out: swap (to host memory) or recompute.", "NAME",
         one_of("swap", "recompute"))
     prefix_cache: bool = opt(
-        True, "Keep keys and values of finished texts, so that requests that begin alike start sooner.", "", FLAG)
+        True, "Keep the KV cache of finished texts: a request with the same beginning starts sooner.", "", FLAG)
     prefix_disk: int | str | None = opt(
-        None, "Bytes on the disk, such as 4GB, in which these survive a restart: written when the model is unloaded.",
-        "SIZE", SIZE, shown="nothing is written")
+        None, "Disk space, such as 4GB, for a prefix cache that survives a restart; it is written when the model is "
+        "unloaded.", "SIZE", SIZE, shown="nothing is written")
 
 
 def rows(table: type, place: str = "") -> "Iterator[tuple[Field, OptionFacts]]":
-    """Fields of a table and the facts of their options, of one place alone if it is given."""
+    """Fields of a table with the facts of their options, only those of interface `place` if given."""
     for row in fields(table):
         if not place or place in row.metadata["option"].places:
             yield row, row.metadata["option"]
 
 
-OPTIONS = {found[0].name: found for table in (LoadOptions, EngineOptions) for found in rows(table)}  # of both
+OPTIONS = {found[0].name: found for table in (LoadOptions, EngineOptions) for found in rows(table)}  # of both tables
 
 
 def check(options: "LoadOptions | EngineOptions") -> None:
-    """Hold every value that is not None against its check.
+    """Check every value that is not None.
 
     Raises:
-        RequestError: a value is of another kind, or out of range.
+        RequestError: a value has a wrong type, or is out of range.
     """
     for row, found in rows(type(options)):
         value = getattr(options, row.name)
@@ -214,8 +220,8 @@ def changed(options: "LoadOptions | EngineOptions") -> "Mapping[str, Any]":
 
 
 def described(table: type) -> "Callable[[Any], Any]":
-    """A decorator of what takes the options of a table by name: they stand in its signature, and in its docstring in
-    place of {options}."""
+    """Decorator for a function or class that takes the options of a table as keywords: adds them to its signature, and
+    to its docstring in place of {options}."""
     def fill(owner):
         from inspect import Parameter, signature
 
@@ -223,10 +229,10 @@ def described(table: type) -> "Callable[[Any], Any]":
         names = {parameter.name for parameter in own}
         more = [Parameter(row.name, Parameter.KEYWORD_ONLY, default=row.default, annotation=row.type)
                 for row, _ in rows(table) if row.name not in names]
-        rest = [own.pop()] if not isinstance(owner, type) else own[len(own):]  # further options, after those
+        rest = [own.pop()] if not isinstance(owner, type) else own[len(own):]  # **options, which stay last
         own = [parameter for parameter in own if parameter.kind is not Parameter.VAR_KEYWORD]
         owner.__signature__ = signature(owner).replace(parameters=[*own, *more, *rest])
-        before = owner.__doc__.partition("{options}")[0].rpartition("\n")[2]  # Python 3.13 takes the indentation away
+        before = owner.__doc__.partition("{options}")[0].rpartition("\n")[2]  # Python 3.13 removes the indentation
         owner.__doc__ = owner.__doc__.replace("{options}", f"\n{before}".join(_lines(table)))
         return owner
 
@@ -234,14 +240,14 @@ def described(table: type) -> "Callable[[Any], Any]":
 
 
 def in_shell(name: str, value: str = "") -> str:
-    """An option as the shell has it."""
+    """Spelling of an option in the shell."""
     flag = (name in OPTIONS and OPTIONS[name][1].flag) or f"--{name.replace('_', '-')}"
-    plain = value[1:-1] if value[1:-1].replace("-", "").isalnum() else value  # without quotes that nobody needs
+    plain = value[1:-1] if value[1:-1].replace("-", "").isalnum() else value  # without unnecessary quotes
     return f"{flag} {plain if value[:1] == chr(39) else value}" if value else flag
 
 
 def _lines(table: type) -> "Iterator[str]":
-    """Options for a docstring: name, help, and the default where the signature does not tell it."""
+    """Lines of a docstring for the options: name, help, and the default if the signature does not show it."""
     for row, found in rows(table):
         default = f" Default: {found.shown_for(_name)}." if found.shown else ""
         line = f"{row.name + ':':<17}"

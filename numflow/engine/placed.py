@@ -23,7 +23,7 @@ from numflow.spec.reader import Spec
 
 @dataclass(frozen=True)
 class SharedWeights:
-    """The weights of a device from a checkpoint that is open in this process."""
+    """Weights of a device, from a checkpoint that is open in this process."""
 
     checkpoint: Checkpoint
 
@@ -33,9 +33,9 @@ class SharedWeights:
 
 @dataclass(frozen=True)
 class FileWeights:
-    """The weights of a device from the model's files, which its process opens for itself.
+    """Weights of a device, from the model's files, which the device's process opens.
 
-    quantising: as they are read, as by `numflow.load`. adapters: merged before that.
+    quantising: quantisation while weights are read, as by `numflow.load`. adapters: merged before quantisation.
     """
 
     path: Path
@@ -53,15 +53,16 @@ class FileWeights:
 def placed_program(built: Network, backend: str, modules: Mapping[str, str], devices: str | None,
                    checkpoint: Checkpoint, files: FileWeights, transport: str = "threads", timeout: float = PROGRESS_S,
                    cpu_layers: int = 0, options: Mapping[str, Any] | None = None, adapting: bool = False) -> Any:
-    """The program of a plan.
+    """Program of a model over several devices.
 
-    built: the network with every matrix product on its own (fuse=False). modules: of the executors, by name.
-    files: for devices that are not threads of this process. transport: as for PlanProgram, or "ray" for RayProgram.
-    timeout: as for PlanProgram. cpu_layers: beside the GPUs of `devices` (partition/cut/cpu_layers.py). options: of the
-    executors' Programs. adapting: rows may add what adapters of their own have; not of transport "ray".
+    built: the network with separate matrix products (fuse=False). modules: modules of the executors, by name.
+    files: weights for devices that are not threads of this process. transport: as for PlanProgram, or "ray" for
+    RayProgram. timeout: as for PlanProgram. cpu_layers: number of layers on the CPU beside the GPUs of `devices`
+    (partition/cut/cpu_layers.py). options: options of the executors' Programs. adapting: whether rows may use adapters
+    of their own; not with transport "ray".
 
     Raises:
-        DeviceError: the device string is wrong, the backend cannot do it, or a device cannot be started.
+        DeviceError: the device string is wrong, the backend does not support it, or a device cannot be started.
     """
     if backend == "cuda" and transport not in ("threads", "ray"):
         raise DeviceError(f"{option('transport', transport)} is for devices of the CPU; those of backend 'cuda' "

@@ -1,4 +1,4 @@
-"""Quantising a model while it is loaded (`numflow.load(..., weights="q3h")`)."""
+"""Quantisation of a model while it is loaded (`numflow.load(..., weights="q3h")`)."""
 
 import threading
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ from numflow.spec.reader import Spec
 
 @dataclass(frozen=True)
 class Requantising:
-    """The options of quantising while a model is loaded.
+    """Options of quantisation while a model is loaded.
 
     weights: a scheme, a preset, a GGUF type, a mix of them or a recipe file. imatrix: a calibration file (`numflow
-    imatrix`), or an imatrix of GGML's programs; None: `calibration` says whether the model is calibrated on text that
-    it writes, with `backend`. at_once: before anything is quantised, so that other processes find it.
+    imatrix`), or an imatrix of GGML's programs; None: if `calibration`, the model is calibrated on text that it
+    generates, with `backend`. at_once: calibrate before quantising, so that other processes find the calibration.
     """
 
     weights: str | Path
@@ -45,15 +45,15 @@ class Requantising:
 
 def requantised(checkpoint: Checkpoint, spec: Spec, how: Requantising, threads: int | None, reporter: Silent,
                 kept: bool = True, rows_of: RowsOf | None = None) -> Checkpoint:
-    """The checkpoint with its matrices in the types that a recipe says; each is quantised when it is read, or read from
-    what an earlier start has kept of it.
+    """Checkpoint with its matrices in the types of a recipe. Each matrix is quantised when it is read, or read from the
+    cache of an earlier start.
 
-    reporter: told which matrices stay as they are, and why, and how far quantising is; closed by the caller.
-    kept: whether the next start may find what is quantised: the checkpoint has what its files have.
-    rows_of: searches in place of the processors: a GPU's.
+    reporter: gets the matrices that are not quantised, with reasons, and the progress; closed by the caller.
+    kept: whether quantised matrices are cached for the next start: the checkpoint's tensors are those of its files.
+    rows_of: quantiser that runs on a GPU instead of the CPU.
 
     Raises:
-        RequestError: no such recipe, or a calibration of another model. FormatError: a calibration file that is none.
+        RequestError: unknown recipe, or a calibration of another model. FormatError: an invalid calibration file.
         SpecError: as `network.build`.
     """
     recipe, imatrix = named(how.weights), None if how.imatrix is None else Path(how.imatrix)
@@ -67,7 +67,7 @@ def requantised(checkpoint: Checkpoint, spec: Spec, how: Requantising, threads: 
     if calibration is not None:
         check_calibration(calibration, plan, checkpoint)
     elif how.calibration and wants_calibration(plan):
-        later = _own(original, spec, built, how.backend, threads, reporter, kept)
+        later = _own_calibration(original, spec, built, how.backend, threads, reporter, kept)
         if how.at_once and later is not None:
             later.made()
     sizes = {name: tensor_type(scheme).row_bytes(tensor.columns) * tensor.rows
@@ -75,51 +75,51 @@ def requantised(checkpoint: Checkpoint, spec: Spec, how: Requantising, threads: 
     tensors = KeptTensors.open(original, imatrix, sum(sizes.values()), METHOD if later else "") if kept else None
     where = "" if rows_of is None else " on the GPU"
     what = f"quantising to {recipe.name}{where}" + (", kept for the next start" if tensors is not None else "")
-    return quantised(checkpoint, plan, calibration or later, threads, tensors, _Told(reporter, what, sizes, later),
+    return quantised(checkpoint, plan, calibration or later, threads, tensors, _Progress(reporter, what, sizes, later),
                      rows_of)
 
 
-def _own(checkpoint: Checkpoint, spec: Spec, built: Network, backend: str, threads: int | None, reporter: Silent,
-         kept: bool) -> LaterCalibration | None:
-    """The calibration of a model on its own text, made when it is first asked for; None where there can be none."""
-    def told(why: str) -> None:
+def _own_calibration(checkpoint: Checkpoint, spec: Spec, built: Network, backend: str, threads: int | None,
+                     reporter: Silent, kept: bool) -> LaterCalibration | None:
+    """Calibration of a model on text that it generates, computed on first use; None if impossible."""
+    def note_why(why: str) -> None:
         reporter.note(f"{built.name} is quantised without calibration: {why}; an imatrix can be given")
 
     def make() -> Calibration:
-        found, why = calibration_or_why(model_of, checkpoint, spec, backend=backend, threads=threads, told=reporter,
+        found, why = calibration_or_why(model_of, checkpoint, spec, backend=backend, threads=threads, reporter=reporter,
                                         keep=kept)
         if found is None:
-            told(why)
+            note_why(why)
         return found or Calibration({})
 
     if why := obstacle(built):
-        told(why)
+        note_why(why)
         return None
     return LaterCalibration(make)
 
 
-class _Told:
-    """Reports how far quantising is, from the first tensor that has to be quantised until all are there; devices load
-    in threads of their own.
+class _Progress:
+    """Progress of quantisation, from the first tensor that is quantised to the last one. Devices load in several
+    threads.
 
-    later: made before the first, as it has stages of its own.
+    later: calibration, computed before the first tensor, since it reports its own stages.
     """
 
     def __init__(self, reporter: Silent, what: str, sizes: dict[str, int], later: LaterCalibration | None):
         self._reporter, self._what, self._sizes, self._later, self._begun = reporter, what, sizes, later, False
-        self._there: set[str] = set()
+        self._ready: set[str] = set()
         self._lock = threading.Lock()
 
-    def __call__(self, tensor: Tensor, there: bool) -> None:
-        """A tensor is to be quantised, or is there."""
+    def __call__(self, tensor: Tensor, ready: bool) -> None:
+        """Note that the quantisation of a tensor begins, or that the tensor is ready (`ready`)."""
         with self._lock:
-            if there:
-                self._there.add(tensor.name)
+            if ready:
+                self._ready.add(tensor.name)
             elif not self._begun:
                 self._begun = True
                 if self._later is not None:
                     self._later.made()
                 self._reporter.stage(self._what, sum(self._sizes.values()))
-            self._reporter.done(sum(self._sizes[name] for name in self._there))
-            if len(self._there) == len(self._sizes):  # before kernels are compiled, which has a line of its own
+            self._reporter.done(sum(self._sizes[name] for name in self._ready))
+            if len(self._ready) == len(self._sizes):  # before kernels are compiled, which has its own line
                 self._reporter.close()

@@ -1,10 +1,10 @@
-"""Runs of a model for the sake of its kernels: what compiles is compiled, and kept for the next start."""
+"""Warm-up: short runs of a model, so that its kernels are compiled and cached for the next start."""
 
-LENGTHS = (1, 64)  # one token and many take different kernels
+LENGTHS = (1, 64)  # one token and many tokens use different kernels
 
 
 def warm_up(model) -> None:
-    """Run a model as it is used: a decoder and an encoder-decoder write, an encoder reads."""
+    """Run a model as in use: decoders and encoder-decoders generate, encoders read."""
     encodes = model.runner.has_encoder
     for length in LENGTHS:
         ids = [0] * max(1, min(length, model.context - 2))

@@ -11,7 +11,7 @@ from numflow.formats.types import TensorType
 
 __all__ = ["Checkpoint", "Tensor", "TensorType", "detect", "open_checkpoint"]
 
-# How files begin that people take for weights, and what to tell them.
+# First bytes of files that users mistake for weights, and messages.
 _NOT_WEIGHTS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself: fetch it with `git lfs pull`"),
     (b"<", "a web page, not weights: the download did not work"),
@@ -43,9 +43,9 @@ def detect(path: Path) -> str:
         return "llama2c"
     if head.startswith(b"PK\x03\x04") or (head[:1] == b"\x80" and 2 <= head[1] <= 5):
         return "pickle"
-    for start, what in _NOT_WEIGHTS:
+    for start, message in _NOT_WEIGHTS:
         if head.startswith(start):
-            raise file.fail(what)
+            raise file.fail(message)
     raise file.fail(f"not a checkpoint of a known format (safetensors, GGUF, torch, llama2.c); it begins with "
                     f"{head[:16]!r}")
 
@@ -53,13 +53,13 @@ def detect(path: Path) -> str:
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a model: a weight file, or a folder as published on model hubs. Tensors are read when asked for.
 
-    A folder's safetensors files are preferred to its pickles, those to GGUF. For a weight file that lies in a folder
-    the configuration and tokenizer files beside it are found too, and a shard that an index lists opens all shards.
+    In a folder, safetensors files are preferred to pickles, and pickles to GGUF. With a weight file, the configuration
+    and tokenizer files beside the file are found too. A shard that an index lists opens all shards.
 
     Raises:
         ModelNotFoundError: nothing there, or no weights.
-        FormatError: what is there is damaged or not supported.
-        UnsafePickleError: a pickle asks for something other than tensors.
+        FormatError: the files are damaged or not supported.
+        UnsafePickleError: a pickle requests other objects than tensors.
     """
     try:
         return _open(places.expanded(path))
@@ -71,7 +71,7 @@ def _is_there(path: Path) -> bool:
     """Whether there is such a file or folder.
 
     Raises:
-        OSError: nothing can have that name (Path.exists hides this since Python 3.14), or nobody may look.
+        OSError: the name is invalid (Path.exists hides this since Python 3.14), or access is denied.
     """
     try:
         path.stat()
@@ -101,9 +101,9 @@ def _open_gguf(path: Path, paths: list[Path], weight_map: Mapping[str, str]) -> 
     from numflow.formats import folder, gguf
 
     tensors, metadata, files = gguf.read(paths[0])
-    if other := gguf.no_model(metadata):
-        raise FormatError(f"{paths[0]}: {other}")
-    # The file's own vocabulary counts: what lies beside it may belong to another model.
+    if message := gguf.no_model(metadata):
+        raise FormatError(f"{paths[0]}: {message}")
+    # If the file has a vocabulary, files beside it are ignored: they may belong to another model.
     beside = {} if "tokenizer.ggml.tokens" in metadata else folder.side_files(files[0].parent)
     return Checkpoint(path, "gguf", "gguf", tensors, metadata, {**beside, "weights": files})
 
@@ -137,7 +137,7 @@ def _open_hub(kind: str):
 
 
 def _merge(shards: Mapping[Path, Mapping[str, Tensor]], weight_map: Mapping[str, str]) -> dict[str, Tensor]:
-    """The tensors of all shards; an index decides which shard a tensor comes from."""
+    """Tensors of all shards; the index decides which shard a tensor is read from."""
     merged: dict[str, Tensor] = {}
     for path, tensors in shards.items():
         for name, tensor in tensors.items():

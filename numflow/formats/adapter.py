@@ -1,9 +1,9 @@
-"""Adapters: what to add to tensors of a base model, or to put in their places (LoRA, arXiv 2106.09685).
+"""Adapters (LoRA, arXiv 2106.09685): changes that are added to tensors of a base model, and replacements of tensors.
 
-    adapter = open_adapter(path)        # PEFT's folder, or a GGUF file
+    adapter = open_adapter(path)        # a PEFT folder, or a GGUF file
 
-A change goes by the name of the base's tensor that it is for, as the adapter's files have it; which tensor of a
-checkpoint that is, network/adapters finds out. Tensors are read when they are asked for.
+Changes are keyed by the base tensor's name in the adapter's files. network/adapters maps this name to a tensor of a
+checkpoint. Tensors are read lazily.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ from numflow.formats.types import TYPES, WHOLE
 
 @dataclass(frozen=True)
 class LowRank:
-    """factor * B A, to be added to a matrix [..., N, K] of the base.
+    """factor * B A, which is added to a matrix [..., N, K] of the base.
 
     a, b:      [..., r, K] and [..., N, r].
-    magnitude: [N], the length that each row of the sum gets (DoRA, arXiv 2402.09353); None: as it comes.
-    by_column: the magnitude is [K], of columns.
-    loose:     rows whose magnitude is NaN are as long as they come.
-    fixed:     a caller's scale does not act on it.
-    wide:      a may have more columns than the base's matrix, which has the first of them.
+    magnitude: [N], the L2 norm that each row of the sum is scaled to (DoRA, arXiv 2402.09353); None for LoRA.
+    by_column: the magnitude is [K], for columns.
+    loose:     rows with magnitude NaN are not scaled.
+    fixed:     a caller's scale has no effect.
+    wide:      a may have more columns than the base matrix; the first K are used.
     """
 
     a: Tensor
@@ -44,7 +44,7 @@ class LowRank:
         return self.factor if self.fixed else self.factor * scale
 
     def lengthened(self, lengths: np.ndarray) -> np.ndarray:
-        """The factors by which rows, or columns, of such lengths get those that the magnitude says, in its shape."""
+        """Factors that scale rows (or columns) of these L2 norms to the magnitude, in its shape."""
         assert self.magnitude is not None
         wanted = self.magnitude.f32().reshape(lengths.shape)
         found = wanted / np.where(lengths > 0, lengths, 1)
@@ -56,7 +56,7 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix that it is for."""
+        """Shape of the changed matrix."""
         return (*self.a.shape[:-2], self.b.shape[-2], self.a.shape[-1])
 
     def matrices(self) -> tuple[np.ndarray, np.ndarray]:
@@ -68,9 +68,9 @@ class LowRank:
 class Multiplied:
     """diag(rows) W T in place of a matrix W [N, K] of the base.
 
-    rows:  N numbers, None for ones. bias: they act on the matrix's bias too.
-    turn:  [X, K / X, K / X], the blocks on the diagonal of T; None: T is one.
-    every: turn has one block, for all.
+    rows:  N factors, None for ones. bias: the factors apply to the matrix's bias too.
+    turn:  [X, K / X, K / X], the diagonal blocks of T; None: T is the identity.
+    every: turn has a single block, which is repeated.
     """
 
     rows: Tensor | None = None
@@ -79,13 +79,13 @@ class Multiplied:
     every: bool = False
 
     def fits(self, n: int, k: int) -> bool:
-        """Whether it is for matrices of this shape."""
+        """Whether the factors fit a matrix of this shape."""
         rows, turn = self.rows, self.turn
         return (rows is None or rows.rows * rows.columns == n) and (turn is None or (
             k % turn.shape[1] == 0 and turn.shape[0] == (1 if self.every else k // turn.shape[1])))
 
     def of(self, values: np.ndarray) -> np.ndarray:
-        """The matrix [N, K] in place of this one."""
+        """diag(rows) W T for W [N, K]."""
         found = np.asarray(values, np.float32)
         if self.turn is not None:
             blocks = self.turn.f32()
@@ -98,14 +98,14 @@ class Multiplied:
 class Adapter:
     """The content of an adapter's files.
 
-    naming:   "hf" or "gguf": whose names of tensors it has. architecture: the base's, as GGUF files call it, or "".
-    added:    name of a matrix -> what is added to it.
-    offsets:  name of a matrix -> (vector [N], factor) that is added to its bias, which need not be there.
-    replaced: name of a tensor -> the one in its place.
-    multiplied: name of a matrix -> its factors.
-    tokens:   name of a table -> (numbers of rows, the rows in their places).
-    repeated: tensors of the base that the files have once more.
-    head_too: whether an output matrix that is the embedding table gets what is added to that table.
+    naming:   "hf" or "gguf": the naming of its tensors. architecture: GGUF architecture of the base, or "".
+    added:    name of a matrix -> low-rank change.
+    offsets:  name of a matrix -> (vector [N], factor), added to the matrix's bias, also if the base has no bias.
+    replaced: name of a tensor -> replacement.
+    multiplied: name of a matrix -> factors.
+    tokens:   name of a table -> (row indices, replacement rows).
+    repeated: copies of base tensors in the adapter's files.
+    head_too: whether changes of the embedding table also apply to a tied output matrix.
     """
 
     path: Path
@@ -121,11 +121,11 @@ class Adapter:
 
 
 def open_adapter(path: str | Path) -> Adapter:
-    """An adapter: a folder as PEFT writes it, the weights in one, a GGUF file, or a folder with one.
+    """Open an adapter: a PEFT folder or its weight file, a GGUF file, or a folder with a single GGUF file.
 
     Raises:
-        ModelNotFoundError: nothing there, or no adapter.
-        FormatError: what is there is damaged, or does something else than its format's plain formula.
+        ModelNotFoundError: no such path, or no adapter.
+        FormatError: the files are damaged, or use a variant that is not supported.
     """
     place = places.expanded(path)
     try:
@@ -154,12 +154,12 @@ def _open(place: Path) -> Adapter:
 
 
 def turned(tensor: Tensor) -> Tensor:
-    """The transpose of a matrix, as float32."""
+    """The transpose of a matrix in float32."""
     return computed(tensor.name, tensor.shape[::-1], lambda: tensor.f32().T)
 
 
 def computed(name: str, shape: tuple[int, ...], values: Callable[[], np.ndarray]) -> Tensor:
-    """A tensor of float32 numbers that are made when they are asked for."""
+    """A float32 tensor whose values are computed on demand."""
     def read() -> np.ndarray:
         return np.ascontiguousarray(values(), np.float32).reshape(-1, shape[-1]).view(np.uint8)
 
@@ -167,10 +167,10 @@ def computed(name: str, shape: tuple[int, ...], values: Callable[[], np.ndarray]
 
 
 def check_pair(where: str, a: Tensor | None, b: Tensor | None, dimensions: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Both matrices of a pair, which must fit together. where: file and name, for messages.
+    """Check the matrices of a pair, and return both. where: file and name, for messages.
 
     Raises:
-        FormatError: one is missing, has other than so many dimensions or whole numbers, or they have different ranks.
+        FormatError: one is missing, has a wrong number of dimensions or an integer type, or their ranks differ.
     """
     if a is None or b is None:
         raise FormatError(f"{where}: matrix {'A' if a is None else 'B'} of the pair is missing")
@@ -183,7 +183,7 @@ def check_pair(where: str, a: Tensor | None, b: Tensor | None, dimensions: tuple
 
 
 def check_floats(where: str, *tensors: Tensor | None) -> None:
-    """Refuse tensors of whole numbers. where: file and name, for messages.
+    """Refuse tensors of integer types. where: file and name, for messages.
 
     Raises:
         FormatError: names the tensor and its type.
@@ -194,10 +194,10 @@ def check_floats(where: str, *tensors: Tensor | None) -> None:
 
 
 def check_finite(path: Path, name: str, *values: np.ndarray | None) -> None:
-    """Refuse a change whose numbers, or products of them, are not finite in float32.
+    """Refuse a change with values, or products of values, that are not finite in float32.
 
     Raises:
-        FormatError: names the adapter and the tensor that it is for.
+        FormatError: names adapter and tensor.
     """
     for each in values:
         if each is not None and not np.isfinite(each).all():

@@ -1,6 +1,6 @@
 """Adapters in GGUF files: TENSOR.lora_a [..., r, K] and TENSOR.lora_b [..., N, r] for each tensor, and one alpha.
 
-A vector whose name ends in _norm.weight stands there as it is, to take the place of the base's.
+A vector whose name ends in _norm.weight replaces the base's vector.
 """
 
 from pathlib import Path
@@ -13,16 +13,16 @@ from numflow.formats.mapped import show
 
 _ENDS = (".lora_a", ".lora_b")
 _NORM = "_norm.weight"
-_FROM_ON = "adapter.alora.invocation_tokens"  # tokens before which such an adapter has no effect
-# The pair of a table is stored as [N, r] and [K, r], since its rows are looked up.
+_FROM_ON = "adapter.alora.invocation_tokens"  # the adapter has no effect before these tokens
+# The pair of a table is stored as [N, r] and [K, r], because rows are looked up.
 _TABLE = "token_embd.weight"
 
 
 def read(path: Path) -> Adapter:
-    """The adapter in a GGUF file.
+    """Read an adapter from a GGUF file.
 
     Raises:
-        FormatError: the file is damaged, or holds something else.
+        FormatError: the file is damaged or no adapter.
     """
     tensors, metadata, _ = gguf.read(path)
     for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):

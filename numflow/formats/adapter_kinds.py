@@ -1,4 +1,4 @@
-"""PEFT's methods beside LoRA: a matrix W [N, K] after each of them, from the tensors that it keeps of a module.
+"""PEFT's methods beside LoRA: the changed matrix of W [N, K] for each method, from its tensors of a module.
 
     AdaLoRA  W + alpha / init_r * B diag(E) A                        arXiv 2303.10512
     LoHa     W + alpha / r * (W1a W1b) o (W2a W2b), by elements      arXiv 2108.06098
@@ -8,7 +8,7 @@
     OFT      W R^T, R with orthogonal blocks on its diagonal         arXiv 2306.07280
     BOFT     diag(s) W R^T, without butterflies                      arXiv 2311.06243
 
-The first four are products of low rank: a product by elements has rank r^2, with pairs of rows and pairs of columns.
+The first four are low-rank changes. An elementwise product of two has rank r^2, by pairs of rows and pairs of columns.
 """
 
 import math
@@ -27,9 +27,9 @@ from numflow.formats.checkpoint import Tensor
 class Module:
     """Tensors of one module in a file.
 
-    where:  file and module, for messages. config: the configuration's file, for messages.
-    parts:  "hada_w1_a", "oft_R", ... -> tensor. shared: those of all modules.
-    stated: (key, key of patterns) -> what the configuration says of this module.
+    where:  file and module, for messages. config: path of the configuration, for messages.
+    parts:  "hada_w1_a", "oft_R", ... -> tensor. shared: tensors for all modules.
+    stated: (key, key of patterns) -> value in the configuration for this module.
     """
 
     where: str
@@ -39,10 +39,10 @@ class Module:
     stated: Callable[[str, str], Any]
 
     def get(self, name: str, dimensions: int) -> Tensor:
-        """A tensor of floating-point numbers with so many dimensions.
+        """A float tensor with so many dimensions.
 
         Raises:
-            FormatError: it is missing, or another one.
+            FormatError: the tensor is missing or different.
         """
         found = self.parts.get(name)
         if found is None:
@@ -71,7 +71,7 @@ class Module:
 
 def _adalora(module: Module) -> LowRank | None:
     if "lora_A" in module.parts and not module.parts["lora_A"].rows:
-        return None  # all of its ranks have been taken away
+        return None  # all ranks were pruned
     a, b = check_pair(module.where, module.parts.get("lora_A"), module.parts.get("lora_B"), (2,))
     e = module.get("lora_E", 2)
     if e.shape != (a.shape[0], 1):
@@ -100,7 +100,7 @@ def _lokr(module: Module) -> LowRank:
 
 
 def _product(module: Module, name: str) -> tuple[Tensor, Tensor]:
-    """A matrix as a product of two: of those that the file has, or of itself and ones."""
+    """A matrix as a product of two: the stored factors, or itself and an identity."""
     if f"{name}_a" in module.parts:
         a, b = check_pair(module.where, module.parts.get(f"{name}_b"), module.parts[f"{name}_a"], (2,))
         return b, a
@@ -161,7 +161,8 @@ def _oft(module: Module) -> Multiplied:
 
 
 def _orthogonal(skew: np.ndarray, terms: int) -> np.ndarray:
-    """Cayley's (I - Q) (I + Q)^-1 of blocks [X, s, s]; with terms the sum I + 2 Q + 2 Q^2 ... + Q^n that is near it."""
+    """Cayley transform (I - Q) (I + Q)^-1 of blocks [X, s, s]; with `terms`, the Neumann series I + 2 Q + 2 Q^2 ...
+    + Q^n."""
     one = np.eye(skew.shape[-1], dtype=skew.dtype)
     if not terms:
         return np.linalg.solve((one + skew).swapaxes(1, 2), (one - skew).swapaxes(1, 2)).swapaxes(1, 2)
@@ -187,7 +188,7 @@ def _boft(module: Module) -> Multiplied:
 
 @dataclass(frozen=True)
 class AdapterMethod:
-    """A method: the parts that its files have of a module, and the change that they are (None: of nothing)."""
+    """A method: names of its tensors per module, and the function that makes the change (None: no change)."""
 
     parts: tuple[str, ...]
     made: Callable[[Module], LowRank | Multiplied | None]

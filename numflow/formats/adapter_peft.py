@@ -1,10 +1,10 @@
-"""Adapters as PEFT writes them: adapter_config.json, and adapter_model.safetensors or adapter_model.bin beside it.
+"""PEFT adapters: adapter_config.json, and adapter_model.safetensors or adapter_model.bin beside it.
 
-A pair NAME.lora_A.weight [r, K] and NAME.lora_B.weight [N, r] is for NAME.weight, with the factor alpha / r, or
-alpha / sqrt(r) (rsLoRA). Patterns of the configuration give single modules another alpha and r. What has no part of a
-pair in its name replaces the base's tensor of that name (modules_to_save, trained biases). Rows of a table have others
-in their places (trainable_token_indices). Of target_parameters, a pair is for a parameter that is a stack of experts:
-A has r rows of each, B a column of each, r times. Methods beside LoRA have other parts (adapter_kinds.py).
+A pair NAME.lora_A.weight [r, K] and NAME.lora_B.weight [N, r] changes NAME.weight, with the factor alpha / r, or
+alpha / sqrt(r) (rsLoRA). Patterns in the configuration give single modules another alpha and r. Tensors without a pair
+suffix replace the base's tensor (modules_to_save, trained biases). trainable_token_indices replaces rows of a table.
+With target_parameters, a pair changes a stack of experts: A has r rows per expert, B has r groups of one column per
+expert. Methods beside LoRA have other tensors (adapter_kinds.py).
 """
 
 import math
@@ -29,29 +29,29 @@ _PREFIX = "base_model.model."
 _LORA = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
 _PART = re.compile(rf"(.+)\.({'|'.join({*_LORA, *(part for kind in KINDS.values() for part in kind.parts)})})"
                    r"((?:\.\w+){0,2})")
-_SHARED = _PREFIX.split(".")[0]  # what has parts for all modules
+_SHARED = _PREFIX.split(".")[0]  # module name of tensors that all modules share
 _OTHER_PART = re.compile(r"lora_|trainable_tokens|\.(?:hada|lokr|vera|ia3|b?oft)_")
 _COPY = re.compile(r"(.+?)(?:\.base_layer|\.token_adapter)+(\.(?:weight|bias))")
 _TOKENS = re.compile(r"(.+?)(?:\.base_layer|\.token_adapter)*\.trainable_tokens_delta")
-_INNER = ".base_layer"  # of a module's parameters, the first that it declares is the innermost
-_TIED = ("embed_tokens", "lm_head")  # targets with which ensure_weight_tying has an effect
-_DECLARED = ("gate_up_proj", "up_proj", "down_proj")  # parameters with experts, as modules declare them
-# What changes the formula where it is set; a file with one of them is another kind of adapter.
+_INNER = ".base_layer"  # nested wrappers: the first declared parameter of a module is the innermost
+_TIED = ("embed_tokens", "lm_head")  # targets for which ensure_weight_tying has an effect
+_DECLARED = ("gate_up_proj", "up_proj", "down_proj")  # parameters of expert stacks, in the order of declaration
+# Keys that change the formula if set; such adapters are not supported.
 _OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
                 "use_bdlora", "use_qalora", "velora_config")
-_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # the others change the base's weights too
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others modify the base's weights
 _YES_OR_NO = ("use_rslora", "use_dora", "ensure_weight_tying")
 _BIASES = (None, "none", "all")
-# Patterns come from a file, and Python's matcher may take exponential time for some.
+# Patterns come from an untrusted file, and Python's matcher may take exponential time.
 _PATTERN_LENGTH, _PATTERN_REPEATS = 300, 3
 _NESTED = re.compile(r"\([^()]*[*+{][^()]*\)[*+{]")
 
 
 def read(folder: Path) -> Adapter:
-    """The adapter in a folder.
+    """Read the adapter in a folder.
 
     Raises:
-        ModelNotFoundError: no weights. FormatError: damaged, or another kind of adapter, by name.
+        ModelNotFoundError: no weights. FormatError: damaged, or an unsupported kind of adapter.
     """
     config = read_json(folder / CONFIG)
     _check_kind(folder / CONFIG, config)
@@ -71,7 +71,7 @@ def read(folder: Path) -> Adapter:
 
 
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse what is none of the kinds that are read, or has another formula."""
+    """Refuse unsupported kinds and variants of adapters."""
     kind = config.get("peft_type")
     if not isinstance(kind, str) or kind.upper() not in ("LORA", *KINDS):
         raise FormatError(f"{path}: peft_type: expected LORA, {', '.join(KINDS)}, found {quoted(kind)}: such adapters "
@@ -93,7 +93,7 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
 
 
 class _Parts:
-    """The tensors of an adapter's file, sorted by the module that they are for.
+    """The tensors of an adapter's file by module.
 
     pairs: module -> part ("lora_A", "lora_B.bias", "lora_embedding_A", ...) -> tensor.
     """
@@ -107,7 +107,7 @@ class _Parts:
         self.replaced: dict[str, Tensor] = {}
         self.repeated: dict[str, Tensor] = {}
         self.tokens: dict[str, tuple[tuple[int, ...], Tensor]] = {}
-        self._last: dict[str, np.ndarray] = {}  # the stack that was read last: its experts are asked for one by one
+        self._last: dict[str, np.ndarray] = {}  # the stack read last, because experts are requested one by one
         for full, tensor in tensors.items():
             self._sort(full.removeprefix(_PREFIX), tensor)
 
@@ -131,7 +131,7 @@ class _Parts:
             self.replaced[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = tensor
 
     def _rows(self, module: str, tensor: Tensor) -> tuple[int, ...]:
-        """Numbers of the rows of a table that have others in their places."""
+        """Indices of the replaced rows of a table."""
         said = self.settings.get("trainable_token_indices")
         if isinstance(said, Mapping):
             said = next((rows for end, rows in said.items() if f".{module}".endswith(f".{end}")), None)
@@ -142,7 +142,7 @@ class _Parts:
         return tuple(said)
 
     def added(self) -> tuple[dict[str, LowRank], dict[str, Multiplied]]:
-        """Changes of matrices and their factors, by name."""
+        """Low-rank changes and multiplicative factors of matrices, by name."""
         if self._kind is not None:
             made = {f"{module}.weight": change for module, parts in self.pairs.items() if module != _SHARED
                     and (change := self._kind.made(self._module(module, parts))) is not None}
@@ -165,7 +165,7 @@ class _Parts:
         return Module(f"{self.path}: {show(module)}", str(self.config), parts, self.pairs.get(_SHARED, {}), stated)
 
     def _parameter(self, module: str) -> str:
-        """The parameter that a pair is for, where it is one of target_parameters; else ""."""
+        """The parameter of target_parameters that a pair changes; "" for none."""
         targets, whole = self.settings.get("target_parameters") or [], module.replace(_INNER, "")
         if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
             raise FormatError(f"{self.config}: target_parameters: expected names, found {quoted(targets)}")
@@ -185,12 +185,12 @@ class _Parts:
         return order[most - depth]
 
     def _more_ranks(self, module: str) -> bool:
-        """Whether a pair has a rank that the configuration does not say of its module: of several experts."""
+        """Whether a pair's rank differs from the configuration: the pair is then for several experts."""
         a = self.pairs[module].get("lora_A")
         return a is not None and a.shape[:1] != (self._stated("r", "rank_pattern", module),)
 
     def ties(self) -> bool:
-        """Whether an output matrix that is the embedding table stays that: only where targets are named so."""
+        """Whether a tied output matrix stays tied: only with ensure_weight_tying and such targets."""
         targets = self.settings.get("target_modules")
         if not self.settings.get("ensure_weight_tying") or not any("lora_embedding_A" in parts
                                                                    for parts in self.pairs.values()):
@@ -200,7 +200,7 @@ class _Parts:
         return isinstance(targets, list) and any(str(target).rpartition(".")[2] in _TIED for target in targets)
 
     def offsets(self, added: Mapping[str, LowRank]) -> dict[str, tuple[Tensor, float]]:
-        """Vectors for biases, by the name of the matrix (lora_bias)."""
+        """Bias vectors by name of the matrix (lora_bias)."""
         found = {}
         for module, parts in self.pairs.items():
             if (bias := parts.get("lora_B.bias")) is not None:
@@ -212,12 +212,13 @@ class _Parts:
         return found
 
     def _pair(self, module: str, parts: Mapping[str, Tensor], parameter: bool) -> LowRank:
-        """The change that a pair is. module: as patterns name it. parameter: whether it is one of target_parameters."""
+        """The low-rank change of a pair. module: name for patterns. parameter: whether it is one of
+        target_parameters."""
         where = f"{self.path}: {show(module)}"
         table = bool({"lora_embedding_A", "lora_embedding_B"} & parts.keys())
         if table:
             a, b = check_pair(where, parts.get("lora_embedding_A"), parts.get("lora_embedding_B"), (2,))
-            a, b = turned(b), turned(a)  # the table is [V, D], and A is for its rows
+            a, b = turned(b), turned(a)  # the table is [V, D], and A belongs to its rows
         else:
             a, b = check_pair(where, _flat(parts.get("lora_A")), _flat(parts.get("lora_B")), (2,))
         magnitude = parts.get("lora_magnitude_vector")
@@ -235,7 +236,7 @@ class _Parts:
         return LowRank(a, b, self._factor(module, a.shape[0]), magnitude, by_column=table)
 
     def _stack(self, a: Tensor, b: Tensor, factor: float, experts: int) -> LowRank:
-        """Pairs of experts, of A [X r, K] and B [N, r X]."""
+        """Pairs of all experts from A [X r, K] and B [N, r X]."""
         if experts == 1:
             return LowRank(a, b, factor)
         rank, (n, _) = a.shape[0] // experts, b.shape
@@ -276,7 +277,7 @@ class _Parts:
 
 
 def _flat(tensor: Tensor | None) -> Tensor | None:
-    """A convolution's matrix [N, C, ...] as [N, K]."""
+    """A convolution kernel [N, C, ...] reshaped to a matrix [N, K]."""
     if tensor is None or len(tensor.shape) < 3:
         return tensor
     return replace(tensor, shape=(tensor.shape[0], math.prod(tensor.shape[1:])))

@@ -1,4 +1,4 @@
-"""A checkpoint on disk, whatever its format: lazily mapped tensors by name, metadata, tokenizer files."""
+"""A checkpoint of any format: lazily mapped tensors by name, metadata, tokenizer files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from numflow.formats.types import TensorType, to_f32
 class Tensor:
     """One stored tensor. Nothing is read from disk before `raw` or `f32` is called.
 
-    shape: outermost dimension first, as NumPy and torch write it; leading dimensions flatten to rows.
+    shape: outermost dimension first, as in NumPy and torch; leading dimensions are flattened to rows.
     read:  returns the stored bytes as read-only uint8 [rows, row_bytes], memory-mapped where the format allows.
-    turned: the last two dimensions are the other way round than in the files that specifications describe.
-    ordered: the same matrix with its columns in another order, in which it can be stored with fewer bits.
+    turned: the last two dimensions are transposed, relative to the files that specs describe.
+    ordered: the same matrix with permuted columns, if it takes fewer bits so.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Tensor:
         return self.read()
 
     def f32(self, rows=None) -> np.ndarray:
-        """De-quantised float32 values in the tensor's shape, or [len(rows), columns] of the chosen flattened rows."""
+        """De-quantised float32 values in the tensor's shape, or of the given flattened rows, [len(rows), columns]."""
         raw = self.raw()
         if rows is not None:
             return to_f32(raw[rows], self.type.name)
@@ -54,7 +54,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class OrderedTensor:
-    """A matrix with its columns in another order: column j of `tensor` is column order[j] of the matrix."""
+    """A matrix with permuted columns: column j of `tensor` is column order[j] of the matrix."""
 
     tensor: Tensor
     order: np.ndarray
@@ -65,15 +65,15 @@ class Checkpoint:
     """A model on disk.
 
     format:   "safetensors", "pickle", "gguf" or "llama2c".
-    naming:   which table of tensor names in a spec applies: "hf", "gguf" or "llama2c".
+    naming:   the spec table of tensor names for this file: "hf", "gguf" or "llama2c".
     tensors:  by stored name, in file order.
     config:   config.json's content ("hf"), GGUF metadata ("gguf", keys as stored), header fields ("llama2c").
-    files:    paths by role, of those that exist: "config", "tokenizer.json", "tokenizer.model", "tokenizer_config",
+    files:    paths of existing files by role: "config", "tokenizer.json", "tokenizer.model", "tokenizer_config",
               "generation_config", "vocab.json", "merges.txt", "vocab.txt", "special_tokens_map", "chat_template",
               "added_tokens", "source.spm", "target.spm", "modules", "pooling", "tokenizer.bin", and "weights" (list of
               weight files). `folder.SIDE_FILES` has the file names.
-    unpacked: where the files that came inside the model's file are; None: its files lie where `path` is.
-    quantised: the method by which another program has quantised it, and where that is said; "" for none.
+    unpacked: folder of the files that came inside the model file; None: the files are beside `path`.
+    quantised: quantisation method of another program and where it is stated; "" for none.
     """
 
     path: Path
@@ -87,7 +87,7 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Folder of the model's other files: those without a role in `files`."""
+        """Folder of the model's files that have no role in `files`."""
         return self.unpacked or (self.path if self.path.is_dir() else self.path.parent)
 
     @property

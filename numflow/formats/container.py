@@ -1,13 +1,13 @@
-"""numflow's own model file: a safetensors file that holds all of a model, its matrices in any tensor type.
+"""numflow's container: a safetensors file with a complete model, its matrices in any tensor type.
 
-Any reader of safetensors can open it; to such a reader a tensor of a type that safetensors lacks is U8 [..., bytes].
-The metadata "numflow", a JSON object, says what these are:
+Any safetensors reader can open the file. Tensors of types that safetensors lacks are U8 [..., bytes]. The metadata
+"numflow", a JSON object, describes them:
     version   1
-    naming    which table of tensor names in a specification applies: "hf", "gguf" or "llama2c"
+    naming    the spec table of tensor names: "hf", "gguf" or "llama2c"
     tensors   name -> {"type": "q3h", "shape": [N, K]}
-    turned    tensors [..., N, K] that are [..., K, N] where the configuration comes from (optional)
-    files     path -> role: the files that belong to the model, each in the U8 tensor "numflow/PATH"
-Two more U8 tensors hold JSON: "numflow/config" the model's configuration, and "numflow/report" how it was made.
+    turned    tensors [..., N, K] that were [..., K, N] in the original model (optional)
+    files     path -> role: the attached files, each in the U8 tensor "numflow/PATH"
+Two more U8 tensors hold JSON: "numflow/config", the model's configuration, and "numflow/report", how the file was made.
 """
 
 import json
@@ -31,19 +31,19 @@ from numflow.formats.writer import TensorEntry
 
 KEY, VERSION, PREFIX = "numflow", 1, "numflow/"
 CONFIG, REPORT = f"{PREFIX}config", f"{PREFIX}report"
-ROLE_OF_NONE = ""  # of files that only other files name
+ROLE_OF_NONE = ""  # role of files that are only referenced by other files
 _PLAIN = safetensors.DTYPES
 _NAMINGS = ("hf", "gguf", "llama2c")
 
 
 class _Files(dict):
-    """Paths by role, in a folder that lives as long as this table."""
+    """Paths by role, in a temporary folder that is removed with this table."""
 
     folder: Path | None = None
 
 
 class _Tensors(dict):
-    """The tensors of a container by name, and the file's size and date when it was opened."""
+    """Tensors of a container by name, with the file's size and modification time at opening."""
 
     def __init__(self, tensors: Mapping[str, Tensor], path: Path, report: Tensor | None):
         super().__init__(tensors)
@@ -53,7 +53,7 @@ class _Tensors(dict):
 
 @dataclass(frozen=True)
 class Attached:
-    """A file that belongs to a model: where it is now, what it is called inside, and its role ("" for none)."""
+    """A file attached to a model: its path, its name inside the container, its role ("" for none)."""
 
     path: Path
     name: str
@@ -66,10 +66,10 @@ def is_container(metadata: Mapping[str, str]) -> bool:
 
 
 def open_container(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Checkpoint:
-    """The model in a container, whose tensors as safetensors has them are `stored`.
+    """Open a container. stored: its tensors as safetensors returns them.
 
     Raises:
-        FormatError: the metadata and the tensors do not fit together.
+        FormatError: metadata and tensors are inconsistent.
     """
     info = parse_json(metadata[KEY].encode(), f"{path}: metadata {KEY}")
     if info.get("version") != VERSION or info.get("naming") not in _NAMINGS:
@@ -96,7 +96,7 @@ def open_container(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[s
 def identity(checkpoint: Checkpoint) -> str | None:
     """Fingerprint of a container's tensors; None if the tensors were not read from a container.
 
-    A hash over the report, which holds the hash of every tensor, and over the file's size and date.
+    A hash of the report, which has a hash of every tensor, and the file's size and modification time.
     """
     tensors = checkpoint.tensors
     if not isinstance(tensors, _Tensors) or tensors.report is None:
@@ -109,7 +109,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """The report of a container: how each of its tensors was quantised.
 
     Raises:
-        FormatError: the file is no container, or its report is broken.
+        FormatError: the file is no container, or its report is damaged.
     """
     from numflow.formats import detect
 
@@ -137,7 +137,7 @@ def _turned(path: Path, info: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
 
 
 def _typed(path: Path, tensor: Tensor, entry: Any) -> Tensor:
-    """A U8 tensor as the type that the metadata says it is."""
+    """A U8 tensor with the type and shape from the metadata."""
     where = f"{path}: tensor {show(tensor.name)}"
     shape = entry.get("shape") if isinstance(entry, dict) else None
     if not isinstance(shape, list) or not shape or not all(type(size) is int and size >= 0 for size in shape):
@@ -158,13 +158,13 @@ def _typed(path: Path, tensor: Tensor, entry: Any) -> Tensor:
 
 
 def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]) -> _Files:
-    """The attached files by role, written to a folder of their own that goes when the table of them does."""
+    """Write attached files to a temporary folder; paths by role. The folder is removed with the returned table."""
     files = _Files()
     if not names:
         return files
     outer = Path(tempfile.mkdtemp(prefix="numflow-"))
     weakref.finalize(files, shutil.rmtree, outer, ignore_errors=True)
-    files.folder = folder = outer / path.name  # which errors name
+    files.folder = folder = outer / path.name  # named in errors
     for name, role in names.items():
         parts = PurePosixPath(name).parts
         if not parts or not isinstance(role, str) or any(p in ("..", "/") or set(p) & set("\\:\0") for p in parts):
@@ -181,7 +181,7 @@ def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]
 
 
 def entry_of(tensor: Tensor, kind: str, read) -> TensorEntry:
-    """Entry of a tensor stored as type `kind`; `read` returns its bytes."""
+    """Writer entry of a tensor in type `kind`; `read` returns its bytes."""
     row = tensor_type(kind).row_bytes(tensor.columns)
     if kind in _PLAIN:
         return TensorEntry(tensor.name, kind, tensor.shape, tensor.rows * row, read)
@@ -204,7 +204,7 @@ def json_entry(name: str, value: Any) -> TensorEntry:
 
 
 def attached(files: Mapping[str, Any]) -> list[Attached]:
-    """The files beside a checkpoint that its container holds too: by role, and what modules.json leads to."""
+    """Files beside a checkpoint to attach: those with a role, and those referenced by modules.json."""
     found = [Attached(Path(path), Path(path).name, role) for role, path in files.items()
              if role not in ("weights", "modules", "pooling", "spec")]
     if "pooling" in files:

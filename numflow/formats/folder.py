@@ -1,4 +1,4 @@
-"""A folder as published on model hubs: which files hold the weights, and what lies beside them."""
+"""A model folder as published on model hubs: weight files, configuration and tokenizer files."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from numflow.errors import FormatError, ModelNotFoundError
 from numflow.formats.mapped import read_json, show
 
-# role: file names, the first that exists counts
+# role: file names; the first existing file counts
 SIDE_FILES = {
     "config": ("config.json",),
     "generation_config": ("generation_config.json",),
@@ -27,7 +27,7 @@ SIDE_FILES = {
     "pooling": ("1_Pooling/config.json",),
 }
 
-# Where the weights are, best first: one file, else an index of shards, else the shards themselves.
+# Weight files in order of preference: a single file, an index of shards, the shards.
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _SHARDS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 _LOOSE = (".bin", ".pt", ".pth", ".ckpt")
@@ -49,7 +49,7 @@ def side_files(folder: Path) -> dict[str, Path]:
 
 
 def _llama2c_tokenizer(folder: Path) -> Path | None:
-    """tokenizer.bin, else the only tok*.bin."""
+    """tokenizer.bin, else a single tok*.bin."""
     if (folder / "tokenizer.bin").is_file():
         return folder / "tokenizer.bin"
     found = [p for p in folder.glob("tok*.bin") if p.is_file()]
@@ -57,13 +57,13 @@ def _llama2c_tokenizer(folder: Path) -> Path | None:
 
 
 def find_weights(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The weight files of a folder, and which file holds which tensor where an index says so ({} if none does).
+    """The weight files of a folder, and the file of each tensor by the index ({} without one).
 
-    What numflow has made of a model counts only where nothing else is: it is often kept beside the model.
+    Files written by numflow count only if there are no others, because they are often kept beside the model.
 
     Raises:
-        FormatError: a bad index, or several models.
-        ModelNotFoundError: no weights here.
+        FormatError: a wrong index, or several models.
+        ModelNotFoundError: no weights.
     """
     for single, shards in zip(_SINGLE, _SHARDS):
         if (folder / single).is_file():
@@ -96,10 +96,10 @@ def index_of(path: Path) -> Path | None:
 
 
 def read_index(path: Path) -> tuple[list[Path], dict[str, str]]:
-    """The shards that an index names, in order of name, and the shard of each tensor.
+    """The shards of an index, sorted by name, and the file of each tensor.
 
     Raises:
-        FormatError: no weight_map, a name that is not a plain file name, or a file that is not there.
+        FormatError: no weight_map, a wrong file name, or a missing file.
     """
     weight_map: Any = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -115,12 +115,12 @@ def read_index(path: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def made_here(path: Path) -> str:
-    """Kind of a file that numflow wrote: CONTAINER or another one; "" for a file of another program."""
+    """Kind of a file written by numflow: CONTAINER or another; "" for files of other programs."""
     from numflow.formats import container, safetensors
 
     try:
         metadata = safetensors.read_with_metadata(path)[1]
-    except FormatError:  # another format, or whoever opens it says what is wrong
+    except FormatError:  # another format, or damaged: opening it reports the error
         return ""
     kind = CONTAINER if container.is_container(metadata) else metadata.get("kind", "")
     return kind if kind.startswith("numflow") else ""
@@ -131,7 +131,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _one_gguf(folder: Path, found: list[Path]) -> Path:
-    """The only model among GGUF files, where the parts of a split one count as one; adapters and the like are none."""
+    """The single model among GGUF files. Parts of a split model count as one; adapters etc. are no models."""
     def stems(paths: list[Path]) -> set[str]:
         return {match[1] if (match := _GGUF_SPLIT.fullmatch(p.name)) else p.name for p in paths}
 
@@ -143,10 +143,10 @@ def _one_gguf(folder: Path, found: list[Path]) -> Path:
 
 
 def _is_no_model(path: Path) -> bool:
-    """Whether a GGUF file holds something else than a model; a damaged one counts as a model."""
+    """Whether a GGUF file is no model; damaged files count as models."""
     from numflow.formats import gguf
 
     try:
         return bool(gguf.no_model(gguf.read_file(path)[1]))
-    except FormatError:  # whoever opens it says what is wrong
+    except FormatError:  # opening it reports the error
         return False

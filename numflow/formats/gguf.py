@@ -1,10 +1,10 @@
-"""GGUF: a header of typed metadata, a table of tensors, then their bytes, each aligned.
+"""GGUF reader. A file has a header with typed metadata, a table of tensors, then aligned tensor data.
 
     "GGUF" | version u32 | tensors u64 | pairs u64 | pair* | tensor* | padding | data
     pair:    key str, type u32, value                     str: length u64, UTF-8 bytes
     tensor:  name str, dims u32, dim u64* (innermost first), type u32, offset u64 (from the start of data)
 
-Version 1 has u32 where later ones have u64. Files of one model may be split: "...-00001-of-00003.gguf".
+Version 1 has u32 instead of u64. A model may be split into files "...-00001-of-00003.gguf".
 """
 
 import bisect
@@ -25,7 +25,7 @@ from numflow.formats.types import GGML_NAMES, GGML_REMOVED, TYPES
 VERSIONS = (1, 2, 3)
 MAX_DIMS = 4
 MAX_SPLITS = 10_000
-# Lists cost up to ten times their bytes in the file; real vocabularies have below 2^20 entries.
+# Limits of metadata lists, which take up to ten times their file size in memory; vocabularies have below 2^20 entries.
 MAX_ARRAY = 2**22
 MAX_ITEMS = 2**23
 MAX_DEPTH = 4
@@ -33,7 +33,7 @@ MAX_DEPTH = 4
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8",
             12: "<f8"}
-# Other things that such files hold, by a key and its value, and what to tell who takes them for a model.
+# GGUF files that are no models: key and value, and the message.
 _NO_MODELS = {
     ("general.type", "adapter"): "an adapter, not a model: --adapter takes it, beside a model",
     ("general.type", "imatrix"): "an imatrix, not a model: --imatrix of `numflow quantize` takes it",
@@ -45,7 +45,7 @@ _SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class _Reader:
-    """A cursor over the header. Every read is checked against the end of the file before anything is made."""
+    """A cursor over the header. Each read is checked against the file size before memory is allocated."""
 
     def __init__(self, file: MappedFile):
         self.file = file
@@ -54,7 +54,7 @@ class _Reader:
         self.length = struct.Struct("<Q")
 
     def take(self, count: int, what: str) -> int:
-        """Advance over `count` bytes and return where they began."""
+        """Advance by `count` bytes; returns the former position."""
         start = self.position
         if count > self.file.size - start:
             raise self.file.fail(f"{what}: {count} bytes at {start}, but the file ends at {self.file.size} "
@@ -80,7 +80,7 @@ class _Reader:
             raise self.file.fail(f"{what}: text at byte {start} is not valid UTF-8") from None
 
     def spend(self, count: int, smallest: int, what: str) -> None:
-        """Check that `count` items of at least `smallest` bytes can be there and are not too many to hold."""
+        """Check that `count` items of at least `smallest` bytes fit in the rest of the file and in the item budget."""
         if count > (self.file.size - self.position) // smallest:
             raise self.file.fail(f"{what}: {count} entries cannot fit in the rest of the file (is it truncated?)")
         if count > MAX_ARRAY:
@@ -115,7 +115,7 @@ class _Reader:
         return np.frombuffer(self.file.map, code, count, start).tolist() if count else []
 
     def strings(self, count: int, what: str) -> list[str]:
-        """An array of strings: the one hot loop (vocabularies), so it keeps its cursor in local variables."""
+        """An array of strings. This is the hot loop (vocabularies), so the cursor is in local variables."""
         self.spend(count, self.length.size, what)
         data, unpack, step = self.file.map, self.length.unpack_from, self.length.size
         position, last = self.position, self.file.size - step
@@ -141,7 +141,7 @@ class _Reader:
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[Path]]:
     """The tensors, the metadata (keys as stored, arrays as lists) and the files of a model.
 
-    `path` may be any file of a split model; the others are looked for beside it.
+    `path` may be any file of a split model; the others must be beside it.
 
     Raises:
         FormatError: naming the file, the key or tensor, and what was expected.
@@ -153,13 +153,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[Path]]:
     paths = _split_paths(path, count)
     merged: dict[str, Tensor] = {}
     first: dict[str, Any] = metadata
-    for number, part in enumerate(paths):
+    for index, part in enumerate(paths):
         tensors, metadata = read_file(part)
-        first = metadata if number == 0 else first
-        if metadata.get("split.no") != number or metadata.get("split.count") != count:
+        first = metadata if index == 0 else first
+        if metadata.get("split.no") != index or metadata.get("split.count") != count:
             raise FormatError(f"{part}: split.no {show(metadata.get('split.no'))} of "
                               f"{show(metadata.get('split.count'))}, "
-                              f"expected {number} of {count}")
+                              f"expected {index} of {count}")
         if twice := merged.keys() & tensors.keys():
             raise FormatError(f"{part}: tensor {show(min(twice))} is in an earlier file of the split too")
         merged |= tensors
@@ -170,8 +170,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[Path]]:
 
 
 def no_model(metadata: dict[str, Any]) -> str:
-    """A sentence about a file with this metadata that holds something else than a model; "" of models."""
-    return next((said for (key, value), said in _NO_MODELS.items() if metadata.get(key) == value), "")
+    """Message for a file with this metadata that is no model; "" for models."""
+    return next((message for (key, value), message in _NO_MODELS.items() if metadata.get(key) == value), "")
 
 
 def _split_paths(path: Path, count: Any) -> list[Path]:
@@ -196,7 +196,7 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_pairs(path: Path) -> dict[str, bytes]:
-    """Each metadata pair of one file of version 2 or 3, as its bytes: key, type and value. Raises: FormatError."""
+    """Metadata pairs of a file of version 2 or 3 as raw bytes: key, type and value. Raises: FormatError."""
     reader, _, count = _open(path)
     if reader.length.size == 4:
         raise reader.file.fail("GGUF version 1, whose metadata has other sizes than that of later ones")
@@ -211,7 +211,7 @@ def read_pairs(path: Path) -> dict[str, bytes]:
 
 
 def _open(path: Path) -> tuple[_Reader, int, int]:
-    """A reader that stands before the metadata, the number of tensors and of metadata pairs."""
+    """A reader positioned at the metadata, the number of tensors, and the number of metadata pairs."""
     file = MappedFile(path)
     reader = _Reader(file)
     if file.bytes(reader.take(4, "magic"), 4) != b"GGUF":
@@ -266,9 +266,9 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> dict[str, Tensor]:
 
 
 def _with_blocks_of_128(entries: list[tuple], size: int) -> list[tuple]:
-    """The entries, of a file from before Q2_0 had blocks of 64 with the type it means; size: bytes of all data.
+    """The entries, with Q2_0 replaced by Q2_0_128 in files from before Q2_0 had blocks of 64. size: bytes of all data.
 
-    Such files have the same number. Tensors stand close together, so that those of 64 would run into the next one.
+    Both types have the same number. Old files are recognised by tensor sizes: with blocks of 64, tensors would overlap.
     """
     small, large = TYPES["Q2_0"], TYPES["Q2_0_128"]
     begins = sorted({offset for *_, offset in entries} | {size})

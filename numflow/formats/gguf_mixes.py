@@ -1,7 +1,7 @@
-"""The mixes of types that people exchange as GGUF files, such as Q4_K_M: which tensor gets which type.
+"""Mixes of types in GGUF files, such as Q4_K_M: the type of each tensor.
 
-The rules are llama.cpp's (llama_tensor_get_type): a type for most matrices, more bits for the output matrix, values and
-down-projections, in some layers or all, and another type where 256 does not divide a row.
+The rules are llama.cpp's (llama_tensor_get_type): one type for most matrices, more bits for the output matrix, and for
+value and down projections in some or all layers, and another type for rows that are no multiple of 256.
 """
 
 import re
@@ -11,13 +11,13 @@ from typing import Any
 # mix: type of most matrices
 MIXES = {"Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K", "Q4_K_S": "Q4_K", "Q4_K_M": "Q4_K",
          "Q5_K_S": "Q5_K", "Q5_K_M": "Q5_K", "IQ4_XS": "IQ4_XS", "IQ4_NL": "IQ4_NL"}
-# For rows that 256 does not divide: the type of about as many bits whose blocks have 32 weights.
+# Replacement for rows that are no multiple of 256: a type of similar size with blocks of 32 weights.
 SHORT_ROWS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _BLOCK = 256
 _NAME = re.compile(r"(?:.+\.)?blk\.(\d+)\.[\w.]*?"
                    r"(?:(attn_v|attn_k|attn_qkv|attn_kv_b|attn_output)|(ffn_down)\w*)\.weight")
 _IQ4 = ("IQ4_XS", "IQ4_NL")
-_PLAIN = ("per_layer_model_proj", "altup", "laurel")  # parts of names of what is small
+_PLAIN = ("per_layer_model_proj", "altup", "laurel")  # name parts of small matrices
 _VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
 
 
@@ -25,8 +25,8 @@ def types_of(mix: str, columns: Mapping[str, int], config: Mapping[str, Any], im
     """The type of each tensor that is quantised.
 
     mix:     one of MIXES, or a type for all tensors.
-    columns: of each matrix, by GGUF name, those that are not quantised included. config: the metadata of the file.
-    imatrix: whether it is known what matters.
+    columns: columns of each matrix by GGUF name, including matrices that are not quantised. config: GGUF metadata.
+    imatrix: whether an importance matrix is used.
     """
     model = _Model(columns, config, imatrix)
     return {name: _fitting(model.type_of(mix, name), count) for name, count in columns.items()
@@ -56,18 +56,18 @@ class _Model:
         self._output = "token_embd.weight" if self._tied else "output.weight"
 
     def _in_order(self, *kinds: str) -> dict[str, int]:
-        """Tensors of some kinds by their number in a file, which has them by layer, then by name."""
+        """Index of each tensor of some kinds in a file, which is sorted by layer, then by name."""
         names = sorted((layer if name.startswith("blk.") else -1, name)
                        for name, (kind, layer) in self._kinds.items() if kind in kinds)
-        return {name: number for number, (_, name) in enumerate(names)}
+        return {name: index for index, (_, name) in enumerate(names)}
 
     def _value(self, config: Mapping[str, Any], key: str, default: int) -> int:
-        """A number of the metadata; the largest of a list with one for each layer."""
+        """An integer of the metadata; of a list with one value per layer, the largest."""
         found = config.get(f"{self._architecture}.{key}", default)
         return found if isinstance(found, int) else max((int(value) for value in found), default=default)
 
     def type_of(self, mix: str, name: str) -> str:
-        """The type of a tensor whose rows are long enough."""
+        """The type of a tensor, if its rows are a multiple of 256."""
         if mix not in MIXES:
             return mix
         falcon = self._architecture == "falcon"
@@ -76,27 +76,27 @@ class _Model:
         kind, layer = self._kinds.get(name, ("", 0))
         rules = {**dict.fromkeys(_VALUES, self._of_values), "attn_k": self._of_keys, "attn_output": self._of_outputs,
                  "ffn_down": self._of_down}
-        at = self._values.get(name, self._down.get(name, layer))
-        return rules[kind](mix, at, falcon) if kind else MIXES[mix]
+        index = self._values.get(name, self._down.get(name, layer))
+        return rules[kind](mix, index, falcon) if kind else MIXES[mix]
 
-    def _more_bits(self, at: int, count: int) -> bool:
-        """Whether a layer is among those at both ends, or every third between."""
-        return at < count // 8 or at >= 7 * count // 8 or (at - count // 8) % 3 == 2
+    def _more_bits(self, layer: int, count: int) -> bool:
+        """Whether a layer is in the first or last eighth, or is every third between."""
+        return layer < count // 8 or layer >= 7 * count // 8 or (layer - count // 8) % 3 == 2
 
-    def _of_values(self, mix: str, at: int, falcon: bool) -> str:
+    def _of_values(self, mix: str, index: int, falcon: bool) -> str:
         if self._experts == 8:
-            return "Q8_0"  # shared by eight experts, it costs next to nothing
+            return "Q8_0"  # shared by eight experts, so the cost is small
         base = MIXES[mix]
         if mix == "Q2_K_S" and self._group >= 4:
             base = "Q4_K"
         elif mix == "Q3_K_M":
-            base = "Q5_K" if at < 2 else "Q4_K"
-        elif mix == "Q3_K_L" or (mix == "Q4_K_S" and at < 4) or (mix in _IQ4 and self._group >= 4):
+            base = "Q5_K" if index < 2 else "Q4_K"
+        elif mix == "Q3_K_L" or (mix == "Q4_K_S" and index < 4) or (mix in _IQ4 and self._group >= 4):
             base = "Q5_K"
-        elif mix in ("Q4_K_M", "Q5_K_M") and self._more_bits(at, len(self._values)):
+        elif mix in ("Q4_K_M", "Q5_K_M") and self._more_bits(index, len(self._values)):
             base = "Q6_K"
         if self._layers == 80 and self._group > 1 and base in ("Q3_K", "Q4_K"):
-            return "Q5_K"  # eight heads share each of them in models of that size
+            return "Q5_K"  # in models of that size, eight query heads share a key/value head
         return base
 
     def _of_keys(self, mix: str, layer: int, falcon: bool) -> str:

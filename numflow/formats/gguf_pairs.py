@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file from plain values. Readers insist on the type of a key, so that is what this knows."""
+"""Encoding of GGUF metadata from plain values, with the value type that readers expect for each key."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numflow.errors import FormatError, RequestError
 
 _UINT8, _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64, _INT64 = 0, 4, 5, 6, 7, 8, 9, 10, 11
-# Keys, without the architecture, that hold float32 even where a configuration has a whole number.
+# Keys, without the architecture, that are float32 even if the configuration has an integer.
 FLOATS = frozenset((
     "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.scale", "attention.clamp_kqv",
     "attention.max_alibi_bias", "attn_logit_softcapping", "final_logit_softcapping", "embedding_scale",
@@ -20,10 +20,10 @@ _FORMS = {_UINT32: "I", _INT32: "i", _FLOAT32: "f", _BOOL: "?", _UINT64: "Q", _I
 
 
 def encode_pairs(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """Each pair as its bytes: key, type and value; None is left out, uint8 arrays are arrays of bytes.
+    """Encode each pair: key, type and value. None values are left out; uint8 arrays become arrays of bytes.
 
     Raises:
-        FormatError: a value that GGUF has no type for.
+        FormatError: GGUF has no type for a value.
     """
     architecture = f"{metadata.get('general.architecture', '')}."
     return {key: text(key) + _typed(key, value, key.removeprefix(architecture) in FLOATS)
@@ -31,7 +31,7 @@ def encode_pairs(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def text(value: str) -> bytes:
-    """A string: its length and its UTF-8 bytes."""
+    """Encode a string: length and UTF-8 bytes."""
     data = value.encode(errors="replace")
     return struct.pack("<Q", len(data)) + data
 
@@ -56,7 +56,7 @@ def _array(key: str, values: Sequence[Any], as_float: bool) -> bytes:
 
 
 def _kind(key: str, values: Sequence[Any], as_float: bool) -> int:
-    """The type that holds all of some numbers."""
+    """The GGUF type that can hold all values."""
     if all(isinstance(value, bool) for value in values):
         return _BOOL
     if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):

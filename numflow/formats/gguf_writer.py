@@ -1,4 +1,4 @@
-"""Writing a GGUF file: metadata, made or copied from another file byte for byte, and tensors of any type."""
+"""GGUF writer: metadata, encoded or copied byte for byte from another file, and tensors of any type."""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -16,30 +16,30 @@ from numflow.quant import SCHEMES, iq4, k_types
 from numflow.quant.iq4 import IQ4_TYPES
 from numflow.quant.k_types import K_TYPES
 
-# Types that matrices can be brought into, by their names in small letters.
+# Types that plain rounding produces, by lower-case name.
 ENCODED = {name.lower(): name for name in ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")}
-# Types whose scales and codes are searched for, which an imatrix is of use for.
+# Types with a search for scales and codes, which can use an imatrix.
 SEARCHED = (*K_TYPES, *IQ4_TYPES)
-# All of them, as `numflow quantize` takes them, by names that this and other programs use.
+# All types that `numflow quantize` can write, by lower-case name or alias.
 WRITTEN = ENCODED | {name.lower(): name for name in SEARCHED} | {
     "q8": "Q8_0", "q6": "Q6_K", "q5": "Q5_0", "q4": "Q4_0", "q3": "Q3_K", "q2": "Q2_K"}
-# Those that other files than GGUF's hold by the same names; short names are numflow's own schemes there.
+# Types with the same names in other file formats, where short names are numflow's own schemes.
 BESIDE_SCHEMES = {name: kind for name, kind in WRITTEN.items() if name not in SCHEMES}
 _OF_OTHER_TENSORS = ("split.no", "split.count", "split.tensors.count", "general.file_type")
 _QUANTISATION = "general.quantization_version"
-_PART = 1 << 22  # weights that are encoded at a time
+_PART = 1 << 22  # weights encoded at a time
 
 
 def encode(x: np.ndarray, kind: str, name: str = "matrix", threads: int | None = None,
            importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [N, K] -> uint8 [N, row_bytes] of a GGUF type.
 
-    Those of SEARCHED are found as numflow finds them, the others as GGML's own reference rounds.
+    Types in SEARCHED use numflow's search, the others GGML's reference rounding.
 
-    importance: float32 [K] or [N, K], how much a squared error counts; of use for SEARCHED only.
+    importance: float32 [K] or [N, K], weights of squared errors, for SEARCHED only.
 
     Raises:
-        FormatError: a NaN or an infinity among the weights. RequestError: a weight that float16 cannot hold.
+        FormatError: a NaN or an infinity among the weights. RequestError: a weight is out of the range of float16.
     """
     from gguf import GGMLQuantizationType, quants
 
@@ -62,30 +62,30 @@ def encode(x: np.ndarray, kind: str, name: str = "matrix", threads: int | None =
 
 
 def copied_pairs(source: Path) -> tuple[dict[str, bytes], int]:
-    """The metadata of a GGUF file as `write` takes it, without what is about its own tensors, and its alignment.
+    """Metadata pairs of a GGUF file for `write`, without keys about the file's tensors, and the alignment.
 
     Raises:
-        FormatError: `source` is damaged, or of version 1, whose numbers are narrower.
+        FormatError: `source` is damaged, or of version 1, which has narrower integers.
     """
     pairs = {key: data for key, data in gguf.read_pairs(source).items() if key not in _OF_OTHER_TENSORS}
     return pairs, gguf.read_file(source)[1].get("general.alignment", 32)
 
 
 def made_pairs(metadata: Mapping[str, Any]) -> tuple[dict[str, bytes], int]:
-    """Plain values, keys as stored, as `write` takes them, and the alignment. Raises: FormatError."""
+    """Metadata pairs for `write` from plain values, and the alignment. Raises: FormatError."""
     kept = {key: value for key, value in metadata.items() if key not in _OF_OTHER_TENSORS}
     return encode_pairs(kept), kept.get("general.alignment", 32)
 
 
 def write(path: Path, pairs: Mapping[str, bytes], alignment: int, entries: Sequence[TensorEntry],
           written: Callable[[int], None] = lambda count: None) -> None:
-    """Write a GGUF file; it appears when it is complete.
+    """Write a GGUF file atomically.
 
-    pairs:   each metadata pair as its bytes (key, type and value), in order.
-    entries: tensors, `dtype` being the name of a GGML type and `shape` outermost dimension first.
+    pairs:   encoded metadata pairs (key, type and value), in order.
+    entries: tensors; `dtype` is a GGML type name, `shape` has the outermost dimension first.
 
     Raises:
-        RequestError: a type that GGUF has no number for; no room on the disk, or the file cannot be written.
+        RequestError: GGUF has no number for a type, the disk is full, or the file cannot be written.
     """
     pairs = {**pairs, **({} if _QUANTISATION in pairs else encode_pairs({_QUANTISATION: 2}))}
     padded = [_padded(entry, alignment) for entry in entries]

@@ -27,7 +27,7 @@ _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size
 
 
 class _Stack(NamedTuple):
-    """Tensors of one shape that follow each other, one per layer ("{i}" in the name) or one in all."""
+    """Consecutive tensors of one shape, one per layer ("{i}" in the name) or a single one."""
 
     name: str
     copies: int
@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         shared_classifier and, in version 2, group_size.
 
     Raises:
-        FormatError: an impossible header, or a file whose size is not what the header says.
+        FormatError: a wrong header, or a file size that differs from the header.
     """
     file = MappedFile(path)
     config, position = _header(file)
@@ -60,13 +60,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             else:
                 tensor = file.tensor(name, stack.shape, TYPES["F32"], position)
             position += _nbytes(stack.shape, config)
-            if not name.startswith("rope_"):  # tables of cosines and sines that nothing needs
+            if not name.startswith("rope_"):  # tables of cosines and sines, which are not needed
                 tensors[name] = tensor
     return tensors, config
 
 
 def is_legacy(file: MappedFile) -> bool:
-    """Whether this is a version 0 file, which has no magic number: its size must be the one its header asks for."""
+    """Whether this is a version 0 file. These have no magic number, so the file size is compared with the header."""
     try:
         config, start = _header(file)
         _check_size(file, config, start)
@@ -76,7 +76,7 @@ def is_legacy(file: MappedFile) -> bool:
 
 
 def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
-    """The header fields and where the weights begin."""
+    """The header fields and the offset of the weights."""
     head = file.bytes(0, HEADER_BYTES)
     version = int.from_bytes(head[4:8], "little") if head.startswith(MAGIC) else 0
     if version not in (0, 1, 2) or (version == 0 and head.startswith(MAGIC)):
@@ -148,9 +148,10 @@ def _check_size(file: MappedFile, config: dict[str, Any], start: int) -> None:
 
 
 def _quantised(file: MappedFile, name: str, shape: tuple[int, ...], start: int, group: int) -> Tensor:
-    """Blocks are a common divisor of groups and rows, and share their group's scale.
+    """An int8 matrix in blocks of a common divisor of group size and columns, each with its group's scale.
 
-    Rows that are no whole number of groups mean what the C program makes of them, which is not what was exported.
+    Rows that are no whole number of groups are read as the C program reads them, which differs from the exported
+    values.
     """
     rows, columns = shape
     block = math.gcd(group, columns)
@@ -161,8 +162,8 @@ def _quantised(file: MappedFile, name: str, shape: tuple[int, ...], start: int, 
         codes = file.data[start:start + count]
         scales = file.data[start + count:start + count + count // group * 4]
         raw = np.zeros((rows, columns // block, kind.size), np.uint8)
-        # Groups start anew in each row, take the scale at (first weight of the group) // group, and the columns left
-        # over do not count.
+        # In the C program groups begin anew in each row, use the scale at (index of first weight) // group, and
+        # remaining columns are ignored.
         used = columns // group * (group // block)
         first = np.arange(rows)[:, None] * columns + np.arange(used) * block // group * group
         raw[:, :used, :4] = scales.reshape(-1, 4)[first // group]

@@ -1,4 +1,4 @@
-"""A file mapped into memory, and tensors as ranges of it. Every range is checked before it is used."""
+"""Memory-mapped files, and tensors as checked ranges of them."""
 
 import ctypes
 import json
@@ -22,7 +22,7 @@ _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def show(value: object) -> str:
-    """Something found in a file, quoted and cut, fit for a message. Nested values are not walked."""
+    """A value from a file, quoted and shortened for a message. Nested values are not traversed."""
     if isinstance(value, list | tuple):
         if len(value) > MAX_DIMS or not all(isinstance(item, int | str) for item in value):
             return f"a {type(value).__name__} of {len(value)}"
@@ -33,9 +33,9 @@ def show(value: object) -> str:
 
 
 def release_pages(array: np.ndarray) -> None:
-    """Let go of the memory behind an array that views a mapped file; what is read again comes from the file again.
+    """Release the memory pages of an array that is a view of a mapped file; other arrays are left alone.
 
-    Anything else is left alone. While a model is loaded, the file and what is made of it are not in memory twice.
+    During loading, this keeps file data and converted data from being in memory at the same time.
     """
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
@@ -48,9 +48,9 @@ def release_pages(array: np.ndarray) -> None:
 
 
 def release_memory() -> None:
-    """Let go of what loading leaves behind: pages of all mapped files, which can be read again, and the C heap's.
+    """Release memory after loading: pages of all mapped files, and free pages of the C heap.
 
-    Around a page that is read the system maps its neighbours too, whose release_pages has been before.
+    The system maps neighbours of a page that is read, also those released by release_pages before.
     """
     if hasattr(mmap, "MADV_DONTNEED"):
         for mapped in list(_maps):
@@ -60,7 +60,7 @@ def release_memory() -> None:
 
 
 class MappedFile:
-    """A regular file, read-only. `data` is uint8 [size]; nothing is read before it is touched."""
+    """A regular file, mapped read-only. `data` is uint8 [size]; pages are read on first access."""
 
     def __init__(self, path: Path):
         """Raises: FormatError: not a regular file, empty, or not readable."""
@@ -85,11 +85,11 @@ class MappedFile:
         return self.map[start:start + count]
 
     def fail(self, message: str) -> FormatError:
-        """An error about this file, to be raised."""
+        """A FormatError about this file, for the caller to raise."""
         return FormatError(f"{self.path}: {message}")
 
     def check_name(self, name: str, known) -> None:
-        """A tensor name must be text that can be printed, and new."""
+        """Check that a tensor name is valid Unicode and not repeated."""
         if name in known:
             raise self.fail(f"tensor {show(name)}: there are two of that name")
         try:
@@ -98,7 +98,7 @@ class MappedFile:
             raise self.fail(f"tensor {show(name)}: the name is not valid Unicode") from None
 
     def count(self, name: str, shape: tuple[int, ...]) -> int:
-        """Number of elements; sizes that cannot be a tensor of any file are errors."""
+        """Number of elements; impossible sizes are errors."""
         if len(shape) > MAX_DIMS:
             raise self.fail(f"tensor {show(name)}: {len(shape)} dimensions, at most {MAX_DIMS} are possible")
         if math.prod(max(d, 1) for d in shape) >= 2**60:
@@ -106,10 +106,10 @@ class MappedFile:
         return math.prod(shape)
 
     def tensor(self, name: str, shape: tuple[int, ...], kind: TensorType, start: int) -> Tensor:
-        """The tensor whose bytes begin at `start` of the file.
+        """The tensor whose data begins at offset `start` of the file.
 
         Raises:
-            FormatError: the shape is impossible, rows are no whole blocks, or the bytes are not all in the file.
+            FormatError: an impossible shape, rows of partial blocks, or data beyond the end of the file.
         """
         columns = shape[-1] if shape else 1
         if columns % kind.block:
@@ -125,10 +125,10 @@ class MappedFile:
 
 
 def parse_json(text: bytes, where: str, unique_keys: bool = False) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
-        FormatError: not UTF-8, not JSON, not an object, or (unique_keys) a key that comes twice.
+        FormatError: not UTF-8, not JSON, not an object, or (unique_keys) a repeated key.
     """
     def unique(pairs):
         found = dict(pairs)
@@ -150,7 +150,7 @@ def parse_json(text: bytes, where: str, unique_keys: bool = False) -> dict[str, 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file whose content is an object. Raises: FormatError."""
+    """Read a JSON file that holds an object. Raises: FormatError."""
     file = MappedFile(path)
     if file.size > MAX_JSON_BYTES:
         raise file.fail(f"{file.size} bytes of JSON, at most {MAX_JSON_BYTES} are read")

@@ -1,8 +1,8 @@
-"""torch checkpoints (.bin, .pt, .pth) without torch, and without running anything that is in them.
+"""Reader of torch checkpoints (.bin, .pt, .pth) without torch, and without executing code from the file.
 
     zip format     an uncompressed zip: NAME/data.pkl, and each storage as NAME/data/KEY
-    older format   pickles one after the other: a magic number, the protocol, facts about the machine, the object,
-                   the list of storage keys; then per key a count (i64) and its elements
+    older format   consecutive pickles: a magic number, the protocol, facts about the machine, the object, the list of
+                   storage keys; then for each key a count (i64) and the elements
 """
 
 import zlib
@@ -18,18 +18,18 @@ from numflow.formats.zipped import ZipMember, entries
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
-# Under which keys training programs keep the tensors of a model.
+# Keys under which training programs store the state dict.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 _ZIP = b"PK\x03\x04"
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, by their name in its dictionary. One level of {"model": {...}} is taken off.
+    """The tensors of a file by name. One level of nesting, {"model": {...}}, is removed.
 
-    Tensors that share a storage are views of the same mapped bytes. Other values of the dictionary are left out.
+    Tensors with a common storage are views of the same mapped bytes. Other values are ignored.
 
     Raises:
-        UnsafePickleError: the file asks for something other than tensors; `requested` has what.
+        UnsafePickleError: the file requests other globals than tensors; `requested` lists them.
         FormatError: damaged, truncated, compressed, big-endian, or without tensors.
     """
     file = MappedFile(path)
@@ -44,7 +44,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def _state(file: MappedFile, root: Any) -> dict[str, StoredTensor]:
-    """The dictionary of tensors in what a file holds."""
+    """The state dict in the unpickled object."""
     if not isinstance(root, dict):
         raise file.fail(f"expected a dictionary of tensors, got {type(root).__name__}")
     for key in WRAPPERS:
@@ -66,7 +66,7 @@ def _tensors_of(values: Mapping[str, Any]) -> dict[str, StoredTensor]:
 
 
 class _Reader:
-    """Reads the pickles of a file; collects the storages they name and the globals they ask for."""
+    """Reader of a file's pickles; collects the storages and globals that they name."""
 
     def __init__(self, file: MappedFile):
         self.file = file
@@ -74,11 +74,11 @@ class _Reader:
         self.requested: dict[str, None] = {}
 
     def load(self) -> tuple[Any, dict[str, int]]:
-        """The object of the file, and where in it each storage begins."""
+        """The unpickled object, and the file offset of each storage."""
         return self._zip() if self.file.bytes(0, 4) == _ZIP else self._legacy()
 
     def _run(self, start: int, end: int) -> tuple[Any, int]:
-        """The value of the pickle at `start`, and where it ended."""
+        """The value of the pickle at `start`, and its end position."""
         machine = Machine(self.file, start, end, KNOWN, self._storage)
         try:
             return machine.run(), machine.position

@@ -1,9 +1,9 @@
-"""An interpreter of pickle opcodes that runs nothing.
+"""A safe interpreter of pickle opcodes, which imports and runs nothing.
 
-Opcodes build lists, dictionaries, tuples and numbers. A global (`module.name`) is only ever looked up in a table that
-the caller gives; one that is not there is noted as refused, and whatever a file does with it gives `OPAQUE`, so that
-the rest of the file can still be read and all that it asks for be listed. Values are referred to, never walked or
-copied, so a small file cannot make large ones out of them.
+Opcodes build lists, dictionaries, tuples and numbers. A global (`module.name`) is only looked up in the caller's table.
+An unknown global is recorded as refused and replaced by `OPAQUE`, as are results of calling it, so that the rest of the
+file is still read and all requests are listed. Values are passed by reference, never traversed or copied, so a small
+file cannot create large values.
 """
 
 import struct
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from numflow.errors import FormatError, UnsafePickleError
 from numflow.formats.mapped import MappedFile
 
-MAX_BYTES = 2**26  # of one pickle
-MAX_OPCODES = 2**22  # a tensor takes about 60; ten seconds' work at most
+MAX_BYTES = 2**26  # size of one pickle
+MAX_OPCODES = 2**22  # a tensor takes about 60; at most ten seconds in total
 MAX_LINE = 2**12
 MAX_REQUESTED = 1000
 
 
 class Global(NamedTuple):
-    """`module.name` as a file writes it."""
+    """A global, `module.name`, as written in the file."""
 
     module: str
     name: str
@@ -30,7 +30,7 @@ class Global(NamedTuple):
 
 
 class _Opaque:
-    """Stand-in for a refused global and for the result of calling one."""
+    """Placeholder for a refused global, and for the result of calling one."""
 
     def __repr__(self) -> str:
         return "OPAQUE"
@@ -40,11 +40,11 @@ OPAQUE = _Opaque()
 
 
 class Machine:
-    """One pickle in a file: `run` gives its value and leaves `position` behind its last opcode.
+    """Interpreter of one pickle in a file: `run` returns its value; `position` is then after the last opcode.
 
-    known:       the globals that a file may name, each with the value it stands for. A callable value may be called.
+    known:       allowed globals and their values. Callable values may be called.
     persistent:  persistent id -> value.
-    requested:   every global that was named so far, allowed or not. refused: those that were not.
+    requested:   all globals named so far, allowed or not. refused: those not allowed.
     """
 
     def __init__(self, file: MappedFile, start: int, end: int, known: Mapping[Global, Any],
@@ -54,17 +54,17 @@ class Machine:
         self.known, self.persistent = known, persistent
         self.requested: dict[str, None] = {}
         self.refused: dict[str, None] = {}
-        self.opcodes = MAX_OPCODES  # how many may follow
+        self.opcodes = MAX_OPCODES  # remaining opcodes
         self.memo: dict[int, Any] = {}
         self.stack: list[Any] = []
-        self.marks: list[list[Any]] = []  # the stacks below the open marks
+        self.marks: list[list[Any]] = []  # saved stacks below open marks
 
     def run(self) -> Any:
         """The value of the pickle.
 
         Raises:
-            UnsafePickleError: it asks for globals that are not known; `requested` has them.
-            FormatError: it is damaged, uses opcodes that checkpoints do not, or is too large.
+            UnsafePickleError: the pickle requests unknown globals; `requested` lists them.
+            FormatError: the pickle is damaged, too large, or has opcodes that checkpoints do not use.
         """
         try:
             value = self._interpret()
@@ -80,26 +80,26 @@ class Machine:
 
     def _interpret(self) -> Any:
         while True:
-            at = self.position
+            start = self.position
             self.spend(1)
             code = self.data[self.take(1)]
             if code == _STOP:
                 return self.pop()
             if code not in _OPCODES:
-                raise self.fail(f"opcode {bytes([code])!r} is not one that checkpoints use", at)
-            read, do = _OPCODES[code]
+                raise self.fail(f"opcode {bytes([code])!r} is not one that checkpoints use", start)
+            read, execute = _OPCODES[code]
             try:
-                do(self, read(self))
+                execute(self, read(self))
             except (ValueError, TypeError, OverflowError) as error:
-                raise self.fail(f"opcode {bytes([code])!r}: {error}", at) from None
+                raise self.fail(f"opcode {bytes([code])!r}: {error}", start) from None
 
     def spend(self, steps: int) -> None:
         self.opcodes -= steps
         if self.opcodes < 0:
             raise self.fail(f"it takes more than {MAX_OPCODES} steps")
 
-    def fail(self, message: str, at: int | None = None) -> FormatError:
-        return self.file.fail(f"pickle, byte {self.position if at is None else at}: {message}")
+    def fail(self, message: str, position: int | None = None) -> FormatError:
+        return self.file.fail(f"pickle, byte {self.position if position is None else position}: {message}")
 
     # Reading arguments
 
@@ -165,7 +165,7 @@ class Machine:
             raise TypeError(f"cannot append to {type(target).__name__}")
 
     def update(self, items: list[Any]) -> None:
-        """Entries of a dictionary. Only text can name a tensor: entries with other keys are dropped."""
+        """Set entries of a dictionary. Entries whose key is no text are dropped, because they cannot name a tensor."""
         if len(items) % 2:
             raise ValueError("a key without a value")
         target = self.top()
@@ -195,7 +195,7 @@ class Machine:
             return self.push(OPAQUE)
         if not callable(function) or not isinstance(args, tuple):
             raise TypeError(f"{type(function).__name__} is not to be called with {type(args).__name__}")
-        self.spend(sum(len(a) for a in args if isinstance(a, list | tuple | dict)))  # a call may walk its arguments
+        self.spend(sum(len(a) for a in args if isinstance(a, list | tuple | dict)))  # a call may traverse its arguments
         try:
             value = function(*args)
         except (TypeError, ValueError):
@@ -209,7 +209,7 @@ class Machine:
         self.call(function, args)
 
     def make(self, items: list[Any]) -> None:
-        """OBJ: a class and the arguments for it."""
+        """OBJ: a class and its arguments."""
         if not items:
             raise ValueError("no class")
         self.call(items[0], tuple(items[1:]))
@@ -221,7 +221,7 @@ class Machine:
         self.call(function, args)
 
     def build(self) -> None:
-        """State of an object: attributes of tensors and dictionaries, which nothing needs."""
+        """BUILD: state of an object; ignored, because attributes of tensors and dictionaries are not needed."""
         self.pop()
         self.top()
 
@@ -316,7 +316,7 @@ def _latin1(data: bytes) -> str:
 _PUSH, _PUT, _GET = Machine.push, Machine.put, Machine.get
 _STOP = ord(".")
 
-# opcode: (how its argument is read, what it does)
+# opcode: (reader of its argument, action)
 _OPCODES: dict[int, tuple[Callable[[Machine], Any], Callable[[Machine, Any], None]]] = {ord(c): row for c, row in {
     "\x80": (_number("<B"), _protocol), "\x95": (_number("<Q"), lambda m, _: None),
     # numbers and text

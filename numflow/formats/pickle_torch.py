@@ -1,4 +1,4 @@
-"""Torch's objects in a pickle as plain data: storages (ranges of a file) and tensors (strided views of storages)."""
+"""Torch objects of a pickle as plain data: storages (ranges of a file) and tensors (strided views of storages)."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from numflow.formats.mapped import MappedFile, show
 from numflow.formats.pickle_machine import Global
 from numflow.formats.types import TYPES
 
-# A stored tensor may repeat elements (stride 0), but not blow a small file up to more elements than this.
+# Limit of elements in a tensor that repeats elements (stride 0), so that a small file cannot create a huge tensor.
 MAX_REPEATED = 2**24
 
 _STORAGE_TYPES = {"DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
@@ -25,14 +25,14 @@ _DTYPES = {"float64": "F64", "double": "F64", "float32": "F32", "float": "F32", 
 
 @dataclass(frozen=True)
 class TypeName:
-    """A torch dtype, or the class of a storage: the name of a tensor type."""
+    """The tensor type of a torch dtype or storage class."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A flat array in the file, found there by `key`: `count` elements of type `kind`, from the `first` one on."""
+    """A flat array in the file, identified by `key`: `count` elements of type `kind` from element `first` on."""
 
     key: str
     kind: str
@@ -46,7 +46,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Elements of a storage: offset and strides in elements of `kind`."""
+    """A strided view of a storage; offset and strides in elements of `kind`."""
 
     storage: Storage
     kind: str
@@ -65,7 +65,7 @@ class StoredTensor:
 
 
 def storage(key: Any) -> tuple[Storage, Storage]:
-    """The storage that a persistent id names, and the part of it that is meant (the older format knows parts).
+    """The storage of a persistent id, and the referenced part of it (only in the older format).
 
     Raises:
         ValueError: not a torch storage id.
@@ -90,7 +90,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _rebuild_tensor(stored: Any, offset: Any, shape: Any, stride: Any, *rest: Any, kind: str | None = None):
-    """torch._utils._rebuild_tensor and _v2; the arguments left out (gradients, hooks, metadata) do not matter.
+    """torch._utils._rebuild_tensor and _v2; other arguments (gradients, hooks, metadata) are ignored.
 
     Raises:
         ValueError: not a storage and sizes, or elements outside the storage.
@@ -126,7 +126,7 @@ def _rebuild_parameter(tensor, *rest):
 
 
 def _rebuild_from_type(function, _type, args, _state):
-    """A tensor with Python attributes, which are left out."""
+    """A tensor with Python attributes, which are ignored."""
     if function not in (_rebuild_tensor, _rebuild_tensor_v3) or not isinstance(args, tuple):
         raise ValueError("not a tensor")
     return function(*args)
@@ -145,7 +145,7 @@ def _size(sizes=()):
 
 
 def _inert(*_):
-    """Nothing: the device or layout of a tensor when it was saved does not matter here."""
+    """None: device and layout of a saved tensor are ignored."""
 
 
 KNOWN: dict[Global, Any] = {
@@ -168,10 +168,10 @@ KNOWN: dict[Global, Any] = {
 
 
 def to_tensor(file: MappedFile, name: str, stored: StoredTensor, start: int) -> Tensor:
-    """The tensor of a storage whose bytes begin at `start` of the file. Contiguous ones are views of the file.
+    """The tensor of a storage whose data begins at offset `start`. Contiguous tensors are views of the file.
 
     Raises:
-        FormatError: the bytes are not all in the file.
+        FormatError: data beyond the end of the file.
     """
     kind, whole = TYPES[stored.kind], stored.storage
     start += whole.first * TYPES[whole.kind].size

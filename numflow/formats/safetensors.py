@@ -1,6 +1,6 @@
-"""safetensors: 8 bytes of header length, a JSON header, then the tensors' bytes, one after the other without gaps.
+"""safetensors reader. A file has an 8-byte header length, a JSON header, then contiguous tensor data.
 
-F4, floats of which two are in a byte, are read as these bytes: U8, and half as many columns.
+F4 tensors, with two floats per byte, are read as U8 with half as many columns.
 """
 
 from pathlib import Path
@@ -18,15 +18,15 @@ DTYPES = {name: TYPES[name] for name in (
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, in the order of their bytes. Raises: FormatError, as `read_with_metadata`."""
+    """The tensors of a file in data order. Raises: FormatError, as `read_with_metadata`."""
     return read_with_metadata(path)[0]
 
 
 def read_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one file, in the order of their bytes, and the texts of its __metadata__.
+    """The tensors of a file in data order, and the text entries of its __metadata__.
 
     Raises:
-        FormatError: naming the file, the tensor and the field.
+        FormatError: names file, tensor and field.
     """
     file = MappedFile(path)
     header, start = _header(file)
@@ -52,7 +52,7 @@ def read_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
-    """The parsed header and where the tensors' bytes begin."""
+    """The parsed header and the offset of the tensor data."""
     if file.size < 8:
         raise file.fail(f"{file.size} bytes, too short for a safetensors header")
     length = int.from_bytes(file.bytes(0, 8), "little")

@@ -1,7 +1,7 @@
-"""The tensor types that files hold, and how each becomes float32.
+"""Tensor types of files, and their conversion to float32.
 
-Names, numbers and block sizes are GGML's; types that only safetensors, torch or llama2.c know follow below them, then
-the schemes of numflow.quant, in small letters, and the types that quantised checkpoints are read as (hub_types.py).
+Names, numbers and block sizes of GGML types are GGML's. Further types: those of safetensors, torch and llama2.c, the
+schemes of numflow.quant (lower case), and the types of quantised checkpoints (hub_types.py).
 """
 
 import functools
@@ -18,9 +18,9 @@ from numflow.quant.stored import STORED, weights
 
 @dataclass(frozen=True)
 class TensorType:
-    """Storage of numbers: blocks of `block` weights along a row, `size` bytes each.
+    """A storage type: blocks of `block` weights along a row, `size` bytes each.
 
-    Names in small letters are schemes of numflow.quant.
+    Lower-case names are schemes of numflow.quant.
     """
 
     name: str
@@ -32,11 +32,11 @@ class TensorType:
         return columns // self.block * self.size
 
     def columns(self, row_bytes: int) -> int | None:
-        """Weights of a row of `row_bytes` bytes, None where no row has that size."""
+        """Number of weights in a row of `row_bytes` bytes; None if no row has this size."""
         return None if row_bytes % self.size else row_bytes // self.size * self.block
 
 
-# name: (GGML's number, weights per block, bytes per block). Held against the `gguf` package, as far as it knows them.
+# name: (GGML number, weights per block, bytes per block). A test compares the table with the `gguf` package.
 _GGML = {
     "F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2), "F64": (28, 1, 8),
     "I8": (24, 1, 1), "I16": (25, 1, 2), "I32": (26, 1, 4), "I64": (27, 1, 8),
@@ -54,22 +54,22 @@ _OTHER = {"BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5
 
 TYPES = {name: TensorType(name, block, size) for name, (_, block, size) in _GGML.items()}
 TYPES |= {name: TensorType(name, 1, size) for name, size in _OTHER.items()}
-WHOLE = frozenset(("I8", "I16", "I32", "I64", "BOOL", "U8", "U16", "U32", "U64"))  # whole numbers
-# Q2_0 as the fork of llama.cpp had it that it comes from, under the same number (gguf.py tells them apart).
+WHOLE = frozenset(("I8", "I16", "I32", "I64", "BOOL", "U8", "U16", "U32", "U64"))  # integer types
+# Q2_0 of the llama.cpp fork that introduced it, with the same number (gguf.py distinguishes the two).
 TYPES["Q2_0_128"] = TensorType("Q2_0_128", 128, 34)
 
 
 @dataclass(frozen=True)
 class RowType(TensorType):
-    """A type whose rows hold more than blocks: a scheme of numflow.quant; a block of codes is `block` weights."""
+    """A scheme of numflow.quant whose rows have further data beside blocks; a block of codes has `block` weights."""
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
         return find(self.name).row_bytes(columns) if columns else 0
 
     def columns(self, row_bytes: int) -> int | None:
-        """Weights of a row of `row_bytes` bytes, None where no row has that size."""
-        low, high = 0, row_bytes // self.size  # in blocks; bytes grow with them
+        """Number of weights in a row of `row_bytes` bytes; None if no row has this size."""
+        low, high = 0, row_bytes // self.size  # binary search over the number of blocks
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self.row_bytes(middle * self.block) < row_bytes else (low, middle)
@@ -81,7 +81,7 @@ TYPES |= {name: RowType(name, s.unit, s.unit_bytes) if isinstance(s, RowScheme) 
 
 @dataclass(frozen=True)
 class HeadedType(TensorType):
-    """Blocks behind a header of `header` bytes that a row has."""
+    """Blocks after a row header of `header` bytes."""
 
     header: int
 
@@ -90,7 +90,7 @@ class HeadedType(TensorType):
         return self.header + super().row_bytes(columns) if columns else 0
 
     def columns(self, row_bytes: int) -> int | None:
-        """Weights of a row of `row_bytes` bytes, None where no row has that size."""
+        """Number of weights in a row of `row_bytes` bytes; None if no row has this size."""
         return super().columns(max(0, row_bytes - self.header)) if row_bytes != self.header else None
 
 
@@ -99,7 +99,7 @@ TYPES |= {name: HeadedType(name, hub.columns, hub.size, hub.row_header) if hub.r
 
 GGML_NAMES = {number: name for name, (number, _, _) in _GGML.items()}
 GGML_NUMBERS = {name: number for number, name in GGML_NAMES.items()}
-# Numbers that GGML once used, and that no current program reads.
+# Former GGML numbers, which no current program reads.
 GGML_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
                 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 
@@ -109,15 +109,15 @@ _Q8_GROUPS = re.compile(r"Q8_GS([1-9]\d{0,9})")
 
 
 def q8_groups(block: int) -> TensorType:
-    """llama2.c's int8 groups as a block type: a float32 scale, then `block` int8 codes."""
+    """Type of llama2.c's int8 groups: a float32 scale, then `block` int8 codes."""
     return TensorType(f"Q8_GS{block}", block, block + 4)
 
 
 def tensor_type(name: str) -> TensorType:
-    """The type of that name.
+    """The type of this name.
 
     Raises:
-        FormatError: no such type; the message has the nearest name.
+        FormatError: no such type; the message suggests the nearest name.
     """
     if name in TYPES:
         return TYPES[name]
@@ -130,7 +130,7 @@ def tensor_type(name: str) -> TensorType:
 
 @functools.cache
 def _with_outliers(name: str) -> RowType:
-    """The type of a scheme that keeps outliers apart, such as "q3h+0.5%"."""
+    """The type of a scheme with outliers, such as "q3h+0.5%"."""
     try:
         base = TYPES[find(name.partition("+")[0]).name]
         return RowType(find(name).name, base.block, base.size)
@@ -149,7 +149,7 @@ def to_f32(raw: np.ndarray, type_name: str) -> np.ndarray:
         float32 [rows, columns], aligned; for "F32" it may be a read-only view of `raw`.
 
     Raises:
-        FormatError: no such type, a row that is no whole number of blocks, or a type that nothing can expand.
+        FormatError: no such type, a row of partial blocks, or a type that cannot be expanded.
     """
     kind = tensor_type(type_name)
     rows, row_bytes = raw.shape
@@ -157,13 +157,13 @@ def to_f32(raw: np.ndarray, type_name: str) -> np.ndarray:
     if columns is None:
         raise FormatError(f"a row of {row_bytes} bytes is no whole number of {type_name} blocks of {kind.size} bytes")
     raw = np.ascontiguousarray(raw)
-    # A damaged scale, or a float64 beyond float32, becomes NaN or infinite: that is the file's value, not a warning.
+    # A damaged scale, or a float64 beyond float32, becomes NaN or infinity without a warning: this is the file's value.
     with np.errstate(all="ignore"):
         return np.require(_expand(raw, kind, columns).reshape(rows, columns), np.float32, "A")
 
 
 def _expand(raw: np.ndarray, kind: TensorType, columns: int) -> np.ndarray:
-    """Numbers of any dtype and shape, in the order of the rows."""
+    """Values of any dtype and shape, in row order."""
     if raw.size == 0:
         return np.empty(0, np.float32)
     if kind.name in _NUMPY:

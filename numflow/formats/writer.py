@@ -1,4 +1,4 @@
-"""Writing a safetensors file tensor by tensor: whole or not at all, and never more than one tensor in memory."""
+"""Atomic writer of safetensors files, with at most one tensor in memory."""
 
 import contextlib
 import json
@@ -23,16 +23,16 @@ except ImportError:  # not a POSIX system
 
 _DTYPES = {"float32": "F32", "uint8": "U8"}
 _ALIGNMENT = 64
-_PART = re.compile(r"\..+\.(\d+)\.part")  # what a file is called until it is complete: .NAME.PID.part
+_PART = re.compile(r"\..+\.(\d+)\.part")  # name of an incomplete file: .NAME.PID.part
 
 
 def found(path: Path) -> os.stat_result | None:
-    """The facts of what is at a path, behind links; None where nothing is.
+    """os.stat of a path; None if nothing is there.
 
-    `Path.exists` says from Python 3.14 on that nothing is there wherever it may not look.
+    From Python 3.14 on, `Path.exists` hides access errors.
 
     Raises:
-        RequestError: a name that is too long, a folder that may not be searched, and whatever else keeps from looking.
+        RequestError: the name is too long, or access is denied.
     """
     try:
         return os.stat(path)
@@ -43,10 +43,10 @@ def found(path: Path) -> os.stat_result | None:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a path at which `write` could make no file, before work is done for it.
+    """Refuse a path that `write` could not create, before other work is done.
 
     Raises:
-        RequestError: the folder is not there or may not be written, or the name is too long.
+        RequestError: the folder is missing or not writable, or the name is too long.
     """
     folder = found(path.parent)
     if folder is None or not stat.S_ISDIR(folder.st_mode):
@@ -62,7 +62,7 @@ def _part(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor to be written. `read` returns its bytes, called when its turn comes: an array of `nbytes` bytes."""
+    """A tensor to be written. `read` is called when the tensor is written, and returns an array of `nbytes` bytes."""
 
     name: str
     dtype: str
@@ -78,22 +78,22 @@ class TensorEntry:
 
 def write(path: Path, entries: Sequence[TensorEntry], metadata: Mapping[str, str],
           written: Callable[[int], None] = lambda count: None, kept: bool = False) -> None:
-    """Write a safetensors file, whole or not at all; arguments and errors as `write_whole`."""
+    """Write a safetensors file atomically; arguments and errors as in `write_whole`."""
     write_whole(path, _header(entries, metadata), entries, written, kept)
 
 
 def write_whole(path: Path, header: bytes, entries: Sequence[TensorEntry],
                 written: Callable[[int], None] = lambda count: None, kept: bool = False) -> None:
-    """Write a file of a header and tensors. It appears under its name when it is complete; until then, and after a
-    failure or a signal, whatever was there before is untouched. Only SIGKILL leaves a part, under a hidden name.
+    """Write a file of a header and tensors atomically. The file gets its name when it is complete. Until then, and
+    after a failure or a signal, a former file is untouched. Only SIGKILL leaves an incomplete file, under a hidden
+    name.
 
-    entries:  in the order of the file. written: called with the number of bytes so far.
-    kept:     in a cache: for this user alone, and there at once, though a loss of power may leave a part of it; other
-              files are waited for until the disk has them.
+    entries:  in file order. written: called with the number of bytes written so far.
+    kept:     cache file: accessible by this user only, and not synced, so a power loss may leave it incomplete.
 
     Raises:
-        RequestError: no room on the disk, or the file cannot be written.
-        FormatError: an entry's data has another size than it said.
+        RequestError: the disk is full, or the file cannot be written.
+        FormatError: an entry's data has another size than announced.
     """
     path = Path(path)
     part = _part(path)
@@ -123,7 +123,7 @@ def _for_this_user(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def _removed_by_signals(part: Path) -> Iterator[None]:
-    """A signal that ends the process while the block runs removes the file first; Ctrl-C is an exception anyway."""
+    """Context in which a terminating signal removes the file first; Ctrl-C raises an exception anyway."""
     def end(number, frame) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def _removed_by_signals(part: Path) -> Iterator[None]:
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove what runs that were killed have left in the folder, of this file and of others."""
+    """Remove incomplete files of killed processes in the folder."""
     for part in path.parent.glob(".*.part"):
         match = _PART.fullmatch(part.name)
         if match and not _runs(int(match[1])):
@@ -153,16 +153,16 @@ def _remove_left_over(path: Path) -> None:
 
 
 def _is_written(part: Path) -> bool:
-    """Whether a process that this one cannot see, as in another container, writes the file.
+    """Whether an invisible process, as in another container, is writing the file.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the file cannot be opened.
     """
     if fcntl is None:
         return False
     with open(os.open(part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return True  # it is nobody's part
+            return True  # no incomplete file of ours
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,15 +171,15 @@ def _is_written(part: Path) -> bool:
 
 
 def _hold(file) -> None:
-    """Keep other processes from taking a part for a left one, where the file system can."""
+    """Lock an incomplete file, so that other processes do not remove it, where the file system supports locks."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _runs(pid: int) -> bool:
-    """Whether there is a process of that number, as far as can be known."""
-    if os.name != "posix":  # where kill does more than ask
+    """Whether a process of this id exists, as far as can be determined."""
+    if os.name != "posix":  # os.kill would terminate the process there
         return True
     try:
         os.kill(pid, 0)
@@ -203,7 +203,7 @@ def _fill(file, header: bytes, entries: Iterable[TensorEntry], written: Callable
 
 
 def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes:
-    """The length, and the header padded so that the tensors begin at a multiple of 64."""
+    """Header length and header, padded so that tensor data begins at a multiple of 64."""
     table: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
     for entry in entries:

@@ -1,8 +1,9 @@
-"""Entries of an uncompressed zip file as ranges of it; torch keeps its checkpoints so.
+"""Entries of an uncompressed zip file as ranges of the file, as in torch checkpoints.
 
     entry*, each with a header of its own | directory: one record per entry | [64-bit end record] | end record
 
-Only what torch writes is read. Sizes and offsets of 2^32 - 1 stand for 64-bit ones in an extra field or record.
+Only the features that torch uses are supported. A size or offset of 2^32 - 1 stands for a 64-bit value in an extra
+field or record.
 """
 
 import itertools
@@ -13,10 +14,10 @@ from numflow.formats.mapped import MappedFile, show
 
 MAX_ENTRIES = 1_000_000
 
-_LOCAL = struct.Struct("<4s5H3I2H")       # an entry's own header; name and extra field follow
-_RECORD = struct.Struct("<4s6H3I5H2I")    # a record of the directory; name, extra field and comment follow
+_LOCAL = struct.Struct("<4s5H3I2H")       # local header of an entry; name and extra field follow
+_RECORD = struct.Struct("<4s6H3I5H2I")    # directory record; name, extra field and comment follow
 _END = struct.Struct("<4s4H2IH")          # count, bytes and offset of the directory; a comment follows
-_LOCATOR = struct.Struct("<4sIQI")        # where the 64-bit end record is
+_LOCATOR = struct.Struct("<4sIQI")        # offset of the 64-bit end record
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENCRYPTED, _UTF8 = 1, 1 << 11
 _IN_EXTRA = 2**32 - 1
@@ -24,7 +25,7 @@ _IN_EXTRA = 2**32 - 1
 
 @dataclass(frozen=True)
 class ZipMember:
-    """Bytes [start, start + size) of the file, and the checksum that they should have."""
+    """Range [start, start + size) of the file, and its expected checksum."""
 
     start: int
     size: int
@@ -32,10 +33,10 @@ class ZipMember:
 
 
 def entries(file: MappedFile) -> dict[str, ZipMember]:
-    """All files of an archive by name.
+    """All entries of an archive by name.
 
     Raises:
-        FormatError: damaged, compressed, encrypted, overlapping or repeated entries, or names that leave the archive.
+        FormatError: damaged, compressed, encrypted, overlapping or repeated entries, or names outside the archive.
     """
     count, position, end = _directory(file)
     found: dict[str, ZipMember] = {}
@@ -49,14 +50,14 @@ def entries(file: MappedFile) -> dict[str, ZipMember]:
 
 
 def _unpack(file: MappedFile, layout: struct.Struct, position: int, magic: bytes, end: int) -> list[int]:
-    """The fields after the magic number of the structure at `position`, which must lie before `end`."""
+    """Fields, without the magic number, of the structure at `position`, which must end before `end`."""
     if not 0 <= position <= end - layout.size or file.bytes(position, 4) != magic:
         raise file.fail(f"damaged zip file (is it truncated?): expected {magic!r} at byte {position}")
     return list(layout.unpack_from(file.map, position)[1:])
 
 
 def _directory(file: MappedFile) -> tuple[int, int, int]:
-    """Number of records, and where they begin and end."""
+    """Number of directory records, and their begin and end."""
     at = file.map.rfind(b"PK\5\6", max(0, file.size - _END.size - 2**16))
     if at < 0:
         raise file.fail("damaged zip file (is it truncated?): its end record is not there")
@@ -71,7 +72,7 @@ def _directory(file: MappedFile) -> tuple[int, int, int]:
 
 
 def _read_record(file: MappedFile, position: int, end: int, found: dict[str, ZipMember]) -> int:
-    """Add the entry of one directory record; returns where the next record begins."""
+    """Add the entry of a directory record; returns the position of the next record."""
     (_, _, flags, method, _, _, crc, stored, size, name_bytes, extra_bytes, comment_bytes, _, _, _,
      header) = _unpack(file, _RECORD, position, b"PK\1\2", end)
     position += _RECORD.size
@@ -110,7 +111,7 @@ def _check_name(file: MappedFile, raw: bytes, flags: int, found: dict[str, ZipMe
 
 
 def _widen(file: MappedFile, name: str, extra: bytes, values: list[int]) -> list[int]:
-    """Replace values of 2^32 - 1 by the 64-bit ones of extra field 1, in their order."""
+    """Replace values of 2^32 - 1 by the 64-bit values of extra field 1, in order."""
     if _IN_EXTRA not in values:
         return values
     wide: list[int] = []

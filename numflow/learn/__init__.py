@@ -1,1 +1,1 @@
-"""The course: labs whose blank functions the engine then runs, and what checks them (docs/teaching/)."""
+"""The course (docs/teaching/): labs with functions to write, graders, and running of the functions in the engine."""

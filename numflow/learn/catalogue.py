@@ -1,9 +1,9 @@
-"""The labs, each one Python file: found, read without running it, and cut into what a student gets and the solution.
+"""The labs, one Python file each. A file is parsed, without running it, into the student's blank file and the solution.
 
-A lab's file holds, in this order: its docstring, which is the page that the student reads; `LAB`, a literal; functions
-that are given; the functions that LAB["functions"] names, which are the solution; functions `NAME__MISTAKE`, known
-mistakes, whose docstring is what the student is told. Names that begin with "_" belong to the solution. `grade`, where
-it is, checks in place of the grader that LAB names; `story` lets a model write with the functions; `bench` measures.
+A lab's file contains, in this order: the docstring, which is the page that the student reads; `LAB`, a literal dict;
+given functions; the functions of LAB["functions"], which are the solution; functions `NAME__MISTAKE`, known mistakes,
+whose docstring is the sentence that the student is told. Functions with a leading "_" belong to the solution. `grade`,
+if it exists, replaces the grader of LAB["grader"]. `story` generates text with the functions. `bench` measures them.
 """
 
 import ast
@@ -19,7 +19,7 @@ OWN = Path(__file__).parent / "labs"
 KEYS = {"number": int, "title": str, "minutes": int, "functions": list, "grader": str, "hints": list}
 BLANK = "still blank"
 _MORE = {"needs": list, "cases": list, "start": str}
-_CHECKS = ("grade", "story", "bench")  # functions of a lab that are nobody's to write
+_CHECKS = ("grade", "story", "bench")  # functions of a lab that are not in the student's file
 
 
 @dataclass(frozen=True)
@@ -33,83 +33,83 @@ class LabFile:
 
     @property
     def number(self) -> int:
-        """Its place in the course."""
+        """Number of the lab in the course."""
         return self.facts["number"]
 
     @property
     def title(self) -> str:
-        """A line."""
+        """Title of the lab, one line."""
         return self.facts["title"]
 
     @property
     def functions(self) -> list[str]:
-        """Functions that the student writes."""
+        """Names of the functions that the student writes."""
         return self.facts["functions"]
 
     @property
     def label(self) -> str:
-        """As folders and messages call it: "05-paged-kv"."""
+        """Name of the lab's folder, such as "05-paged-kv"."""
         return f"{self.number:02}-{self.name}"
 
     @property
     def file_name(self) -> str:
-        """The student's file."""
+        """Name of the student's file."""
         return f"{self.name.replace('-', '_')}.py"
 
     def blank(self) -> str:
-        """The file that the student gets: the functions to write have no body."""
+        """Content of the student's file: the functions to write have no body."""
         return _joined(self._blank_parts())
 
     def solution(self) -> str:
-        """The same file, solved."""
+        """Content of the student's file with the solution."""
         return _joined(_text(self.source, node) for node in self._nodes() if not _is_mistake(node))
 
     def mistakes(self) -> list[tuple[str, str, str]]:
-        """Known mistakes: function, name in this file, and the sentence about it."""
+        """Known mistakes: (function, name of the mistake in this file, sentence for the student)."""
         return [(node.name.partition("__")[0], node.name, " ".join((ast.get_docstring(node) or "").split()))
                 for node in ast.parse(self.source).body if isinstance(node, ast.FunctionDef) and _is_mistake(node)]
 
     def loaded(self) -> dict[str, Any]:
-        """The names of the file, run."""
+        """Run the lab's file and return its global names."""
         found: dict[str, Any] = {"__name__": f"lab_{self.name.replace('-', '_')}", "__file__": str(self.path)}
         exec(compile(self.source, str(self.path), "exec"), found)
         return found
 
     def _nodes(self) -> list[ast.stmt]:
-        """Statements of the file that a student may see; mistakes are among them, LAB and checks are not."""
+        """Statements of the file without LAB and the checks; mistakes are included."""
         return [node for node in ast.parse(self.source).body
                 if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAB")
                 and getattr(node, "name", "") not in _CHECKS]
 
     def _blank_parts(self) -> Iterator[str]:
-        """With a start ("fault" in `scan__fault`), functions begin as that mistake in place of a blank, and do not say
-        which one it is."""
+        """Statements of the blank file. With LAB["start"] ("fault" in `scan__fault`) the student's functions begin with
+        the body of that mistake instead of a blank, without the mistake's docstring."""
         start, nodes = self.facts.get("start"), list(self._nodes())
         solved: dict[str, Any] = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
         for node in nodes:
             name = getattr(node, "name", "")
             if start and name.endswith(f"__{start}"):
-                yield _begun(self.source, node, solved[name.partition("__")[0]])
+                yield _with_mistake(self.source, node, solved[name.partition("__")[0]])
             elif _is_mistake(node) or name.startswith("_") or (start and name in self.functions):
                 continue
             else:
-                yield _hollow(self.source, node) if name in self.functions else _text(self.source, node)
+                yield _without_body(self.source, node) if name in self.functions else _text(self.source, node)
 
 
 def labs(folder: Path | None = None) -> list[LabFile]:
-    """The labs of a folder, by number; None: the course's own."""
+    """The labs of a folder, sorted by number; None: the labs of the course."""
     place = OWN if folder is None else folder
     if not place.is_dir():
         raise RequestError(f"no folder {str(place)!r} of labs")
     found = [lab for path in sorted(place.glob("*.py")) if not path.name.startswith("_")
              if (lab := _read(path)) is not None]
     if not found:
-        raise RequestError(f"no file in {str(place)!r} is a lab: a lab sets LAB")
+        raise RequestError(f"no file in {str(place)!r} is a lab: a lab defines LAB")
     return sorted(found, key=lambda lab: (lab.number, lab.name))
 
 
 def lab_of(wanted: str, folder: Path | None = None) -> LabFile:
-    """The lab of a number ("5", "05"), a name or a label."""
+    """Find a lab by its number ("5", "05"), name or label."""
     known, word = labs(folder), wanted.strip().lower().replace("_", "-").replace(" ", "-")
     for lab in known:
         if word in (lab.name, lab.label) or (word.isdecimal() and int(word) == lab.number):
@@ -118,7 +118,7 @@ def lab_of(wanted: str, folder: Path | None = None) -> LabFile:
 
 
 def _read(path: Path) -> LabFile | None:
-    """The lab of a file, None if it sets no LAB."""
+    """Read the lab of a file; None if the file defines no LAB."""
     try:
         source = path.read_text(encoding="utf-8")
         body = ast.parse(source).body
@@ -163,22 +163,22 @@ def _text(source: str, node: ast.stmt) -> str:
     return "\n".join(source.splitlines()[first - 1:node.end_lineno])
 
 
-def _hollow(source: str, node: Any) -> str:
-    """A function with its docstring alone."""
+def _without_body(source: str, node: Any) -> str:
+    """A function with its docstring only, which raises NotImplementedError."""
     keeps = node.body[0] if ast.get_docstring(node) is not None else None
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     last = keeps.end_lineno if keeps else node.body[0].lineno - 1
     return "\n".join([*source.splitlines()[first - 1:last], f'    raise NotImplementedError("{BLANK}")'])
 
 
-def _begun(source: str, mistake: Any, solved: Any) -> str:
-    """A mistake under the name and the docstring of the function that it is a fault of."""
-    head = _hollow(source, solved).splitlines()[:-1]
+def _with_mistake(source: str, mistake: Any, solved: Any) -> str:
+    """A function with its name and docstring from the solution and its body from a mistake."""
+    head = _without_body(source, solved).splitlines()[:-1]
     return "\n".join([*head, *source.splitlines()[mistake.body[1].lineno - 1:mistake.end_lineno]])
 
 
 def _joined(parts: Any) -> str:
-    """Statements with the lines between them that are usual: two around functions, none between imports."""
+    """Statements joined with the usual empty lines: two around functions, none between imports."""
     text, before = "", ""
     for part in parts:
         plain = re.match(r"(?:import|from) ", part) is not None
@@ -195,7 +195,7 @@ def _defines(part: str) -> bool:
 
 
 def untouched(source: str, lab: LabFile) -> bool:
-    """Whether all functions that are to be written are as the student got them."""
+    """Whether all functions to write are still as in the blank file."""
     def bodies(text: str) -> dict[str, str]:
         return {node.name: ast.unparse(node) for node in ast.parse(text).body
                 if isinstance(node, ast.FunctionDef) and node.name in lab.functions}

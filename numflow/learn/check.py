@@ -1,4 +1,4 @@
-"""Checks of a student's file, in a process of its own that has so much time: whatever the code does, this goes on."""
+"""Checks of a student's file, in a child process with a time limit, so that no code can stop the checker."""
 
 import json
 import os
@@ -14,21 +14,21 @@ from typing import Any
 from numflow.learn.catalogue import LabFile
 
 SECONDS = 60.0
-KEPT = 2000  # bytes of what the code prints
+KEPT = 2000  # bytes of the code's output that are kept
 
 
 def check(lab: LabFile, folder: Path, seconds: float = SECONDS, model: str | None = None) -> dict[str, Any]:
-    """The verdict on the student's file in a folder: passed, message, case, place, cause, what the code printed."""
+    """Check the student's file in a folder. The verdict has passed, message, case, place, cause, printed and more."""
     return _run("check", lab, folder, seconds, model)
 
 
 def bench(lab: LabFile, folder: Path, seconds: float = SECONDS) -> dict[str, Any]:
-    """The times that the file's functions take: bars (label, value) and their unit, where all is right."""
+    """Measure the functions of a file that passes its check: bars (label, value) and their unit."""
     return _run("bench", lab, folder, seconds, None)
 
 
 def bench_solution(lab: LabFile, seconds: float = SECONDS) -> dict[str, Any]:
-    """The same of the lab's solution."""
+    """Measure the functions of the lab's solution."""
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / lab.file_name).write_text(lab.solution(), encoding="utf-8")
         return bench(lab, Path(place), seconds)
@@ -50,7 +50,7 @@ def _run(wanted: str, lab: LabFile, folder: Path, seconds: float, model: str | N
 
 
 def _child(job: str, seconds: float) -> tuple[int | None, str]:
-    """The exit code of the process that does a job, None if its time was up, and the beginning of what it printed."""
+    """Run a job in a child process: its exit code (None: the time limit was exceeded) and the start of its output."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
                                 "PYTHONIOENCODING": "utf-8:backslashreplace"}
@@ -67,7 +67,7 @@ def _child(job: str, seconds: float) -> tuple[int | None, str]:
         code = child.wait(seconds)
     except subprocess.TimeoutExpired:
         code = None
-    except BrokenPipeError:  # it has ended already, and its exit code says more
+    except BrokenPipeError:  # the child has ended already; its exit code says more
         code = child.wait(seconds)
     finally:
         _kill(child)
@@ -76,7 +76,7 @@ def _child(job: str, seconds: float) -> tuple[int | None, str]:
 
 
 def _drain(pipe: Any, kept: list[bytes]) -> None:
-    """Read all that comes, and keep its beginning."""
+    """Read a pipe to its end, and keep the first bytes."""
     size = 0
     with pipe:
         while piece := pipe.read1(1 << 16):
@@ -86,7 +86,7 @@ def _drain(pipe: Any, kept: list[bytes]) -> None:
 
 
 def _kill(child: subprocess.Popen) -> None:
-    """End a process and those that it has started."""
+    """End a process and the processes that it has started."""
     if hasattr(os, "killpg"):
         try:
             os.killpg(child.pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ def _kill(child: subprocess.Popen) -> None:
 
 
 def _read(result: Path) -> dict[str, Any] | None:
-    """The result that the child has written; None if that is nothing, or was spoilt."""
+    """The result that the child has written; None if there is no valid result."""
     try:
         found = json.loads(result.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -107,9 +107,9 @@ def _read(result: Path) -> dict[str, Any] | None:
 
 
 def _end(code: int | None, seconds: float) -> str:
-    """The message where there is no result."""
+    """The message for a child without a result."""
     if code is None:
-        return f"no end after {seconds:g} seconds: a loop that does not end, or far too slow"
+        return f"no end after {seconds:g} seconds: an endless loop, or far too slow"
     if code < 0:
         return f"the code crashed Python: {signal.Signals(-code).name}"
     return f"the code ended Python with exit code {code}"

@@ -1,7 +1,7 @@
-"""The process that runs a student's code: `python -m numflow.learn.child`, told what to do by a line of JSON.
+"""The child process that runs a student's code: `python -m numflow.learn.child`, which reads its job as a JSON line.
 
-The line has the lab's file, the student's file, the file for the result, and what is wanted: "check" or "bench". The
-result is JSON too. What the code prints goes wherever this process prints.
+The job has the lab's file, the student's file, the file for the result, and the wanted action: "check" or "bench". The
+result is JSON too. The code prints to the standard output of this process.
 """
 
 import importlib
@@ -26,7 +26,7 @@ class Unusable(Exception):
 
 
 def main(line: str) -> None:
-    """Do what the line says and write the result."""
+    """Run a job and write its result."""
     job = json.loads(line)
     _limit_memory()
     path = Path(job["lab"])
@@ -39,11 +39,11 @@ def main(line: str) -> None:
     temporary.write_text(json.dumps(result), encoding="utf-8")
     temporary.replace(job["result"])
     sys.stdout.flush()
-    os._exit(0)  # whatever threads the student's code has left
+    os._exit(0)  # also if the student's code has left threads
 
 
 def checked(lab: LabFile, file: Path, model: str | None) -> dict[str, Any]:
-    """The verdict on a file, and what a model writes with it."""
+    """The verdict on a file. If it passes, the facts contain a text that a model generates with the functions."""
     functions, own = student(lab, file), lab.loaded()
     grade = grader(lab, own)
     verdict = grade(functions)
@@ -53,7 +53,7 @@ def checked(lab: LabFile, file: Path, model: str | None) -> dict[str, Any]:
         if isinstance(verdict.error, NotImplementedError) and str(verdict.error) == BLANK:
             return {"passed": False, "message": _blank(lab, verdict.error)}
         if verdict.error is not None:
-            verdict.message += at(file, verdict.error)
+            verdict.message += line_in(file, verdict.error)
         known = [(function, sentence, own[name]) for function, name, sentence in lab.mistakes()]
         verdict.cause = cause_of(verdict, known, {name: own[name] for name in lab.functions}, grade)
     facts = verdict.facts()
@@ -61,26 +61,26 @@ def checked(lab: LabFile, file: Path, model: str | None) -> dict[str, Any]:
         try:
             facts["text"] = written(lab, own, functions, model)
         except NumflowError as error:
-            facts["message"] += f"; the model does not write: {' '.join(str(error).split())}"
-        except Exception as error:  # of code that no case has led here
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}{at(file, error)}"
-            facts["message"] += f"; the model does not write: {said}"
+            facts["message"] += f"; the model cannot generate text: {' '.join(str(error).split())}"
+        except Exception as error:  # in code that no case has reached
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}{line_in(file, error)}"
+            facts["message"] += f"; the model cannot generate text: {said}"
     return facts
 
 
 def measured(lab: LabFile, file: Path, _: str | None) -> dict[str, Any]:
-    """The times of a file's functions, beside numflow's own: bars (label, value) and their unit."""
+    """Measurements of a file's functions and of numflow's own: bars (label, value) and their unit."""
     functions, own = student(lab, file), lab.loaded()
     verdict = grader(lab, own)(functions)
     if not verdict.passed:
-        raise Unusable(f"only what is right is measured: {verdict.message}")
+        raise Unusable(f"the file must pass its check before it is measured: {verdict.message}")
     if "bench" in own:
         return {"passed": True, "message": "", **own["bench"](functions)}
     raise Unusable(f"{lab.title} has nothing to measure")
 
 
 def grader(lab: LabFile, own: dict[str, Any]) -> Callable:
-    """The function that grades a lab's functions."""
+    """The function that grades the student's functions of a lab."""
     if "grade" in own:
         return own["grade"]
     module = importlib.import_module(f"numflow.learn.graders.{lab.facts['grader']}")
@@ -91,7 +91,7 @@ def student(lab: LabFile, file: Path) -> dict[str, Callable]:
     """The functions of the student's file.
 
     Raises:
-        Unusable: it cannot be read, is no Python, fails, is still blank, or lacks a function.
+        Unusable: the file cannot be read, is no Python, fails, is still blank, or lacks a function.
     """
     source = _source(file)
     try:
@@ -102,15 +102,15 @@ def student(lab: LabFile, file: Path) -> dict[str, Callable]:
         said = error.msg if isinstance(error, SyntaxError) else error
         raise Unusable(f"{file.name}{line}: {type(error).__name__}: {said}") from None
     if blank:
-        raise Unusable(f"{file.name} is {BLANK}: {_listed(lab.functions)} {_are(lab.functions)} to be written")
+        raise Unusable(f"{file.name} is {BLANK}: write {_listed(lab.functions)}")
     module = types.ModuleType(f"student_{file.stem}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
     try:
         exec(code, module.__dict__)
     except BaseException as error:
-        raise Unusable(f"{file.name} fails before anything is called: {type(error).__name__}: "
-                       f"{' '.join(str(error).split())}{at(file, error)}") from None
+        raise Unusable(f"{file.name} fails before any function is called: {type(error).__name__}: "
+                       f"{' '.join(str(error).split())}{line_in(file, error)}") from None
     missing = [name for name in lab.functions if name not in module.__dict__]
     if missing:
         raise Unusable(f"{file.name} has no function {_listed(missing)}")
@@ -122,7 +122,7 @@ def student(lab: LabFile, file: Path) -> dict[str, Callable]:
 
 
 def written(lab: LabFile, own: dict[str, Any], functions: dict[str, Callable], model: str) -> str:
-    """The text that a model writes with the functions in their places; "" if they have none in a model."""
+    """Text that a model generates with the student's functions; "" for functions without a place in a model."""
     import numflow
 
     if "story" in own:
@@ -136,8 +136,8 @@ def written(lab: LabFile, own: dict[str, Any], functions: dict[str, Callable], m
         return PROMPT + loaded.generate(PROMPT, max_tokens=24, temperature=0).text
 
 
-def at(file: Path, error: BaseException) -> str:
-    """" (line 12)": the last line of the student's file that an exception passed; "" if none."""
+def line_in(file: Path, error: BaseException) -> str:
+    """The last line of the student's file in an exception's traceback, as " (line 12)"; "" if none."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return f" (line {lines[-1]})" if lines else ""
 
@@ -150,25 +150,21 @@ def _source(file: Path) -> str:
 
 
 def _blank(lab: LabFile, error: BaseException) -> str:
-    """The message about the function that raised it."""
+    """The message about the blank function that raised `error`."""
     names = [frame.name for frame in traceback.extract_tb(error.__traceback__) if frame.name in lab.functions]
     name = names[-1] if names else _listed(lab.functions)
-    return f"{name} is {BLANK}: it is to be written"
+    return f"{name} is {BLANK}: write it"
 
 
 def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _are(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
 def _limit_memory() -> None:
-    """An array of all the memory is an error here, and no machine that stands still."""
+    """Limit the address space, so that a huge array is a MemoryError and does not stop the machine by swapping."""
     try:
         import resource
-    except ImportError:  # Windows has no such limits
+    except ImportError:  # Windows has no such limit
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard), hard))

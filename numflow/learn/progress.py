@@ -1,4 +1,4 @@
-"""The user's progress: labs started, attempts, hints seen and labs passed, in one file of numflow's own folder."""
+"""The user's progress in one file of numflow's home folder: labs started and passed, attempts, hints seen."""
 
 import json
 import os
@@ -11,12 +11,12 @@ NEW, STARTED, PASSED = "new", "started", "passed"
 
 
 def path() -> Path:
-    """The file."""
+    """Path of the progress file."""
     return places.home() / "learn.json"
 
 
 def progress() -> dict[str, dict[str, Any]]:
-    """By lab: state, attempts, hints seen. A file that is none of ours counts as none."""
+    """State, attempts and hints by lab; empty if the file is missing or no progress file."""
     try:
         found = json.loads(path().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -25,14 +25,14 @@ def progress() -> dict[str, dict[str, Any]]:
 
 
 def state(name: str) -> dict[str, Any]:
-    """Of one lab."""
+    """State, attempts and hints of one lab."""
     row = progress().get(name, {})
     known = row.get("state") if row.get("state") in (STARTED, PASSED) else NEW
     return {"state": known, **{key: row[key] if isinstance(row.get(key), int) else 0 for key in ("attempts", "hints")}}
 
 
 def note(name: str, **changes: Any) -> None:
-    """Change what is known of a lab.
+    """Change the stored progress of a lab.
 
     Raises:
         OSError: the file cannot be written.

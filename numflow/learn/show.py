@@ -1,13 +1,13 @@
-"""Verdicts and measurements in words and bars."""
+"""Text output of verdicts and measurements."""
 
 from collections.abc import Mapping
 from typing import Any
 
-WIDTH = 30  # of the longest bar, in characters
+WIDTH = 30  # characters of the longest bar
 
 
 def verdict_lines(facts: Mapping[str, Any]) -> list[str]:
-    """A check's facts, a line each."""
+    """The facts of a check, one per line."""
     lines = [f"lab {facts['lab']}, {facts['title']}: {'passed' if facts['passed'] else 'not yet'}", facts["message"]]
     if facts.get("cause"):
         lines.append(f"This is the result of {facts['cause']}.")
@@ -19,7 +19,7 @@ def verdict_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def bar_lines(bars: list[tuple[str, float]], unit: str) -> list[str]:
-    """Values as bars beside each other."""
+    """Values as a bar chart, one line each."""
     most = max((value for _, value in bars), default=0) or 1
     wide = max((len(label) for label, _ in bars), default=0)
     lines = []

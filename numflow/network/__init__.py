@@ -1,4 +1,5 @@
-"""Spec + checkpoint -> Network: a flat list of steps on named buffers and weights, as plain data."""
+"""Spec + checkpoint -> Network, the computation graph: a flat list of steps on named buffers and weights, plain
+data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,11 +29,10 @@ __all__ = ["RawMatrix", "WeightSource", "bits_per_weight", "build", "build_draft
 
 
 def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
-    """The spec asked for (file or name), else the model's own, else the one that detection finds.
+    """The given spec (file or name), else the one inside the model file, else the detected one.
 
     Raises:
-        SpecError: it cannot be read, or none fits the checkpoint or the part of it that a spec with `extends_part` is
-            for.
+        SpecError: the spec cannot be read, or no spec fits the checkpoint or its part (`extends_part`).
     """
     def has_for(candidate: Spec):
         return TensorNames(candidate, checkpoint).has
@@ -48,7 +48,7 @@ def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:
     """The spec's values for this checkpoint, and its tensor names.
 
     Raises:
-        SpecError: the spec is a draft with keys that nobody has confirmed, or names no tensors of such files.
+        SpecError: the spec is a draft with unconfirmed keys, or has no tensor names for this file format.
     """
     check_confirmed(spec)
     names = TensorNames(spec, checkpoint)
@@ -59,11 +59,11 @@ def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:
 def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[int] | None = None) -> Network:
     """The network that `spec` describes, with the sizes and tensors of `checkpoint`. Reads no weights.
 
-    fuse: merge neighbouring matrix products, and leave out rows that nobody wants early (same results, less work).
-    taps: streams that something drafts by (build/residuals.py), None: nothing does.
+    fuse: merge neighbouring matrix products and drop unwanted rows early (same results, less work).
+    taps: residual streams that a draft reads (build/residuals.py), None without one.
 
     Raises:
-        SpecError: a value or tensor is missing, of the wrong shape, or left over.
+        SpecError: a value or tensor is missing or wrong, or a tensor is unused.
         NetworkError: the steps do not fit together (a mistake in numflow or an impossible spec).
     """
     if spec.type == "draft":
@@ -86,11 +86,11 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[
 
 
 def build_draft(spec: Spec, checkpoint: Checkpoint, model: Network, streams: int = 0, fuse: bool = True) -> Network:
-    """The network of the block that drafts for `model`: its own that predicts a further token, or, of a spec of type
-    "draft", one that reads so many columns of its streams. Reads no weights.
+    """The draft network for `model`: its MTP block, or, with a spec of type "draft", an EAGLE-3 draft that reads
+    `streams` columns of the model's residual streams. Reads no weights.
 
     Raises:
-        SpecError: there is no such block, a tensor is missing or of the wrong shape, or words are others.
+        SpecError: there is no such block, a tensor is missing or of the wrong shape, or token ids do not fit the model.
     """
     resolved, names = resolve(spec, checkpoint)
     builder = Builder(resolved, names, checkpoint)
@@ -107,7 +107,7 @@ def build_draft(spec: Spec, checkpoint: Checkpoint, model: Network, streams: int
 
 
 def further(spec: Spec, checkpoint: Checkpoint, model: Network) -> Network | None:
-    """The model's own block that predicts a further token, with fuse=False; None where the checkpoint has none."""
+    """The network of the model's MTP block, with fuse=False; None if the checkpoint has none."""
     if spec.type != "decoder":
         return None
     names = TensorNames(spec, checkpoint)
@@ -118,8 +118,8 @@ def further(spec: Spec, checkpoint: Checkpoint, model: Network) -> Network | Non
 
 
 def with_further(spec: Spec, checkpoint: Checkpoint, model: Network) -> Network:
-    """Steps and weights of a model, built with fuse=False, with those of its further block as one more entry: for all
-    that look at tensors. The block's caches and buffers are not in it."""
+    """The network of a model, built with fuse=False, with the steps and weights of its MTP block as entry "further".
+    For code that inspects tensors only: caches and buffers of the block are left out."""
     block = further(spec, checkpoint, model)
     if block is None:
         return model
@@ -136,7 +136,7 @@ def _finished(builder: Builder, facts: Mapping[str, Any], fuse: bool) -> Network
 
 
 def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
-    """Facts of the model that the engine needs beside the steps."""
+    """Facts of the model for the engine, such as vocabulary, layers and context."""
     stack = "decoder" if spec.type == "encoder-decoder" else ""
     tables = {step.label.rpartition(".")[2]: b.weights[step.weights["table"]].shape[0]
               for step in b.entries["main"] if "table" in step.weights}
@@ -150,12 +150,12 @@ def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
         start, forced = (b.resolved.option("generation", key) for key in ("decoder_start", "forced_bos"))
         facts["decoder_start_token"] = start if start >= 0 else None
         facts["forced_bos_token"] = forced if forced >= 0 else None
-    # Frequencies that are stretched as a text needs it reach as far as the factor says, and further if one asks for it.
+    # Dynamically scaled frequencies reach original context * factor by default, and further on request.
     stretched = [step for step in b.entries["main"] if step.op == "rope_angles" and "stretch" in step.params]
     if stretched:
         facts["context"] = max(facts["context"], *(int(step.params["border"] * step.params["stretch"])
                                                    for step in stretched))
-        if not any(step.op == "index_select" for step in b.entries["main"]):  # which has a bit for each position
+        if not any(step.op == "index_select" for step in b.entries["main"]):  # its bit mask has one bit per position
             facts["stretches"] = True
     if b.resolved.option("embedding", "position", None, stack) == "learned":
         offset = b.resolved.option("embedding", "position_offset", None, stack)

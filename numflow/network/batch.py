@@ -1,4 +1,4 @@
-"""Checks of a batch, so that no id leads outside any memory: the same for every executor."""
+"""Checks of a batch for all executors: no id or position may address memory out of bounds."""
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -10,18 +10,19 @@ from numflow.network.build.builder import KEPT
 from numflow.network.windows import STATE, cache_windows, table_name
 from numflow.ops import Batch, Network, Step, View, caches_of, param, states_of
 
-FEW = 32  # numbers that Python looks at sooner than NumPy
+FEW = 32  # up to so many values, Python's min and max are faster than NumPy's
 
 
 class BatchBounds:
-    """Exclusive upper bounds of a batch's ids and positions, from the steps of one entry that look them up."""
+    """Exclusive upper bounds of a batch's ids and positions, from the look-ups in one entry's steps."""
 
     def __init__(self, network: Network, steps: tuple[Step, ...]):
         self.tokens, self.types, self.positions = (_least(network, steps, op) for op in
                                                    ("embed", "embed_type", "embed_position"))
         kinds = {network.caches[name].kind for step in steps for name in caches_of(step).values()}
-        self.has_cross, own = "cross" in kinds, cache_windows(network)
-        self.windows = sorted({own[name] for step in steps for name in caches_of(step).values() if name in own})
+        self.has_cross, window_of = "cross" in kinds, cache_windows(network)
+        self.windows = sorted({window_of[name] for step in steps for name in caches_of(step).values()
+                               if name in window_of})
         self.states = any(states_of(step) for step in steps)
         self.given = {name: view for name, view in network.inputs.items()
                       if any(view.overlaps(x) for step in steps for x in step.inputs)}
@@ -31,12 +32,12 @@ class BatchBounds:
 
 
 def _least(network: Network, steps: tuple[Step, ...], op: str) -> int | None:
-    """Rows of the smallest table that ops of this name look up; None without such ops."""
+    """Rows of the smallest table that ops of this name read; None without such ops."""
     return min((_rows(network, step) for step in steps if step.op == op), default=None)
 
 
 def _rows(network: Network, step: Step) -> int:
-    """Exclusive upper bound of the indices of a look-up, whichever device holds the rows of its table."""
+    """Exclusive upper bound of a look-up's indices, independent of how devices share the table."""
     if step.op == "embed" and param(step, "vocabulary"):
         return param(step, "vocabulary")
     return network.weights[step.weights["table"]].shape[0] - step.params.get("offset", 0)
@@ -44,13 +45,13 @@ def _rows(network: Network, step: Step) -> int:
 
 def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[int, int],
             cross_blocks: int, adapters: int = 0) -> dict[str, np.ndarray]:
-    """The arrays of a batch by name, int32: those of Batch, with `sequence_of` [T], the sequence of each row, and
-    `lengths` [B], the keys of each sequence once the batch is written, which are its `limits` where none are given.
-    The block tables of windows have the names of `windows.table_name`.
+    """The arrays of a batch by name, int32, checked: those of Batch and these.
 
-    `adapters` [T] and `wanted_adapters` [R] are the adapters of rows, -1 for none.
+    sequence_of [T]: the sequence of each row. lengths [B]: keys of each sequence after the batch is written, also the
+    default of `limits`. adapters [T] and wanted_adapters [R]: adapter of each row, -1 for none. Block tables have the
+    names of `windows.table_name`.
 
-    blocks: KV blocks that there are, by window, and slots of STATE. adapters: numbers that adapters may have.
+    blocks: number of KV blocks by window, and of slots by STATE. adapters: number of adapters.
 
     Raises:
         RequestError: arrays of the batch disagree, or an id or a position is out of range.
@@ -68,31 +69,31 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
         _check_range(what, values, limit)
     lengths = positions + np.int32(1) if decoding else _lengths(positions, starts, counts)
     tables = {"blocks": _table(batch.blocks, counts.size)}
-    chosen = lengths if batch.limits is None else _of_sequences("limits", batch.limits, counts.size)
+    sequence_limits = lengths if batch.limits is None else _of_sequences("limits", batch.limits, counts.size)
     cross_table, cross_lengths = _table(batch.cross_blocks, counts.size), np.zeros(counts.size, np.int32)
     for window in limits.windows:
-        own = batch.blocks if batch.windows is None else batch.windows.get(window, batch.blocks)
-        table = tables[table_name(window)] = _table(own, counts.size)
-        seen = np.where(counts > 0, np.maximum(lengths - counts - window + 1, 0), 0) if window else None
-        _check_blocks("KV block", table, lengths, block_size, blocks[window], seen)
+        blocks_of = batch.blocks if batch.windows is None else batch.windows.get(window, batch.blocks)
+        table = tables[table_name(window)] = _table(blocks_of, counts.size)
+        first = np.where(counts > 0, np.maximum(lengths - counts - window + 1, 0), 0) if window else None
+        _check_blocks("KV block", table, lengths, block_size, blocks[window], first)
     slots = _slots(batch.slots, counts, blocks[STATE]) if limits.states else np.zeros(0, np.int32)
     if limits.has_cross:
         cross_lengths = lengths if limits.writes_cross else _of_sequences("cross_lengths", batch.cross_lengths,
                                                                                  counts.size)
         _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
-    own = np.full(tokens.size, -1, np.int32)
+    adapter_of = np.full(tokens.size, -1, np.int32)
     if batch.adapters is not None:
-        own = _of_sequences("adapters", batch.adapters, counts.size)[sequence_of]
-        _check_range("adapter", own + 1, adapters + 1)
-    return {"adapters": own, "wanted_adapters": own[rows], "tokens": tokens,
+        adapter_of = _of_sequences("adapters", batch.adapters, counts.size)[sequence_of]
+        _check_range("adapter", adapter_of + 1, adapters + 1)
+    return {"adapters": adapter_of, "wanted_adapters": adapter_of[rows], "tokens": tokens,
             "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
-            "limits": chosen, "slots": slots, **tables}
+            "limits": sequence_limits, "slots": slots, **tables}
 
 
 class LastBatch:
-    """The batch that was checked last. One that has gone on from there (Batch.go_on) has the same arrays, of which
-    only what has changed is checked and written."""
+    """The last checked batch. After Batch.go_on its arrays are the same, and only changed values are checked and
+    copied."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
@@ -101,14 +102,15 @@ class LastBatch:
         self._arrays: dict[str, np.ndarray] = {}
 
     def forget(self) -> None:
-        """Check the next batch as a whole: what it is checked against has changed."""
+        """Check the next batch completely, because the bounds have changed."""
         self._batch = None
 
     def arrays(self, batch: Batch, key: object, limits: BatchBounds, block_size: int,
                check: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The arrays of `check`, which is `checked` of this batch; the same object as long as the batch goes on.
+        """The checked arrays of a batch: those of the last call, updated, after Batch.go_on; else the result of
+        `check`.
 
-        key: for what the batch is checked. A token that begins a block has the batch checked as a whole.
+        key: identifies the bounds. The batch is checked completely when a token begins a new KV block.
         """
         if batch is self._batch and key == self._key and batch.gone_on == self._gone_on + 1 and \
                 all(position % block_size for position in batch.positions.tolist()):
@@ -125,11 +127,11 @@ class LastBatch:
         return self._arrays
 
     def check_ahead(self, batch: Batch, steps: int, most: int, limits: BatchBounds, block_size: int) -> None:
-        """Refuse steps that a batch cannot run one after the other: it is the one that was checked last.
+        """Refuse several decoding steps in one go that the last checked batch cannot run.
 
         Raises:
-            RequestError: there are more than `most`, the batch has other rows than one token of each sequence, or one
-            of them would begin a block or reach a position that is out of range.
+            RequestError: more than `most` steps, a batch that is not one token per sequence, or a step that would begin
+            a KV block or exceed the positions.
         """
         if not 1 <= steps <= most:
             raise RequestError(f"steps in one go should be 1 to {most}, are {steps}")
@@ -141,7 +143,8 @@ class LastBatch:
         _check_range("position", batch.positions + np.int32(steps - 1), limits.positions or 1 << 31)
 
     def went_on(self, batch: Batch, steps: int, on_copy: bool = False) -> None:
-        """The batch that was checked last has run so many more steps, which have changed its arrays, or a copy."""
+        """Record that the last checked batch has run `steps` more steps, which advanced its arrays (or a copy:
+        on_copy)."""
         if on_copy:
             self._arrays["positions"] += np.int32(steps)
             self._arrays["lengths"] += np.int32(steps)
@@ -151,7 +154,7 @@ class LastBatch:
 
 
 def given_rows(batch: Batch, limits: BatchBounds) -> list[tuple[View, np.ndarray]]:
-    """The rows f32 [T, W] that a batch brings beside its tokens, with their views.
+    """The network inputs f32 [T, W] of a batch, with their views.
 
     Raises:
         RequestError: rows are missing, or of another shape.
@@ -167,7 +170,7 @@ def given_rows(batch: Batch, limits: BatchBounds) -> list[tuple[View, np.ndarray
 
 
 def kept_rows(batch: Batch, token: int, keep: float) -> np.ndarray:
-    """Factors of embeddings, f32 [T, 1]: 0 for `token`, else keep / (1 - its share of the row's text)."""
+    """Token dropout factors f32 [T, 1]: 0 for `token`, else keep / (1 - fraction of `token` in the sequence)."""
     dropped = np.asarray(batch.tokens) == token
     factors = np.zeros((len(dropped), 1), np.float32)
     for begin, end in pairwise(np.asarray(batch.starts).tolist()):
@@ -186,7 +189,7 @@ def _sequences(starts: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """i32 [B], keys of each sequence once the batch is written. Positions rise by one within a sequence."""
+    """Keys of each sequence after the batch is written, i32 [B]. Positions must rise by one within a sequence."""
     if positions.size > counts.size:
         rises = positions[1:] - positions[:-1] == 1
         rises[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] < positions.size)] - 1] = True
@@ -201,23 +204,23 @@ def _of_sequences(name: str, lengths: np.ndarray | None, sequences: int) -> np.n
     return _i32(lengths)
 
 
-def _slots(slots: np.ndarray | None, counts: np.ndarray, there: int) -> np.ndarray:
-    """i32 [B], of sequences with rows one that no other has."""
-    own = np.arange(counts.size, dtype=np.int32) if slots is None else _i32(slots)
-    if own.size != counts.size:
+def _slots(slots: np.ndarray | None, counts: np.ndarray, available: int) -> np.ndarray:
+    """State slots i32 [B]; sequences with rows must have distinct slots."""
+    table = np.arange(counts.size, dtype=np.int32) if slots is None else _i32(slots)
+    if table.size != counts.size:
         raise RequestError(f"slots of the batch should give the state slots of {counts.size} sequences")
-    used = own[counts > 0]
-    _check_range("state slot", used, there)
+    used = table[counts > 0]
+    _check_range("state slot", used, available)
     if len(set(used.tolist())) < used.size:
         raise RequestError(f"sequences of a batch should have state slots of their own, have {used.tolist()[:8]}")
-    return own
+    return table
 
 
 def ends(values: np.ndarray) -> tuple[int, int]:
-    """The smallest and the largest of some numbers."""
+    """Minimum and maximum of an array."""
     if values.size <= FEW:
-        numbers = values.ravel().tolist()
-        return min(numbers), max(numbers)
+        items = values.ravel().tolist()
+        return min(items), max(items)
     return int(values.min()), int(values.max())
 
 
@@ -245,13 +248,13 @@ def _check_range(what: str, values: np.ndarray, limit: int | None) -> None:
 
 def _check_blocks(what: str, table: np.ndarray, tokens: np.ndarray, block_size: int, blocks: int,
                   first: np.ndarray | None = None) -> None:
-    """Every block that holds one of the first tokens[b] tokens of sequence b, but for first[b], must be there."""
+    """Check the block ids of tokens first[b] .. tokens[b] - 1 of each sequence b."""
     longest = ends(tokens)[1]
     most = -(-longest // block_size)
     if most > table.shape[1]:
         raise RequestError(f"{longest} tokens need {most} {what}s, the table has {table.shape[1]}")
     used = table[:, :most]
     if len(used) > 1 or first is not None:
-        own = np.arange(most) < -(-tokens // block_size)[:, None]
-        used = used[own if first is None else own & (np.arange(most) >= (first // block_size)[:, None])]
+        filled = np.arange(most) < -(-tokens // block_size)[:, None]
+        used = used[filled if first is None else filled & (np.arange(most) >= (first // block_size)[:, None])]
     _check_range(what, used, blocks)

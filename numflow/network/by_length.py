@@ -1,7 +1,7 @@
-"""Rotary frequencies that depend on how long a sequence may become: one row of them for each sequence of a batch.
+"""Rotary frequencies that depend on the length limit of a sequence: one row for each sequence of a batch.
 
-Executors look the row of a token's sequence up in op `rope_angles`, so each sequence has the frequencies that it would
-have alone. They are made here for all executors, in float64 and then rounded once.
+Op `rope_angles` reads the row of a token's sequence, so the other sequences of a batch have no influence. Rows are
+computed here for all executors, in float64, and rounded once to float32.
 """
 
 from collections.abc import Callable, Hashable
@@ -11,14 +11,14 @@ import numpy as np
 
 from numflow.ops import OPS, Network, Step, param
 
-KEPT = 1024  # rows of earlier batches that are not made again
+CACHED = 1024  # rows of earlier batches in the cache
 
 
 class ByLength:
-    """The frequencies of all steps of a network that depend on the length, side by side.
+    """Frequencies of all steps of a network that depend on the length, side by side.
 
-    f32:   gives a weight by its name.
-    width: columns: of each step, F frequencies and then the factor on cosines and sines.
+    f32:   returns a weight by name.
+    width: columns of a row: per step F frequencies and the factor on cosines and sines.
     """
 
     def __init__(self, network: Network, f32: Callable[[str], np.ndarray]):
@@ -29,7 +29,7 @@ class ByLength:
                 self._starts[_kind(step)] = self.width
                 self._steps.append((step, {role: f32(name) for role, name in step.weights.items()}))
                 self.width += step.outputs[0].width // 2 + 1
-        self._row = lru_cache(KEPT)(self._made)
+        self._row = lru_cache(CACHED)(self._row_of)
 
     def start(self, step: Step) -> int:
         """The first column of a step's frequencies."""
@@ -41,14 +41,14 @@ class ByLength:
             return np.zeros((len(limits), 0), np.float32)
         return np.stack([self._row(limit) for limit in limits.tolist()])
 
-    def _made(self, limit: int) -> np.ndarray:
+    def _row_of(self, limit: int) -> np.ndarray:
         return np.concatenate([chosen(limit, **weights, **params_of(step)) for step, weights in self._steps])
 
 
 def chosen(limit: int, inv_freq: np.ndarray, long: np.ndarray | None = None, *, border: int, scale: float,
            long_scale: float, stretch: float, span: float = 0.0) -> np.ndarray:
-    """float32 [F + 1]: frequencies, and the factor on cosines and sines, of a sequence with this limit. The rest are
-    weights and parameters of op `rope_angles`."""
+    """Frequencies and the factor on cosines and sines, float32 [F + 1], for a sequence with this limit. Other
+    arguments: weights and parameters of op `rope_angles`."""
     if limit <= border:
         return np.append(inv_freq, scale).astype(np.float32)
     if long is None:
@@ -58,12 +58,12 @@ def chosen(limit: int, inv_freq: np.ndarray, long: np.ndarray | None = None, *, 
 
 
 def params_of(step: Step) -> dict[str, float]:
-    """The step's parameters that frequencies depend on, defaults included."""
+    """Parameters of a step that its frequencies depend on, defaults included."""
     return {name: param(step, name) for name in OPS[step.op].params if name != "offset"}
 
 
 def variant(network: Network, limit: int) -> Hashable:
-    """Key of the rotary frequencies under this limit, on which cached keys depend: equal for equal frequencies."""
+    """Key of the rotary frequencies for this limit, equal for equal frequencies. Cached keys depend on it."""
     found = {_kind(step): (limit if "long" not in step.weights else 1) for step in _steps(network)
              if limit > param(step, "border")}
     return tuple(found.items()) if found else 0
@@ -75,5 +75,5 @@ def _steps(network: Network) -> list[Step]:
 
 
 def _kind(step: Step) -> tuple:
-    """Equal for steps with the same result."""
+    """Key of a step, equal for steps with the same result."""
     return (*sorted(step.weights.items()), *sorted(step.params.items()))

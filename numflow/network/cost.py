@@ -1,4 +1,4 @@
-"""Cost model of a step: bytes moved and operations done, from shapes and tensor types alone."""
+"""Cost model of a step: bytes moved and operations, from shapes and tensor types alone."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,9 +17,9 @@ _TABLES = ("embed_position", "embed_type")
 
 @dataclass(frozen=True)
 class Workload:
-    """A batch as integers: `sequences` equal ones, each with `new` tokens after `cached` ones.
+    """The shape of a batch: `sequences` equal sequences, each with `new` tokens after `cached` ones.
 
-    wanted: rows of each sequence whose logits are computed. encoded: tokens that an encoder has read for each.
+    wanted: rows per sequence whose logits are computed. encoded: encoder tokens per sequence.
     """
 
     sequences: int = 1
@@ -34,33 +34,33 @@ class Workload:
         return self.sequences * self.new
 
     def keys(self, window: int = 0) -> int:
-        """Cached keys that are read, each sequence's once."""
+        """Cached keys that are read, once per sequence."""
         whole = self.cached + self.new
         return self.sequences * (min(whole, window + self.new - 1) if window else whole)
 
     def pairs(self, causal: bool = True, window: int = 0) -> int:
-        """Pairs of a query and a key it sees."""
+        """Pairs of a query and a visible key."""
         if not causal:
             whole = self.cached + self.new
             return self.tokens * (min(whole, 2 * window - 1) if window else whole)
         first, last = self.cached + 1, self.cached + self.new
         if not window or last <= window:
             return self.sequences * (first + last) * self.new // 2
-        below = max(0, window - first)  # queries that do not see a whole window
+        below = max(0, window - first)  # queries that see less than a whole window
         return self.sequences * ((first + first + below - 1) * below // 2 + (self.new - below) * window)
 
     def entries(self, every: int, most: int = 0) -> int:
-        """Entries of windows of so many tokens that are read, each sequence's once; most: of a query, 0 for all."""
+        """Entries (one per `every` tokens) that are read, once per sequence. most: limit per query, 0 for none."""
         whole = (self.cached + self.new) // every
         return self.sequences * (min(whole, most * self.new) if most else whole)
 
     def entry_pairs(self, every: int, most: int = 0) -> int:
-        """Pairs of a query and an entry that it sees."""
+        """Pairs of a query and a visible entry."""
         return self.sequences * (_ended(self.cached + self.new, every, most) - _ended(self.cached, every, most))
 
 
 def _ended(tokens: int, every: int, most: int) -> int:
-    """Sum over tokens of the windows that have ended with each, or of `most` where there are more."""
+    """Sum over tokens of min(complete windows at the token, most); most 0: no limit."""
     below = min(tokens, most * every - 1) if most else tokens
     whole = below // every
     return every * whole * (whole - 1) // 2 + whole * (below - whole * every + 1) + most * (tokens - below)
@@ -68,10 +68,9 @@ def _ended(tokens: int, every: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Bytes of weights, of cached keys and values and of states, and of activations that are moved; operations, 2 per
-    multiply-add.
+    """Bytes moved of weights, of KV caches and states, and of activations; operations, 2 per multiply-add.
 
-    matrix: operations of matrix products, which run at another speed than the rest.
+    matrix: the operations in matrix products, which run at another rate.
     """
 
     weights: float = 0.0
@@ -91,24 +90,24 @@ class StepCost:
 
 
 def all_floats(network: Network) -> bool:
-    """Whether the file has every weight of the model as plain numbers."""
-    if "all_floats" in network.facts:  # of a part, which need not have weights of all types
+    """Whether all stored weights of the model are of float types."""
+    if "all_floats" in network.facts:  # recorded for parts of a model, which may lack some types
         return network.facts["all_floats"]
     return all(name in _FLOATS for weight in network.weights.values() for name in weight.types)
 
 
 def tables(network: Network) -> set[str]:
-    """Weights that are looked up by position or by token type, which the CPU keeps as float32."""
+    """Tables of positions and token types, which the CPU keeps as float32."""
     return {step.weights["table"] for steps in network.entries.values() for step in steps if step.op in _TABLES}
 
 
 def f32_bytes(weight: Weight) -> float:
-    """Bytes of a weight as float32 numbers."""
+    """Bytes of a weight in float32."""
     return 4.0 * math.prod(weight.shape)
 
 
 def weight_bytes(weight: Weight) -> int:
-    """Bytes of a weight as executors hold it: matrices in the file's type, all else in float32."""
+    """Bytes of a weight in executors: matrices in the stored type, others in float32."""
     rows = 1
     for size in weight.shape[:-1]:
         rows *= size
@@ -128,11 +127,11 @@ def step_cost(network: Network, step: Step, load: Workload, kv_bytes: float = 2.
     moved = sum(view.width * rows[network.buffers[view.buffer].rows] for view in (*step.inputs, *step.outputs))
     weights = {role: network.weights[name] for role, name in step.weights.items()}
     states = sum(network.states[name].size for name in states_of(step).values())  # read and written
-    own = StepCost(sum(map(weigh, weights.values())), 2 * states * load.sequences * _ELEMENT, moved * _ELEMENT,
+    basic = StepCost(sum(map(weigh, weights.values())), 2 * states * load.sequences * _ELEMENT, moved * _ELEMENT,
                    4 * moved)
     if step.op in _SPECIAL:
-        return _SPECIAL[step.op](network, step, load, rows, weights, own, kv_bytes)
-    return own
+        return _SPECIAL[step.op](network, step, load, rows, weights, basic, kv_bytes)
+    return basic
 
 
 def _rows(network: Network, step: Step, load: Workload) -> Mapping[str, int]:
@@ -145,27 +144,27 @@ def _rows(network: Network, step: Step, load: Workload) -> Mapping[str, int]:
     return rows
 
 
-def _lookup(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
-    """A row of the table per token; of a part of one, the part of the tokens that is likely to be there."""
+def _lookup(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
+    """One table row per token; with a part of the table, the expected fraction of the tokens."""
     whole = step.params.get("vocabulary") or weights["table"].shape[0]
-    return StepCost(own.weights / whole * load.tokens, 0, own.activations, own.operations)
+    return StepCost(basic.weights / whole * load.tokens, 0, basic.activations, basic.operations)
 
 
-def _linear(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
+def _linear(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
     count = rows[network.buffers[step.outputs[0].buffer].rows]
     operations = 2 * count * weights["weight"].shape[0] * weights["weight"].shape[1]
-    return StepCost(own.weights, 0, own.activations, operations, operations)
+    return StepCost(basic.weights, 0, basic.activations, operations, operations)
 
 
-def _expert_linear(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
-    """Experts are read that some token chose, here as if it chose at random."""
+def _expert_linear(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
+    """Expected bytes if every token chooses its experts at random."""
     matrix, routes = weights["weight"], rows["routes"]
     touched = 1 - (1 - 1 / matrix.groups) ** routes
     operations = 2 * routes * matrix.shape[0] // matrix.groups * matrix.shape[-1]
-    return StepCost(own.weights * touched, 0, own.activations, operations, operations)
+    return StepCost(basic.weights * touched, 0, basic.activations, operations, operations)
 
 
-def _attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
+def _attention(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
     cache = network.caches[param(step, "cache")]
     if cache.kind == "cross":
         keys, pairs = load.sequences * load.encoded, load.tokens * load.encoded
@@ -178,44 +177,45 @@ def _attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
         pairs += load.entry_pairs(entries.every, most)
         read += load.entries(entries.every, most) * entries.k_dim * _ELEMENT
     operations = 2 * pairs * param(step, "heads") * (cache.k_dim + cache.value_dim)
-    return StepCost(own.weights, read, own.activations, operations, operations)
+    return StepCost(basic.weights, read, basic.activations, operations, operations)
 
 
 def _top_k(network: Network, step: Step) -> int:
-    """Entries that an index chooses for an attention, 0 for all."""
+    """Number of entries that an index selects for an attention, 0 for all."""
     return next((param(other, "top_k") for steps in network.entries.values() for other in steps
                  if other.op == "index_select" and set(other.outputs) & set(step.inputs)), 0)
 
 
-def _index_select(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
-    """All keys, or entries in float32, are read and multiplied with the queries of all heads."""
+def _index_select(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
+    """All keys (or float32 entries) are read and multiplied with the queries of all heads."""
     cache = network.caches[param(step, "cache")]
     keys, pairs, size = (load.entries(cache.every), load.entry_pairs(cache.every), _ELEMENT) if cache.every else (
         load.keys(), load.pairs(), kv_bytes)
-    return StepCost(0, keys * cache.k_dim * size, own.activations, 2 * pairs * param(step, "heads") * (cache.k_dim + 1))
+    return StepCost(0, keys * cache.k_dim * size, basic.activations,
+                    2 * pairs * param(step, "heads") * (cache.k_dim + 1))
 
 
-def _pool(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
-    """One of so many tokens ends a window, whose rows and those of the windows before are read."""
-    numbers = load.tokens * param(step, "series") * network.caches[param(step, "cache")].k_dim
-    return StepCost(own.weights, numbers * _ELEMENT, own.activations, 4 * numbers)
+def _pool(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
+    """One of `every` tokens ends a window; the rows of `series` windows are read then."""
+    values = load.tokens * param(step, "series") * network.caches[param(step, "cache")].k_dim
+    return StepCost(basic.weights, values * _ELEMENT, basic.activations, 4 * values)
 
 
-def _causal_conv(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
+def _causal_conv(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
     operations = 2 * load.tokens * math.prod(weights["weight"].shape)
-    return StepCost(own.weights, own.cache, own.activations, operations)
+    return StepCost(basic.weights, basic.cache, basic.activations, operations)
 
 
-def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
+def _cache_write(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
     written, every = sum(view.width for view in step.inputs) * load.tokens, network.caches[param(step, "cache")].every
     stored = written / every * _ELEMENT if every else written * kv_bytes
-    return StepCost(0, stored, written * _ELEMENT, own.operations)
+    return StepCost(0, stored, written * _ELEMENT, basic.operations)
 
 
-def _linear_attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
-    """With each token every number of a state fades, is added to and asked."""
+def _linear_attention(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
+    """Per token, every element of the state decays, is updated and is multiplied with the query."""
     size, products = network.states[param(step, "state")].size, 3 if len(step.inputs) == 5 else 2
-    return StepCost(own.weights, own.cache, own.activations,
+    return StepCost(basic.weights, basic.cache, basic.activations,
                     (2 * products + 1) * size * load.tokens)
 
 

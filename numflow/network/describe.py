@@ -1,4 +1,4 @@
-"""A network in words and numbers, for `numflow inspect` and `numflow spec check`."""
+"""Summaries of a network for `numflow inspect` and `numflow spec check`."""
 
 import math
 from collections import Counter
@@ -11,12 +11,12 @@ from numflow.network.weights.source import is_computed, stored_tensor
 from numflow.network.windows import CHUNK, cache_windows, kept_tokens, token_bytes
 from numflow.ops import Network, Step
 
-_STATE_ELEMENT = 4  # bytes of a number of a state
+_STATE_ELEMENT = 4  # bytes of an element of a state
 
 
 @dataclass(frozen=True)
 class StepGroup:
-    """Steps of one label over the layers that have it: "blk.*.attn_q+attn_k+attn_v", op, shapes, layers, bytes."""
+    """Equal steps of several layers: label "blk.*.attn_q+attn_k+attn_v", op, shapes, layers, bytes."""
 
     entry: str
     label: str
@@ -27,7 +27,7 @@ class StepGroup:
 
 
 def group_steps(network: Network, checkpoint: Checkpoint) -> list[StepGroup]:
-    """Steps in order of first appearance, equal ones of different layers together."""
+    """Steps in order of first appearance; equal steps of different layers are one group."""
     groups: dict[tuple[str, str, str, str], tuple[list[int], int]] = {}
     for entry, steps in network.entries.items():
         for step in steps:
@@ -47,7 +47,7 @@ def group_steps(network: Network, checkpoint: Checkpoint) -> list[StepGroup]:
 
 
 def shapes(step: Step, network: Network) -> str:
-    """ "[T, 576] -> [T, 960]  Q4_1"; "Q4_1 as F32" where the numbers are made when they are read."""
+    """ "[T, 576] -> [T, 960]  Q4_1"; "Q4_1 as F32" where weights are converted at load."""
 
     def one(view):
         rows = {"tokens": "T", "logits": "R", "routes": "T*S"}[network.buffers[view.buffer].rows]
@@ -87,9 +87,9 @@ def tensor_types(network: Network, checkpoint: Checkpoint) -> Mapping[str, tuple
 
 
 def unused(network: Network, checkpoint: Checkpoint) -> Mapping[str, tuple[int, int]]:
-    """Tensors that the network does not use: the beginning of their names -> (tensors, bytes), the largest first.
+    """Tensors that the network does not use: name prefix -> (tensors, bytes), largest first.
 
-    A beginning is as short as none of the tensors in use has it: "model.vision_tower".
+    A prefix is the shortest that no used tensor has: "model.vision_tower".
     """
     used = {part.tensor for weight in network.weights.values() for part in weight.parts}
     taken = {".".join(words[:count]) for words in (name.split(".") for name in used) for count in range(len(words))}
@@ -106,8 +106,7 @@ def unused(network: Network, checkpoint: Checkpoint) -> Mapping[str, tuple[int, 
 
 
 def bits_per_weight(network: Network, checkpoint: Checkpoint) -> float:
-    """Bits per weight of the network's matrices as stored, every byte counted: of the quantised ones, or of all where
-    none is quantised."""
+    """Stored bits per weight of the network's quantised matrices, or of all matrices if none is quantised."""
     used = {part.tensor for weight in network.weights.values() if len(weight.shape) == 2 for part in weight.parts}
     matrices = [checkpoint.tensors[name] for name in used]
     chosen = [tensor for tensor in matrices if tensor.type.block > 1] or matrices
@@ -115,26 +114,27 @@ def bits_per_weight(network: Network, checkpoint: Checkpoint) -> float:
 
 
 def cache_bytes_per_token(network: Network, element_bytes: int = 2) -> int:
-    """Bytes of keys and values that one more token of context takes: of all layers that see the whole text."""
+    """KV cache bytes per further token of context, in layers without a window."""
     return math.ceil(sum(token_bytes(network.caches[name], element_bytes)
                          for name, window in cache_windows(network).items() if not window))
 
 
 def cache_bytes(network: Network, tokens: int, element_bytes: int = 2, chunk: int = CHUNK) -> int:
-    """Bytes of keys and values that a text of so many tokens takes at most; layers with a window keep that one, and the
-    tokens that run at once: `chunk` of a prompt, 1 of an answer."""
+    """Maximal KV cache bytes of a text of so many tokens. Layers with a window keep the window and the tokens that
+    run at
+    once: `chunk` of a prompt, 1 of an answer."""
     return math.ceil(sum(token_bytes(network.caches[name], element_bytes) * kept_tokens(window, tokens, chunk=chunk)
                          for name, window in cache_windows(network).items()))
 
 
 def window_bytes(network: Network, element_bytes: int = 2, chunk: int = CHUNK) -> int:
-    """Of these the bytes of layers with a window, of a text that is longer than it."""
+    """KV cache bytes of layers with a window, for a text longer than the window."""
     return math.ceil(sum(token_bytes(network.caches[name], element_bytes) * kept_tokens(window, 1 << 40, chunk=chunk)
                          for name, window in cache_windows(network).items() if window))
 
 
 def state_bytes(network: Network) -> int:
-    """Bytes of what recurrent steps keep of a text, however long it is."""
+    """Bytes of the recurrent states of a sequence."""
     return sum(_STATE_ELEMENT * state.size for state in network.states.values())
 
 
@@ -143,12 +143,12 @@ def op_counts(network: Network) -> Mapping[str, int]:
 
 
 def without_layer(label: str) -> tuple[str, int | None]:
-    """A step's label with * for the number of its layer, and that number; None: the step is of no layer."""
+    """A step's label with * for its layer index, and the index; None if the step is in no layer."""
     words = label.split(".")
     if "blk" in words:
-        at = words.index("blk") + 1
-        layer = int(words[at])
-        return ".".join([*words[:at], "*", *words[at + 1 :]]), layer
+        index = words.index("blk") + 1
+        layer = int(words[index])
+        return ".".join([*words[:index], "*", *words[index + 1 :]]), layer
     return label, None
 
 

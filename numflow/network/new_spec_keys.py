@@ -1,8 +1,8 @@
-"""Keys of a configuration that a drafted spec does not read: mapped as shipped families read them, or to be confirmed.
+"""Configuration keys that a drafted spec does not read: mapped like in shipped families, or listed as unconfirmed.
 
-A key that nobody reads may change the arithmetic, so a draft does not run while one is left: it is mapped to the
-options by which every shipped family that reads it does so, where they agree, or named in the draft's [unconfirmed].
-Only keys that are known to say nothing about the arithmetic are passed over.
+An unread key may change the arithmetic, so a draft with such keys does not run. A key is mapped to the options of the
+shipped families that read it, if they agree; otherwise the draft lists it in [unconfirmed]. Only keys that are known
+not to affect the arithmetic are ignored.
 """
 
 import ast
@@ -17,8 +17,8 @@ from numflow.spec.reader import Spec, own_tables
 from numflow.spec.resolve import part_of
 from numflow.spec.schema import SECTIONS
 
-# Keys, or ends of keys, that say nothing about the arithmetic: names, ids, training, precision, and what the tensors
-# tell by themselves (biases, sizes); for text alone, also how its equal positions are shared out (mrope).
+# Keys, or suffixes of keys, that do not affect the arithmetic: names, ids, training, precision, and facts that the
+# tensors show (biases, sizes); with text alone, also mrope, because its position components are equal.
 _INERT = frozenset("""
 _attn_implementation _from_model_config _name_or_path add_bias_linear add_qkv_bias altup_coef_clip architectures
 attention_bias attention_out_bias attention_softmax_in_fp32 attn_implementation attn_softmax_in_fp32 auto_map
@@ -36,21 +36,21 @@ slow_but_exact sparse_pred_ignore_index sparse_prediction task_specific_params t
 time_step_rank time_step_scale tokenizer_class torch_dtype torchscript transformers_version type_vocab_size
 use_associative_scan use_bias use_cache use_grouped_mm use_mambapy use_qkv_bias vocab_size vocab_size_per_layer_input
 z_loss_coefficient
-""".split())  # noqa: SIM905  many words are read best as words
+""".split())  # noqa: SIM905  a text is easier to read than a list here
 _INERT_ENDS = ("_token_id", "_token_index", "dropout", "dropout_prob", "dropout_rate", "pdrop", "layerdrop", "_drop",
                "_bias", "_chunk_size", "_expand", "_ssm_dtype", "_cache_dtype", "_kernels", "_init_scale",
                "_init_scheme", "_xavier_init", "w_init_variance_scale")
-# Ends of keys that say by a rule what a list with a word for each layer says: where that is read, they add nothing.
+# Suffixes of keys that describe the kinds of layers by a rule. They are redundant if a list of kinds is read.
 _PATTERNS = ("_interval", "_pattern", "_every_n_layers", "full_attn_layers", "first_k_dense_replace")
 _LISTS = ("layer_types", "mlp_layer_types", "kda_layers")
 _INERT_STARTS = ("summary_", "classifier_", "use_flash_attn", "use_flash_attention")
-# The same of a GGUF file, behind the architecture: sizes that tensors have too.
+# Inert keys of GGUF files, without the architecture: sizes that the tensors show.
 _INERT_GGUF = frozenset(("vocab_size", "context_length", "block_count", "embedding_length", "feed_forward_length",
                          "attention.key_length", "attention.value_length", "rope.dimension_count"))
 
 
 class Recorded(dict):
-    """A configuration that notes in `read` which of its keys somebody has asked for, "rope_scaling.factor" included."""
+    """A configuration that records in `read` every key that is looked up, nested keys as "rope_scaling.factor"."""
 
     def __init__(self, table: Mapping[str, Any], read: set[str] | None = None, before: str = ""):
         self.read: set[str] = set() if read is None else read
@@ -69,7 +69,7 @@ class Recorded(dict):
 
 
 def unread(spec: Spec, config: Mapping[str, Any], naming: str, read: set[str]) -> list[str]:
-    """Keys with a value that `read` does not have, and that may change the arithmetic."""
+    """Keys with a value that are not in `read` and may change the arithmetic."""
     if naming == "gguf":
         before = f"{config.get('general.architecture', '')}."
         return sorted(key for key, value in _leaves(config) if key.startswith(before) and key not in read
@@ -81,7 +81,7 @@ def unread(spec: Spec, config: Mapping[str, Any], naming: str, read: set[str]) -
     left = {key: value for key, value in _leaves(config) if key not in read and not _inert(key)
             and not (before and "." in key and not key.startswith(before))}
     values = dict(_leaves(config))
-    own = _named_by(spec)  # the family knows them, and this network has no layer that needs them
+    named = _named_by(spec)  # known to the family, but not needed by any layer of this network
     listed = any(name.split(".")[-1] in _LISTS for name in read if name in values)
     for key in list(left):
         word = key.split(".")[-1]
@@ -90,19 +90,19 @@ def unread(spec: Spec, config: Mapping[str, Any], naming: str, read: set[str]) -
             value = value[0]
         again = any(word.endswith(f"_{name.split('.')[-1]}") and values.get(name) in (value, left[key])
                     for name in read)
-        if key.removeprefix(before) in own or again or (listed and word.endswith(_PATTERNS)):
+        if key.removeprefix(before) in named or again or (listed and word.endswith(_PATTERNS)):
             del left[key]
-    for keys in _alternatives(spec.table):  # the same value under another name is read under that one
-        both = [before + key if before + key in values else key for key in keys]
-        known = [values[key] for key in both if key in read and key in values]
-        for key in both:
-            if key in left and left[key] in known:
+    for keys in _alternatives(spec.table):  # the same value is read under another name
+        names = [before + key if before + key in values else key for key in keys]
+        read_values = [values[key] for key in names if key in read and key in values]
+        for key in names:
+            if key in left and left[key] in read_values:
                 del left[key]
     return sorted(left)
 
 
 def _named_by(spec: Spec) -> set[str]:
-    """Keys of config.json that the spec's own file names, not as one of several."""
+    """Keys of config.json that the spec's own file names as the single key of a source."""
     def names(table: Mapping[str, Any]) -> Iterable[str]:
         for key, value in table.items():
             if key == "config" and isinstance(value, str):
@@ -128,7 +128,7 @@ def _inert(key: str) -> bool:
 
 
 def _alternatives(table: Mapping[str, Any]) -> Iterable[list[str]]:
-    """Keys of config.json that a spec takes for one another."""
+    """Lists of alternative keys in a spec's source tables."""
     for key, value in table.items():
         if key == "config" and isinstance(value, list):
             yield value
@@ -137,9 +137,9 @@ def _alternatives(table: Mapping[str, Any]) -> Iterable[list[str]]:
 
 
 def mapped(key: str, spec: Spec, families: Iterable[Spec], read: set[str]) -> dict[str, dict[str, Any]] | None:
-    """Tables to add to `spec` so that it reads `key` as the families do that read it.
+    """Tables to add to `spec` so that it reads `key` like the shipped families.
 
-    None where no family does, they differ, or `spec` has something of its own in that place.
+    None if no family reads the key, families differ, or `spec` already sets the option.
     """
     found: dict[str, tuple[dict, Spec]] = {}
     for family in families:
@@ -168,9 +168,9 @@ def mapped(key: str, spec: Spec, families: Iterable[Spec], read: set[str]) -> di
 
 
 def readings(key: str, spec: Spec, families: Iterable[Spec]) -> list[dict[str, dict[str, Any]]]:
-    """Tables to add to `spec` so that it reads `key` as a family does, for each way that there is among families.
+    """Tables to add to `spec` so that it reads `key`, one for each distinct way among the families.
 
-    [] where one of them takes another parameter otherwise than `spec`.
+    [] if a family defines a needed parameter differently from `spec`.
     """
     ours, found = spec.section("parameters"), []
     for family in families:
@@ -192,12 +192,12 @@ def readings(key: str, spec: Spec, families: Iterable[Spec]) -> list[dict[str, d
 
 
 def _by(key: str, value: Any) -> Any:
-    """A value of a spec that reads `key`, where it takes that for one of several."""
+    """A source table reduced to the key `key`, if this is one of its alternatives; other values unchanged."""
     return {**value, "config": key} if isinstance(value, Mapping) and key in value.get("config", []) else value
 
 
 def _settings(family: Spec, key: str) -> dict[tuple[str, str], Any]:
-    """The options of a family that depend on a key of config.json, with their values."""
+    """Options of a family that depend on a key of config.json, with their values."""
     parameters, found = family.section("parameters"), {}
     for table in (family.table, family.section("hf")):
         for section in SECTIONS:
@@ -210,8 +210,8 @@ def _settings(family: Spec, key: str) -> dict[tuple[str, str], Any]:
 def _keys(value: Any, parameters: Mapping[str, Any], seen: tuple[str, ...] = ()) -> set[str]:
     """Keys of config.json that a value of a spec depends on."""
     if isinstance(value, Mapping):
-        own = value.get("config", [])
-        return {own} if isinstance(own, str) else {*own}
+        names = value.get("config", [])
+        return {names} if isinstance(names, str) else {*names}
     keys: set[str] = set()
     for name in _words(value):
         if name in parameters and name not in seen:
@@ -220,7 +220,7 @@ def _keys(value: Any, parameters: Mapping[str, Any], seen: tuple[str, ...] = ())
 
 
 def _names(value: Any, parameters: Mapping[str, Any]) -> list[str]:
-    """Parameters that a value needs, and those that these need."""
+    """Parameters that a value depends on, directly or indirectly."""
     found: list[str] = []
     waiting = [value]
     while waiting:
@@ -238,7 +238,7 @@ def _words(value: Any) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def _words_of(text: str) -> frozenset[str]:
-    """Names in an expression. All families are asked for each key, most of which say the same."""
+    """Names in an expression; cached, because families repeat expressions."""
     try:
         tree = syntax.parse(text.removeprefix("=").strip(), "eval")
     except SyntaxError:  # a word of a choice, or other text
@@ -247,7 +247,7 @@ def _words_of(text: str) -> frozenset[str]:
 
 
 def with_tables(spec: Spec, added: Mapping[str, Mapping[str, Any]]) -> Spec:
-    """The spec with options and parameters added; those for config.json stand above what they replace."""
+    """The spec with options and parameters added; they also replace options of [hf]."""
     table = dict(spec.table)
     naming = dict(spec.section("hf"))
     for section, values in added.items():
@@ -261,7 +261,7 @@ def check_confirmed(spec: Spec) -> None:
     """Refuse a draft whose [unconfirmed] still names keys.
 
     Raises:
-        SpecError: it does; says how to confirm them.
+        SpecError: keys are left; tells how to confirm them.
     """
     keys = spec.section("unconfirmed").get("keys", [])
     if keys:

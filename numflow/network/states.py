@@ -1,4 +1,4 @@
-"""States of recurrent steps: which of them are matrices, whose type can be chosen."""
+"""States of recurrent steps: matrix states, whose storage type can be chosen, and others."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,25 +9,24 @@ from numflow.quant.state import STATE_TYPES
 
 
 def is_scan(step: Step) -> bool:
-    """Whether a `linear_attention` has heads of one column that share their keys, and so no matrices."""
+    """Whether a `linear_attention` is a selective scan: value heads of one column, which share their keys."""
     v, *others = step.inputs[2:]
     return v.width == param(step, "heads") and param(step, "key_heads") == 1 and \
         [view.width for view in others] in ([], [v.width])
 
 
 def matrix_states(network: Network) -> dict[str, Step]:
-    """States [heads, dk, dv] that tokens meet in blocks, by name, each with a step of it; the others are numbers of
-    single channels."""
+    """Matrix states [heads, dk, dv] by name, each with a step that uses it."""
     return _states(network, False)
 
 
 def scan_states(network: Network) -> dict[str, Step]:
-    """States [heads, dk, 1] of heads that share their keys, likewise."""
+    """States [heads, dk, 1] of selective scans by name, each with a step that uses it."""
     return _states(network, True)
 
 
 def fades_by_column(network: Network, step: Step) -> bool:
-    """Whether a `linear_attention` has a decay for each column of keys: a rate, or a step, of its own."""
+    """Whether a `linear_attention` has a decay (rate or step) for each key column."""
     heads, others = param(step, "heads"), step.inputs[3:4]
     return network.weights[step.weights["rate"]].shape[0] > heads or any(view.width > heads for view in others)
 
@@ -38,10 +37,10 @@ def _states(network: Network, scans: bool) -> dict[str, Step]:
 
 
 def stored_states(network: Network, dtype: str) -> Mapping[str, State]:
-    """The network's states, the matrices of a type: of quant.state.STATE_TYPES, or "auto" for what the network says.
+    """The network's states, matrix states with this type: one of quant.state.STATE_TYPES, or "auto" for the spec's.
 
     Raises:
-        RequestError: no such type, or there are no matrices.
+        RequestError: no such type, or no matrix states.
     """
     if dtype not in (known := ("auto", *STATE_TYPES)):
         raise RequestError(f"{option('state_type')} should be one of {', '.join(known)}, is {dtype!r}")

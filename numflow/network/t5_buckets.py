@@ -1,4 +1,4 @@
-"""Relative position buckets of T5: which row of a table of biases belongs to a distance."""
+"""Relative position buckets of T5: the row of the bias table for each distance."""
 
 import math
 
@@ -18,5 +18,5 @@ def bucket(distance: np.ndarray, count: int, reach: int, causal: bool) -> np.nda
         back, first = np.abs(distance), np.where(distance > 0, count, 0)
     exact = count // 2
     ratio = np.log(np.maximum(back, exact).astype(np.float32) / exact) / np.float32(math.log(reach / exact))
-    far = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
-    return first + np.where(back < exact, back, far)
+    log_bucket = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
+    return first + np.where(back < exact, back, log_bucket)

@@ -1,21 +1,21 @@
-"""Windows of attention: which caches need the last tokens of a text only.
+"""Attention windows: caches that need only the last tokens of a text.
 
-Caches are grouped by their window, and each group has block tables and KV blocks of its own, so that blocks which left
-a window are free for others. A window is what a query sees, itself included; 0 stands for the whole text.
+Caches are grouped by window. Each group has its own block tables and KV blocks, so that blocks outside the window are
+freed. A window is the number of keys that a query sees, its own included; 0 stands for the whole text.
 """
 
 from collections.abc import Mapping
 
 from numflow.ops import Cache, Network, Step, param
 
-CHUNK, BLOCK = 512, 64  # tokens of a prompt that run at once, and of a KV block, where nobody says otherwise
-STATE = -1  # among the kinds of memory, which are named by their windows
+CHUNK, BLOCK = 512, 64  # defaults: tokens of a prompt that run at once, and tokens of a KV block
+STATE = -1  # kind of memory for states; other kinds are windows
 
 
 def cache_windows(network: Network) -> dict[str, int]:
-    """The window of each self-attention cache: the widest of those who read it, 0 where one of them reads it whole.
+    """The window of each self-attention cache: the widest of its readers, 0 if one reads the whole text.
 
-    Attention to both sides reads texts that are in the batch as a whole, so nothing is gained by leaving keys out.
+    Bidirectional attention needs the whole text in the batch and counts as 0.
     """
     found: dict[str, int] = {}
     for entry, steps in network.entries.items():
@@ -28,20 +28,19 @@ def cache_windows(network: Network) -> dict[str, int]:
 
 
 def reach(step: Step) -> int:
-    """The latest keys that a query of an attention may see, itself included; 0 for all. A chunk has no more of them.
-    Of a `pool` the tokens that it adds up."""
+    """The number of latest keys that a query may see, its own included; 0 for all. For `pool`: the tokens it sums."""
     if step.op == "pool":
         return param(step, "every") * param(step, "series")
     return min(filter(None, (param(step, "window"), param(step, "chunk"))), default=0)
 
 
 def windows(network: Network) -> tuple[int, ...]:
-    """The windows that there are, in rising order: whole texts first. (0,) for a network without self-attention."""
+    """All windows of a network in rising order, 0 (whole texts) first; (0,) without self-attention."""
     return tuple(sorted(set(cache_windows(network).values()))) or (0,)
 
 
 def kinds(network: Network) -> tuple[int, ...]:
-    """The kinds of memory that sequences have: the windows, then STATE where steps are recurrent."""
+    """The kinds of memory of sequences: the windows, then STATE if there are recurrent steps."""
     return (*windows(network), STATE) if network.states else windows(network)
 
 
@@ -51,36 +50,36 @@ def first_key(window: int, position: int) -> int:
 
 
 def most_blocks(window: int, tokens: int, chunk: int, block_size: int) -> int:
-    """KV blocks that a text of so many tokens holds at most, where up to `chunk` of them run at once."""
+    """Maximal number of KV blocks for a text of so many tokens, of which up to `chunk` run at once."""
     whole = -(-tokens // block_size)
     if not window:
         return whole
-    # The window lies before a border of blocks (at least the last token does); the chunk begins in the block behind it.
+    # Worst case: the window ends at the end of a block, and the chunk begins in the next block.
     return min(whole, -(-(max(window, 2) - 1) // block_size) + (block_size + chunk - 2) // block_size + 1)
 
 
 def kept_tokens(window: int, tokens: int, texts: int = 1, chunk: int = CHUNK) -> int:
-    """Cached tokens for so many texts of `tokens` together, with blocks as they are by default, while so many tokens of
-    each run at once."""
+    """Cached tokens for so many texts of `tokens` in total, with the default block size and `chunk` tokens at once."""
     return min(tokens, texts * BLOCK * most_blocks(window, tokens, chunk, BLOCK)) if window else tokens
 
 
 def rows_per_token(cache: Cache, block: int = BLOCK) -> float:
-    """Rows of a cache for each token that it has room for: of entries as many in a block as windows may end there."""
+    """Rows of a cache per token of capacity: 1, or for entries the number of windows that may end in a block /
+    block."""
     return -(-block // cache.every) / block if cache.every else 1
 
 
 def token_bytes(cache: Cache, element_bytes: float) -> float:
-    """Bytes of a cached token, in numbers of so many bytes; of entries in float32 its part of one."""
+    """Bytes of a cached token with elements of `element_bytes`; entries are float32, and a token has a part of one."""
     each = 4 if cache.every else element_bytes
     return cache.kv_heads * (cache.k_dim + cache.v_dim) * each * rows_per_token(cache)
 
 
 def table_name(window: int) -> str:
-    """Name of a group's block table among the arrays of a checked batch."""
+    """Name of a window's block table among the arrays of a checked batch."""
     return f"blocks {window}" if window else "blocks"
 
 
 def counts(given: Mapping[int, int] | None, blocks: int, network: Network) -> dict[int, int]:
-    """Blocks, or slots, of each kind of memory: those given, `blocks` where none are."""
+    """Number of blocks, or slots, of each kind of memory: as given, else `blocks`."""
     return {kind: (given or {}).get(kind, blocks) for kind in kinds(network)}

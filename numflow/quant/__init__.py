@@ -1,13 +1,13 @@
-"""Quantisation: matrices of float32 to few bits per weight and back.
+"""Quantisation of float32 matrices to few bits per weight, and de-quantisation.
 
     scheme = find("q3h")
     raw = encode(x, scheme)                 # float32 [N, K] -> uint8 [N, scheme.row_bytes(K)]
     y = decode(raw, scheme, x.shape[1])     # -> float32 [N, K]
 
-numflow's own schemes are q2, q3, q3h (3.5 bits), q4, q5, q6 and q8 (layout.py says what a row looks like, search.py how
-codes are found); the schemes of Inferflow go by their full names, such as q3h_b64t1 (inferflow.py). Any of them
-with a share of outliers kept apart is a scheme too, such as q3h+0.5% (apart.py). Each exists twice,
-with the same bytes: in NumPy, to be read, and as compiled kernels, which the functions here use.
+numflow's own schemes are q2, q3, q3h (3.5 bits), q4, q5, q6 and q8. layout.py defines their rows, search.py the search
+for scales and codes. Inferflow's schemes have their full names, such as q3h_b64t1 (inferflow.py). Every scheme may keep
+a share of outliers apart, such as q3h+0.5% (apart.py). Each scheme is implemented twice with the same bytes: in NumPy,
+as the reference, and as compiled kernels, which the functions here call.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,10 @@ SCHEMES: dict[str, RowScheme | InferflowScheme] = {**ROW_SCHEMES, **INFERFLOW_SC
 
 
 def find(name: str) -> AnyScheme:
-    """The scheme called `name`, in any case: one of SCHEMES, or with a share of outliers, such as "q3h+0.5%".
+    """The scheme of this name, case-insensitive: one of SCHEMES, or one with outliers, such as "q3h+0.5%".
 
     Raises:
-        RequestError: no such scheme; the message has the nearest name.
+        RequestError: no such scheme; the message suggests the nearest name.
     """
     scheme = SCHEMES.get(name.lower()) or with_outliers(name.lower(), SCHEMES)
     if scheme is None:
@@ -43,34 +43,34 @@ def find(name: str) -> AnyScheme:
 
 
 def takes_calibration(scheme: AnyScheme) -> bool:
-    """Whether importances and second moments can be of use: to numflow's own schemes."""
+    """Whether a scheme can use importances and second moments: only numflow's own schemes can."""
     return isinstance(scheme.base if isinstance(scheme, OutlierScheme) else scheme, RowScheme)
 
 
 def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = None, moment: np.ndarray | None = None,
            name: str = "matrix", threads: int | None = None, rows_of: RowsOf | None = None) -> np.ndarray:
-    """Quantise a matrix. What calibration knows may be used by numflow's own schemes: one of the two.
+    """Quantise a matrix. numflow's own schemes take either importances or a second moment from calibration.
 
     Args:
         x: float32 [N, K].
-        importance: float32 [K] or [N, K], how much a squared error counts.
-        moment: [K, K], second moment of the inputs that x is multiplied with, for error feedback (feedback.py).
-        name: what error messages call the matrix.
-        threads: default all processors.
-        rows_of: searches in place of the processors for numflow's own schemes, to the same bytes.
+        importance: float32 [K] or [N, K], weights of squared errors.
+        moment: [K, K], second moment of the layer's inputs, for error feedback (feedback.py).
+        name: the matrix's name in error messages.
+        threads: default: all processors.
+        rows_of: another search for numflow's own schemes (on a GPU), with the same result.
 
     Returns:
         uint8 [N, scheme.row_bytes(K)]
 
     Raises:
-        RequestError: blocks do not divide K, no weights, a magnitude that the scheme cannot hold, or calibration data
-            that does not fit.
+        RequestError: K is no multiple of the block, there are no weights, a magnitude is out of range, or calibration
+            data does not fit.
         FormatError: a NaN or an infinity among the weights.
     """
     if isinstance(scheme, OutlierScheme):
         base = scheme.base
         if importance is None and moment is None and takes_calibration(scheme):
-            importance = np.ones(x.shape[1:], np.float32)  # of all but the outliers
+            importance = np.ones(x.shape[1:], np.float32)  # apart.encode sets outliers to 0
         return apart.encode(x, scheme, lambda dense, c: encode(dense, base, c, moment, name, threads, rows_of),
                             lambda raw: decode(raw, base, x.shape[1], threads), importance, name)
     if isinstance(scheme, InferflowScheme):
@@ -95,14 +95,14 @@ def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = Non
 
 def encode_with_outliers(x: np.ndarray, scheme: AnyScheme, share: float, importance: np.ndarray | None = None,
                          name: str = "matrix", threads: int | None = None) -> tuple[np.ndarray, Sparse]:
-    """Quantise a matrix with its outliers kept apart, exactly: x is about decode(raw) + sparse.
+    """Quantise a matrix with its outliers kept apart as float32: x is about decode(raw) + sparse.
 
     Args:
-        share: of the weights that may be outliers, 0 to 0.05 (outliers.py); each costs 6 bytes.
+        share: maximal share of outliers, 0 to 0.05 (outliers.py); each costs 6 bytes.
         others: as `encode`.
 
     Returns:
-        uint8 [N, scheme.row_bytes(K)], and for each outlier what is missing there in the decoded matrix.
+        uint8 [N, scheme.row_bytes(K)], and for each outlier its value minus the decoded value.
 
     Raises:
         RequestError, FormatError: as `encode` and `outliers.split`.
@@ -110,7 +110,7 @@ def encode_with_outliers(x: np.ndarray, scheme: AnyScheme, share: float, importa
     x = checked_weights(x, scheme, name)
     dense, outliers = split(x, share)
     rows, columns = outliers.rows, outliers.columns
-    if isinstance(scheme, RowScheme) and share:  # whatever the code of an outlier says, it is made up for
+    if isinstance(scheme, RowScheme) and share:  # the code of an outlier does not matter: the sparse part corrects it
         importance = np.broadcast_to(np.ones(1, np.float32) if importance is None else importance, x.shape).copy()
         importance[rows, columns] = 0
     raw = encode(dense, scheme, importance, name=name, threads=threads)
@@ -122,8 +122,8 @@ def decode(raw: np.ndarray, scheme: AnyScheme, columns: int, threads: int | None
     """uint8 [N, scheme.row_bytes(columns)] -> float32 [N, columns].
 
     Raises:
-        RequestError: blocks do not divide the columns.
-        FormatError: rows of another size.
+        RequestError: the columns are no multiple of the block.
+        FormatError: rows have another size.
     """
     if isinstance(scheme, OutlierScheme):
         return apart.decode(raw, scheme, columns, lambda rows: decode(rows, scheme.base, columns, threads))

@@ -1,15 +1,15 @@
 """Schemes with outliers kept apart: "q3h+0.5%" is q3h with 0.5 % of each row's weights beside it.
 
-A few weights far from all others widen the ranges of their blocks. Here the largest weights of each row are taken out
-before its codes are found, and what the codes miss there is stored beside them, so that these weights are all but
-exact and the other ones of their blocks are rounded finer. A row of K weights holds
+A few extreme weights widen the ranges of their blocks. Here the largest weights of each row are set to 0 before the
+search for codes, and the difference to the decoded value is stored beside the codes. These weights are then nearly
+exact, and the other weights of their blocks are rounded finer. A row of K weights holds
 
-    base.row_bytes(K)   the row of the scheme in front of the "+", which may hold anything where an outlier is
-    2 R bytes           columns of its R outliers, u16, ascending
-    2 R bytes           bfloat16: what is added to the decoded weights there
+    base.row_bytes(K)   the row of the base scheme, before the "+"; codes of outliers are arbitrary
+    2 R bytes           columns of the R outliers, u16, ascending
+    2 R bytes           bfloat16: addends to the decoded weights of these columns
 
-with R = share * K, rounded, at least 1. Every row has as many, so that rows remain of one size; outliers.py has the
-original's rule, which looks at the whole matrix.
+with R = share * K, rounded, at least 1. All rows have the same number of outliers and therefore the same size.
+outliers.py implements Inferflow's rule, which selects outliers of the whole matrix.
 """
 
 import re
@@ -24,8 +24,8 @@ from numflow.quant.search import checked_importance
 
 LARGEST_SHARE = 0.05
 _NAME = re.compile(r"(\w+)\+(\d{1,2}(?:\.\d{1,4})?)%")
-_COLUMNS = 1 << 16  # what a u16 can tell apart
-_PART = 1 << 22     # weights that are sorted at a time
+_COLUMNS = 1 << 16  # values of a u16
+_PART = 1 << 22     # weights sorted at a time
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class OutlierScheme(Scheme):
         return self.base.unit
 
     def count(self, columns: int) -> int:
-        """Outliers of a row."""
+        """Number of outliers per row."""
         return max(1, round(self.share * columns))
 
     def _row_bytes(self, columns: int) -> int:
@@ -51,17 +51,17 @@ class OutlierScheme(Scheme):
 
 @dataclass(frozen=True)
 class Outliers:
-    """Terms added to single weights of a matrix [N, K], R in each row; a row with fewer outliers has terms of zero.
+    """Addends to single weights of a matrix [N, K], R per row; rows with fewer outliers have addends 0.
 
     columns: uint16 [N, R].
-    values:  uint16 [N, R], the bits of bfloat16.
+    values:  uint16 [N, R], bfloat16 bits.
     """
 
     columns: np.ndarray = field(repr=False)
     values: np.ndarray = field(repr=False)
 
     def between(self, begin: int, end: int) -> "Outliers":
-        """Those of columns begin .. end - 1, counted from the first of these; R is what the fullest row has."""
+        """Outliers in columns begin .. end - 1, with columns relative to `begin`; R is the maximum over rows."""
         inside = (self.columns >= begin) & (self.columns < end) & (self.values & 0x7FFF != 0)
         count = int(inside.sum(axis=1).max(initial=0))
         first = np.argsort(~inside, axis=1, kind="stable")[:, :count]
@@ -70,23 +70,23 @@ class Outliers:
                         np.where(inside, values, 0).astype(np.uint16))
 
     def add_to(self, x: np.ndarray) -> np.ndarray:
-        """`x` float32 [N, K] with the values added, in place."""
+        """Add the values to `x` float32 [N, K] in place; returns x."""
         np.add.at(x, (np.arange(len(x))[:, None], self.columns), (self.values.astype(np.uint32) << 16).view(np.float32))
         return x
 
 
 def joined(parts: list[Outliers]) -> Outliers:
-    """Those of several matrices, one below the other."""
+    """Outliers of vertically stacked matrices."""
     count = max(part.columns.shape[1] for part in parts)
     padded = [[np.pad(a, ((0, 0), (0, count - a.shape[1]))) for a in (part.columns, part.values)] for part in parts]
     return Outliers(*(np.concatenate(arrays) for arrays in zip(*padded, strict=True)))
 
 
 def with_outliers(name: str, schemes: Mapping[str, Scheme]) -> OutlierScheme | None:
-    """The scheme called SCHEME+SHARE%, None if `name` is no such name.
+    """The scheme of a name SCHEME+SHARE%; None for other names.
 
     Raises:
-        RequestError: a share of nothing, or over 5 %.
+        RequestError: a share of 0, or over 5 %.
     """
     match = _NAME.fullmatch(name)
     if match is None or match[1] not in schemes:
@@ -102,17 +102,17 @@ def encode(x: np.ndarray, scheme: OutlierScheme, encode_base, decode_base, impor
            name: str) -> np.ndarray:
     """float32 [N, K] -> uint8 [N, row_bytes].
 
-    encode_base:  (x, importance) -> uint8 [N, base.row_bytes(K)]; decode_base: back to float32 [N, K].
+    encode_base:  (x, importance) -> uint8 [N, base.row_bytes(K)]. decode_base: its inverse, float32 [N, K].
     importance:   float32 [K] or [N, K] or None.
 
     Raises:
-        RequestError, FormatError: as `checked_weights`, and whatever `encode_base` raises.
+        RequestError, FormatError: as `checked_weights` and `encode_base`.
     """
     x = checked_weights(x, scheme, name)
     columns = _largest(x, scheme.count(x.shape[1]))
     dense = x.copy()
-    np.put_along_axis(dense, columns, np.float32(0), axis=1)  # which is in the range of every block
-    if importance is not None:  # codes of outliers may be anything
+    np.put_along_axis(dense, columns, np.float32(0), axis=1)  # 0 is in the range of every block
+    if importance is not None:  # codes of outliers do not matter
         importance = np.broadcast_to(checked_importance(importance, x, name), x.shape).copy()
         np.put_along_axis(importance, columns, np.float32(0), axis=1)
     raw = encode_base(dense, importance)
@@ -121,7 +121,7 @@ def encode(x: np.ndarray, scheme: OutlierScheme, encode_base, decode_base, impor
 
 
 def decode(raw: np.ndarray, scheme: OutlierScheme, columns: int, decode_base) -> np.ndarray:
-    """uint8 [N, row_bytes] -> float32 [N, columns]; columns out of range count for nothing.
+    """uint8 [N, row_bytes] -> float32 [N, columns]; outliers with a column out of range are ignored.
 
     Raises:
         RequestError, FormatError: as `checked_bytes`.
@@ -131,25 +131,26 @@ def decode(raw: np.ndarray, scheme: OutlierScheme, columns: int, decode_base) ->
 
 
 def take_apart(raw: np.ndarray, scheme: OutlierScheme, columns: int) -> tuple[np.ndarray, Outliers]:
-    """Rows of the base uint8 [N, base.row_bytes], a view of `raw` where that is contiguous, and what is added to them.
+    """Split rows into rows of the base scheme, uint8 [N, base.row_bytes] (a view if `raw` is contiguous), and outliers.
 
-    Columns out of range, which no encoder writes, get zeros.
+    Outliers with a column out of range, which no encoder writes, become 0.
 
     Raises:
         RequestError, FormatError: as `checked_bytes`.
     """
     raw = checked_bytes(raw, scheme, columns)
     first, count = scheme.base.row_bytes(columns), scheme.count(columns)
-    at, values = (np.ascontiguousarray(raw[:, begin:begin + 2 * count]).view("<u2").astype(np.uint16)
+    column, values = (np.ascontiguousarray(raw[:, begin:begin + 2 * count]).view("<u2").astype(np.uint16)
                   for begin in (first, first + 2 * count))
     if columns < _COLUMNS:
-        outside = at >= columns
-        at[outside], values[outside] = 0, 0
-    return raw[:, :first], Outliers(at, values)
+        outside = column >= columns
+        column[outside], values[outside] = 0, 0
+    return raw[:, :first], Outliers(column, values)
 
 
 def _largest(x: np.ndarray, count: int) -> np.ndarray:
-    """int64 [N, count]: columns of the largest weights of each row, the first ones among equals, ascending."""
+    """Columns of the `count` largest magnitudes of each row, ascending, int64 [N, count]; ties take the first
+    column."""
     step = max(1, _PART // x.shape[1])
     found = [np.argsort(-np.abs(x[first:first + step]), axis=1, kind="stable")[:, :count]
              for first in range(0, len(x), step)]

@@ -1,14 +1,13 @@
-"""Error-feedback rounding (GPTQ, arXiv 2210.17323): the error of a weight is made up for by weights not yet rounded.
+"""Error-feedback rounding (GPTQ, arXiv 2210.17323): the rounding error of a weight is compensated by later weights.
 
-A layer computes W a for inputs a, so what counts is not the error of the weights but (W' - W) M (W' - W)^T, with the
-second moment M = E[a a^T] of the layer's inputs. Columns are rounded from the one with the largest moment to the one
-with the smallest; with them in that order, and U the upper triangular matrix with U^T U = M^-1, the error of column j
-changes every column k > j before it is rounded itself:
+A layer computes W a for inputs a, so the error to minimise is (W' - W) M (W' - W)^T, with the second moment M = E[a
+a^T] of the layer's inputs. Columns are rounded in descending order of their diagonal element of M. With columns in that
+order, and U the upper triangular matrix with U^T U = M^-1, the error of column j is propagated to every column k > j:
 
     e_j = (w_j - decoded_j) / U_jj,      w_k -= e_j * U_jk
 
-Headers are found beforehand, with M's diagonal as importances. (Finding them when a block's turn comes, with columns in
-their natural order, was worse on a language model: KL divergence 0.19 where this order has 0.14.)
+Headers are searched beforehand, with M's diagonal as importances. (A search per block during rounding, with columns in
+natural order, was worse on a language model: KL divergence 0.19 instead of 0.14.)
 """
 
 from collections.abc import Callable
@@ -23,22 +22,22 @@ from numflow.quant.scheme import checked_weights
 from numflow.quant.search_kernels import grid, nearest, row_scales, search
 from numflow.quant.threads import kernel, over_rows
 
-DAMPING = 0.01  # of the mean second moment, added to each column's: keeps M well-conditioned
-_STRIPE = 128   # columns whose errors reach the columns behind them together
-_NEAR = 64      # of which so many at a time, which stay in the first cache
-_SMALL = 128    # columns from which on a triangular matrix is inverted by halves
+DAMPING = 0.01  # this part of the diagonal's mean is added to the diagonal: keeps M well-conditioned
+_STRIPE = 128   # columns whose errors are propagated to later columns together
+_NEAR = 64      # later columns updated at a time, so that they stay in the L1 cache
+_SMALL = 128    # larger triangular matrices are inverted by halves
 
 
 def search_with_feedback(x: np.ndarray, scheme: RowScheme, moment: np.ndarray, name: str = "matrix",
                          threads: int | None = None, rows_of: Callable | None = None) -> Fields:
-    """Headers and codes of x float32 [N, K] with error feedback.
+    """Quantise x float32 [N, K] with error feedback: its headers and codes.
 
     Args:
-        moment: [K, K], second moment of the inputs that the matrix is multiplied with, or any multiple of it.
-        rows_of: searches for headers in place of the processors (quant.RowsOf).
+        moment: [K, K], second moment of the layer's inputs, or any multiple of it.
+        rows_of: another search for headers (quant.RowsOf).
 
     Raises:
-        RequestError: as `search`; or a moment of another shape, with NaN or infinities, or with negative directions.
+        RequestError: as `search`; or the moment has another shape, NaN, infinities, or is not positive semidefinite.
         FormatError: as `search`.
     """
     x = checked_weights(x, scheme, name)
@@ -54,7 +53,7 @@ def search_with_feedback(x: np.ndarray, scheme: RowScheme, moment: np.ndarray, n
 
 
 def feedback_reference(x: np.ndarray, scheme: RowScheme, moment: np.ndarray, fields: Fields) -> np.ndarray:
-    """Codes uint8 [N, K] by error feedback under the headers of `fields`, in NumPy, column by column."""
+    """Codes uint8 [N, K] by error feedback with the headers of `fields`, in NumPy, column by column."""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     scales, zeros = (part[:, order // scheme.block] for part in fields.scales_and_zeros())
     w, codes = x[:, order], np.zeros(x.shape, np.uint8)
@@ -71,25 +70,25 @@ def prepared(moment: np.ndarray, columns: int, name: str) -> tuple[np.ndarray, n
     """The order of columns int64 [K], U float32 [K, K] for columns in that order, and importances float32 [K].
 
     Raises:
-        RequestError: the moment has another shape, NaN or infinities, or negative directions.
+        RequestError: the moment has another shape, NaN, infinities, or is not positive semidefinite.
     """
-    what = f"the second moment of the inputs of {name}"
+    subject = f"the second moment of the inputs of {name}"
     if moment.shape != (columns, columns):
-        raise RequestError(f"{what} should be [{columns}, {columns}], is {list(moment.shape)}")
+        raise RequestError(f"{subject} should be [{columns}, {columns}], is {list(moment.shape)}")
     m = np.array(moment, np.float64)
     diagonal = np.diagonal(m).copy()
     if not np.isfinite(m).all() or diagonal.min() < 0:
-        raise RequestError(f"{what} has NaN, infinities or a negative diagonal")
-    if not diagonal.any():  # inputs that are always 0: nothing matters
+        raise RequestError(f"{subject} has NaN, infinities or a negative diagonal")
+    if not diagonal.any():  # all inputs are 0: every rounding is right
         diagonal[:] = m[np.diag_indices(columns)] = 1
     order = np.argsort(-diagonal, kind="stable")
     m[np.diag_indices(columns)] += DAMPING * diagonal.mean()
     m = m[np.ix_(order, order)]
     try:
-        # M = R R^T with R upper triangular, which is the Cholesky factor of M read backwards; then U = R^-1.
+        # M = R R^T with R upper triangular: the Cholesky factor of M with rows and columns reversed; U = R^-1.
         upper = _inverse(np.linalg.cholesky(m[::-1, ::-1])[::-1, ::-1])
     except np.linalg.LinAlgError:
-        raise RequestError(f"{what} is no second moment: it has negative directions") from None
+        raise RequestError(f"{subject} is no second moment: it has negative directions") from None
     return order, np.ascontiguousarray(upper, np.float32), (diagonal / diagonal.max()).astype(np.float32)
 
 
@@ -107,10 +106,10 @@ def _inverse(r: np.ndarray) -> np.ndarray:
 
 @kernel
 def _round(x, upper, order, block, top, scale_bits, steps, zeros, rows, blocks, codes, begin, end):
-    """Codes u8 [N, K] of x f32 [N, K] under the headers of rows and blocks, for tiles begin:end of LANES rows each.
+    """Codes u8 [N, K] of x f32 [N, K] for given headers of rows and blocks, for tiles begin:end of LANES rows each.
 
-    A tile's rows are the lanes of vectors: w has them side by side, columns in `order`. What a column does to another
-    is the same multiple for all of them.
+    The rows of a tile are vector lanes: w [K][LANES], columns in `order`. The factor between two columns is the same
+    for all lanes.
     """
     columns = x.shape[1]
     w, errors, factors = np.empty(columns * LANES, np.float32), np.empty(_STRIPE * LANES, np.float32), upper.reshape(-1)
@@ -122,7 +121,7 @@ def _round(x, upper, order, block, top, scale_bits, steps, zeros, rows, blocks, 
             row = tile * LANES + min(r, count - 1)  # lanes beyond the last row repeat it
             header = np.int64(rows[row])
             used[r], scales[r], row_zeros[r] = 0, 1, zeros[header & 3]
-            if header >> 7:  # others are rows of zeros
+            if header >> 7:  # else a row of zeros
                 used[r], scales[r] = 1, row_scales(header, scale_bits, steps)
             for j in range(columns):
                 w[j * LANES + r] = x[row, order[j]]

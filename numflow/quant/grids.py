@@ -1,12 +1,13 @@
-"""GGML's types whose codes point into grids: taken apart as stored, and as one code for each weight; nothing is lost.
+"""GGML's grid types (IQ1, IQ2, IQ3), converted losslessly to two forms that executors read.
 
-A place in the grid of IQ1, IQ2 and IQ3 stands for 4 or 8 weights, whose few distinct magnitudes get signs. Executors
-read them in two ways, each from a carrier of blocks of 256 weights that a function here writes:
+A grid index of these types stands for 4 or 8 weights, which have a few distinct magnitudes and separate signs. Both
+forms have blocks of 256 weights:
 
     spread   float16 d, int8 s[8] or s[16], then 128 bytes of nibbles, the lower one first
              weight = factor * d * s * book[code]
-    compact  float16 d, 4 bits of each s (Parts.steps), 8 bits of each place, the bits above of those of 32 weights in a
-             u16, and a byte of signs for 8 weights; `table` has the codes of each place
+    compact  float16 d, 4 bits for each s (Parts.steps), the low 8 bits of each grid index, the high bits of the indices
+    of
+             32 weights in a u16, and a byte of signs for 8 weights; `table` has the codes of each grid index
 """
 
 import functools
@@ -16,33 +17,34 @@ from dataclasses import dataclass, field
 import numpy as np
 
 BLOCK = 256
-_SMALL = 1 << 18  # bytes below which one thread works
-Fields = tuple[np.ndarray, np.ndarray, np.ndarray]  # bytes of d, scales and codes, 8 nibbles in each, by block
+_SMALL = 1 << 18  # fewer bytes are converted by one thread
+Fields = tuple[np.ndarray, np.ndarray, np.ndarray]  # by block: bytes of d; scales; codes, 8 nibbles per u32
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Blocks as stored, taken apart.
+    """Fields of stored blocks.
 
-    d:      u8 [blocks, 2], a float16. steps: u8 [blocks, scales], 4 bits that say a scale.
-    places: u16 [blocks, 32 or 64], of 8 or 4 weights each. signs: u8 [blocks, 32], of 8 weights each, or None.
+    d:       u8 [blocks, 2], a float16. steps: u8 [blocks, scales], a 4-bit scale code each.
+    indices: u16 [blocks, 32 or 64], grid indices of 8 or 4 weights each. signs: u8 [blocks, 32] for 8 weights each, or
+             None.
     """
 
     d: np.ndarray
     steps: np.ndarray
-    places: np.ndarray
+    indices: np.ndarray
     signs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class GridType:
-    """A type of grids.
+    """A grid type.
 
-    bits:   of the code of a weight. book: the weights that codes stand for, as many as codes.
-    factor: of every weight. scales: of a block of 256.
-    width:  weights that a place is for. high: bits of a place above the lower 8. sign: the bit of a code that is the
-            weight's sign, 0 where none is. either: whether bit 3 of a step is the sign of its scale.
-    apart:  takes blocks as stored apart.
+    bits:   bits of a code. book: codebook, the value of each code.
+    factor: factor of all weights. scales: number of scales in a block of 256.
+    width:  weights per grid index. high: bits of an index beyond the low 8. sign: the bit of a code that holds the
+            weight's sign, 0 for none. either: whether bit 3 of a scale code is the sign of the scale.
+    apart:  function that splits stored blocks into Parts.
     """
 
     name: str
@@ -58,34 +60,34 @@ class GridType:
 
     @property
     def spread_bytes(self) -> int:
-        """Bytes of a block that `spread` writes."""
+        """Bytes of a block in the spread form."""
         return 2 + self.scales + BLOCK // 2
 
     @property
     def compact_bytes(self) -> int:
-        """Bytes of a block that `compact` writes."""
+        """Bytes of a block in the compact form."""
         return 2 + self.scales // 2 + BLOCK // self.width + (16 if self.high else 0) + (32 if self.sign else 0)
 
     def blocks(self, rows: np.ndarray, columns: int) -> np.ndarray:
-        """Rows as stored as one block a row."""
+        """Stored rows reshaped to one block per row."""
         return np.ascontiguousarray(rows).reshape(-1, rows.shape[1] // (columns // BLOCK))
 
     def fields(self, blocks: np.ndarray) -> Fields:
-        """Blocks as stored as d, scales and a code for each weight."""
+        """d, scales and a code per weight of stored blocks."""
         parts = self.apart(blocks)
         steps = 2 * (parts.steps & (7 if self.either else 15)).astype(np.int8) + 1
         scales = np.where(parts.steps & 8, -steps, steps) if self.either else steps
-        codes = _entries(self.name)[parts.places].view("<u4")
+        codes = _entries(self.name)[parts.indices].view("<u4")
         return parts.d, scales, codes if parts.signs is None else codes | _signs(self.sign)[parts.signs]
 
 
 def spread(rows: np.ndarray, name: str, columns: int, threads: int = 1) -> np.ndarray:
-    """Rows of a type of GRIDS as rows of one code for each weight, uint8."""
+    """Convert stored rows to the spread form, uint8."""
     return _by_threads(_spread, rows, GRIDS[name], columns, threads)
 
 
 def compact(rows: np.ndarray, name: str, columns: int, threads: int = 1) -> np.ndarray:
-    """Rows of a type of GRIDS as rows of places in its table, uint8."""
+    """Convert stored rows to the compact form, uint8."""
     return _by_threads(_compact, rows, GRIDS[name], columns, threads)
 
 
@@ -107,12 +109,12 @@ def _spread(rows: np.ndarray, grid: GridType, columns: int) -> np.ndarray:
 
 
 def _compact(rows: np.ndarray, grid: GridType, columns: int) -> np.ndarray:
-    found = grid.apart(grid.blocks(rows, columns))
-    places = found.places.reshape(len(found.d), 8, -1)
-    shifts = grid.high * np.arange(places.shape[2], dtype=np.uint16)
-    above = np.bitwise_or.reduce((places >> 8) << shifts, axis=2).astype("<u2").view(np.uint8)
-    parts = [found.d, found.steps[:, 0::2] | found.steps[:, 1::2] << 4, (found.places & 255).astype(np.uint8),
-             *([above] if grid.high else []), *([] if found.signs is None else [found.signs])]
+    fields = grid.apart(grid.blocks(rows, columns))
+    indices = fields.indices.reshape(len(fields.d), 8, -1)
+    shifts = grid.high * np.arange(indices.shape[2], dtype=np.uint16)
+    high = np.bitwise_or.reduce((indices >> 8) << shifts, axis=2).astype("<u2").view(np.uint8)
+    parts = [fields.d, fields.steps[:, 0::2] | fields.steps[:, 1::2] << 4, (fields.indices & 255).astype(np.uint8),
+             *([high] if grid.high else []), *([] if fields.signs is None else [fields.signs])]
     return np.concatenate(parts, axis=1).reshape(len(rows), -1)
 
 
@@ -120,7 +122,7 @@ def _compact(rows: np.ndarray, grid: GridType, columns: int) -> np.ndarray:
 
 @functools.cache
 def _grid(name: str) -> np.ndarray:
-    """Places of a grid's values among its magnitudes, u8 [entries][4 or 8]."""
+    """A grid as indices into its sorted magnitudes, u8 [entries][4 or 8]."""
     from gguf import quants
 
     grid = getattr(quants, name)
@@ -130,10 +132,10 @@ def _grid(name: str) -> np.ndarray:
 
 @functools.cache
 def table(name: str) -> np.ndarray:
-    """The codes of each place of a type, without signs, u8 [places][4 or 8].
+    """The codes of each grid index of a type, without signs, u8 [indices][4 or 8].
 
-    Those of IQ1 are of -1, 0 and 1, first with 1/8 less, then with 1/8 more. The first ones of IQ1_S have signs turned
-    around, so that scales below 0 make them what they are.
+    Codes of IQ1 stand for -1, 0 and 1, in the first half of the table with 1/8 subtracted, in the second with 1/8
+    added. In IQ1_S the first half is negated, because its scales are stored negative.
     """
     if not name.startswith("IQ1"):
         return _grid(name)
@@ -142,32 +144,32 @@ def table(name: str) -> np.ndarray:
 
 
 def _nibbles(codes: np.ndarray) -> np.ndarray:
-    """Rows of 4 or 8 codes as numbers of as many nibbles, the first one lowest."""
+    """Rows of 4 or 8 codes packed to an integer of nibbles, the first code lowest."""
     width = codes.shape[1]
-    places = 4 * np.arange(width, dtype=np.uint32)
-    return np.bitwise_or.reduce(codes.astype(np.uint32) << places, axis=1).astype("<u2" if width == 4 else "<u4")
+    shifts = 4 * np.arange(width, dtype=np.uint32)
+    return np.bitwise_or.reduce(codes.astype(np.uint32) << shifts, axis=1).astype("<u2" if width == 4 else "<u4")
 
 
 @functools.cache
 def _entries(name: str) -> np.ndarray:
-    """A table's rows as nibbles."""
+    """Rows of `table` packed to nibbles."""
     return _nibbles(table(name))
 
 
 @functools.cache
 def _signs(bit: int) -> np.ndarray:
-    """Of a byte of 8 signs: `bit` of each nibble."""
+    """For each byte of 8 signs: a u32 with the signs in `bit` of each nibble."""
     return _nibbles(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") << bit)
 
 
 @functools.cache
 def _even() -> np.ndarray:
-    """7 signs with the eighth that makes their number even, u8 [128]."""
-    numbers = np.arange(128, dtype=np.uint8)
-    return numbers | (np.bitwise_count(numbers) & 1) << 7
+    """7 sign bits extended by the eighth for even parity, u8 [128]."""
+    signs = np.arange(128, dtype=np.uint8)
+    return signs | (np.bitwise_count(signs) & 1) << 7
 
 
-# Blocks taken apart.
+# Fields of stored blocks.
 
 def _u16(blocks: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(blocks).view("<u2")
@@ -178,7 +180,7 @@ def _u32(blocks: np.ndarray) -> np.ndarray:
 
 
 def _fields(words: np.ndarray, *shifts: int) -> np.ndarray:
-    """Each word shifted by each of the shifts, by block."""
+    """Each word shifted right by each of the shifts, by block."""
     return (words[..., None] >> np.array(shifts, words.dtype)).reshape(len(words), -1)
 
 
@@ -190,14 +192,14 @@ def _steps(bytes_: np.ndarray) -> np.ndarray:
     return _fields(bytes_, 0, 4) & 15
 
 
-def _above_signs(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and signs of words that have 4 times 7 signs, then a step."""
+def _steps_and_signs(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale codes and signs of words with 4 times 7 signs and a scale code in the top 4 bits."""
     return (words >> 28).astype(np.uint8), _even()[_fields(words, 0, 7, 14, 21) & 127]
 
 
 def _iq2_xxs(blocks: np.ndarray) -> Parts:
     pairs = _u32(blocks[:, 2:]).reshape(-1, 8, 2)
-    steps, signs = _above_signs(pairs[..., 1])
+    steps, signs = _steps_and_signs(pairs[..., 1])
     return Parts(blocks[:, :2], steps, np.ascontiguousarray(pairs[..., 0]).view(np.uint8).astype(np.uint16), signs)
 
 
@@ -207,25 +209,25 @@ def _iq2_xs(blocks: np.ndarray) -> Parts:
 
 
 def _iq2_s(blocks: np.ndarray) -> Parts:
-    places = _with_high(blocks[:, 2:34], _fields(blocks[:, 66:74], 0, 2, 4, 6) & 3)
-    return Parts(blocks[:, :2], _steps(blocks[:, 74:]), places, blocks[:, 34:66])
+    indices = _with_high(blocks[:, 2:34], _fields(blocks[:, 66:74], 0, 2, 4, 6) & 3)
+    return Parts(blocks[:, :2], _steps(blocks[:, 74:]), indices, blocks[:, 34:66])
 
 
 def _iq3_xxs(blocks: np.ndarray) -> Parts:
-    steps, signs = _above_signs(_u32(blocks[:, 66:]))
+    steps, signs = _steps_and_signs(_u32(blocks[:, 66:]))
     return Parts(blocks[:, :2], steps, blocks[:, 2:66].astype(np.uint16), signs)
 
 
 def _iq3_s(blocks: np.ndarray) -> Parts:
-    places = _with_high(blocks[:, 2:66], _fields(blocks[:, 66:74], *range(8)) & 1)
-    return Parts(blocks[:, :2], _steps(blocks[:, 106:]), places, blocks[:, 74:106])
+    indices = _with_high(blocks[:, 2:66], _fields(blocks[:, 66:74], *range(8)) & 1)
+    return Parts(blocks[:, :2], _steps(blocks[:, 106:]), indices, blocks[:, 74:106])
 
 
 def _iq1_s(blocks: np.ndarray) -> Parts:
     high = _u16(blocks[:, 34:])
-    more = (high < 0x8000).astype(np.uint16)
-    places = _with_high(blocks[:, 2:34], _fields(high, 0, 3, 6, 9) & 7 | np.repeat(more, 4, axis=1) << 3)
-    return Parts(blocks[:, :2], (high >> 12 & 7 | (1 - more) << 3).astype(np.uint8), places)
+    positive = (high < 0x8000).astype(np.uint16)
+    indices = _with_high(blocks[:, 2:34], _fields(high, 0, 3, 6, 9) & 7 | np.repeat(positive, 4, axis=1) << 3)
+    return Parts(blocks[:, :2], (high >> 12 & 7 | (1 - positive) << 3).astype(np.uint8), indices)
 
 
 def _iq1_m(blocks: np.ndarray) -> Parts:

@@ -1,12 +1,12 @@
-"""Types of matrices that other programs have quantised: blocks of a header and codes, as GGML's are, or rows of these.
+"""Types of matrices that other programs quantised: blocks of a header and codes, or rows with one header.
 
-A header is a scale d, and in types with zeros a zero z, w = d * (code - z); others have one zero for all codes, or a
-table of numbers, w = d * table[code]. Names say it all: I4_BF16_32 has codes of 4 bits and a bfloat16 for each 32
-columns, U4_F16_128 a float16 and a zero of one byte for each 128, Z4_BF16_64 zeros that are bfloat16 too, E4M3_ROW one
-float32 for each row, before its codes. Codes stand in planes (bits.py) of 16 columns. Those of 1 bit are 0 and 2, z is
-twice the zero, and w is half of that.
+A header is a scale d, in types with zero points also a zero point z: w = d * (code - z). Types without zero points have
+one fixed zero, or a table: w = d * table[code]. Names encode the layout. I4_BF16_32: 4-bit codes, a bfloat16 scale per
+32 columns. U4_F16_128: a float16 scale and a one-byte zero point per 128. Z4_BF16_64: zero points are bfloat16 too.
+E4M3_ROW: one float32 scale per row, before the codes. Codes are in bit planes (bits.py) of 16 columns. 1-bit codes are
+0 and 2, z is twice the zero point, and w is halved.
 
-Rows of E2M1_ROW have a scale of each 16 columns too, a float of 4 + 3 bits before their codes, and w = d * s * code.
+Rows of E2M1_ROW also have an E4M3 scale s per 16 columns, before their codes: w = d * s * code.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ import numpy as np
 from numflow.quant.bits import Plane
 from numflow.quant.layout import CODE_PLANES
 
-UNIT = 16  # columns whose codes stand together
-ROW = 0    # as a block: the whole row
+UNIT = 16  # columns of a set of planes
+ROW = 0    # value of `block`: the whole row
 _NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
         -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
         0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)
@@ -27,9 +27,9 @@ SIZES = {"": 0, "U8": 1, "F16": 2, "BF16": 2, "F32": 4}  # bytes of scales and z
 
 
 def _floats8(exponent_bits: int, bias: int) -> np.ndarray:
-    """Numbers of all codes of 8-bit floats, float32 [256]; of 4 bits of exponent there are no infinities."""
+    """Values of all codes of an 8-bit float type, float32 [256]. With 4 exponent bits there are no infinities."""
     if exponent_bits == 5:
-        with np.errstate(invalid="ignore"):  # signalling NaNs, which Arm's conversion tells
+        with np.errstate(invalid="ignore"):  # signalling NaNs, which Arm's conversion reports
             return (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
     code = np.arange(128)
     exponent, mantissa = code >> 3, code & 7
@@ -38,16 +38,16 @@ def _floats8(exponent_bits: int, bias: int) -> np.ndarray:
     return np.concatenate([value, -value]).astype(np.float32)
 
 
-# Numbers of codes by name, float32 [16] or [256].
+# Codebooks by name, float32 [16] or [256].
 TABLES = {"nf4": np.array(_NF4, np.float32), "fp4": np.array((*_FP4, *(-value for value in _FP4)), np.float32),
           "e4m3": _floats8(4, 7), "e5m2": _floats8(5, 15)}
 
 
 @dataclass(frozen=True)
 class HubType:
-    """A type. bits: of a code. block: columns of one header, or ROW. scale, zeros: types of d and z, "" for no z.
+    """A type. bits: of a code. block: columns per header, or ROW. scale, zeros: types of d and z, "" for no z.
 
-    table: name in TABLES. by_16: whether there are scales of 16 columns too.
+    table: name in TABLES. by_16: whether there is also a scale per 16 columns.
     """
 
     name: str
@@ -60,32 +60,32 @@ class HubType:
 
     @property
     def kind(self) -> str:
-        """Name of its row of stored.py."""
+        """Name of its Kind in stored.py."""
         return self.name.lower()
 
     @property
     def planes(self) -> tuple[Plane, ...]:
-        """Of the codes of a unit."""
+        """Bit planes of a unit."""
         return CODE_PLANES[self.bits]
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of 16 columns, a scale of theirs included."""
+        """Bytes of 16 columns, with their scale."""
         return UNIT * self.bits // 8 + self.by_16
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of d, and of z where there is one."""
+        """Bytes of d and z."""
         return SIZES[self.scale] + SIZES[self.zeros]
 
     @property
     def columns(self) -> int:
-        """Columns of which rows are a multiple."""
+        """Rows are a multiple of so many columns."""
         return self.block or UNIT
 
     @property
     def size(self) -> int:
-        """Bytes of so many columns, but for a header of the row."""
+        """Bytes of so many columns, without a row header."""
         return self.columns // UNIT * self.unit_bytes + (self.header_bytes if self.block else 0)
 
     @property

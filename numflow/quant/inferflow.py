@@ -1,16 +1,16 @@
-"""Inferflow's block schemes, byte for byte, its quirks included: the compatibility family.
+"""Inferflow's block schemes, byte for byte, with their quirks, for compatibility.
 
-A block is a header, then the planes of its codes (bits.py), highest bits first. Except for the symmetric scheme and the
-one with a header of two bytes, w = base + code * scale in float32, with base and scale as stored float16.
+A block is a header, then the bit planes of its codes (bits.py), highest bits first. w = base + code * scale in float32,
+with base and scale stored as float16, except in the symmetric scheme and in the one with a header of two bytes.
 
-Codes are found by rounding once, to the range between a block's smallest and largest weight:
+Codes are rounded once, within the range from a block's smallest to its largest weight:
     NEAREST    scale = (max - min) / (levels - 1), base = min            code = floor((x - min) / scale + 0.5)
     MID_RISE   scale = (max - min) / levels,       base = min + scale/2  code = floor((x - min) / scale + 0.0001)
     SYMMETRIC  scale = max |x| / 127                                     code = x / scale, halves away from zero
-Quirks: codes are found against the header before it is rounded; a scale below 1e-5 makes every code 0 (so small
-weights vanish); the 64-wide schemes of 4, 5 and 6 bits never use their highest code.
+Quirks: codes are computed with the header before its rounding; with a scale below 1e-5 every code is 0, so small
+weights vanish; the 64-wide schemes of 4, 5 and 6 bits never use their highest code.
 
-q3h_b64t1 pairs weights: 11 levels each, code 11 * w[2p + 1] + w[2p] of 7 bits, 32 codes in a block of 64.
+q3h_b64t1 pairs weights of 11 levels: a 7-bit code is 11 * w[2p + 1] + w[2p], with 32 codes in a block of 64.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from numflow.errors import RequestError, did_you_mean
 from numflow.quant.bits import Plane, pack_planes, unpack_planes
 from numflow.quant.scheme import Scheme, checked_bytes, checked_weights
 
-NEAREST, MID_RISE, SYMMETRIC, BYTES = range(4)  # rules; BYTES is NEAREST on a coarse grid, with a header of 2 bytes
+NEAREST, MID_RISE, SYMMETRIC, BYTES = range(4)  # rounding rules; BYTES: NEAREST on a coarse grid, 2-byte headers
 _SMALLEST_SCALE = np.float32(1e-5)
 _HALF, _ALMOST_ZERO = np.float32(0.5), np.float32(0.0001)
 PAIR_LEVELS = 11
@@ -29,11 +29,11 @@ PAIR_LEVELS = 11
 
 @dataclass(frozen=True)
 class InferflowScheme(Scheme):
-    """A scheme of the original.
+    """A scheme of Inferflow.
 
     size:        bytes of a block.
-    rule:        how codes are found.
-    planes:      of the codes, as stored.
+    rule:        rounding rule.
+    planes:      bit planes of the codes, as stored.
     scale_first: the header is scale, base instead of base, scale.
     paired:      two weights share a code.
     """
@@ -52,12 +52,12 @@ class InferflowScheme(Scheme):
 
     @property
     def codes(self) -> int:
-        """Codes of a block."""
+        """Number of codes in a block."""
         return self.block // 2 if self.paired else self.block
 
     @property
     def header(self) -> int:
-        """Bytes of a block before its codes."""
+        """Bytes of a block's header."""
         return 4 if self.rule in (NEAREST, MID_RISE) else 2
 
 
@@ -82,7 +82,7 @@ INFERFLOW_SCHEMES = {scheme.name: scheme for scheme in (
     _scheme("q2_b32t1b", 32, MID_RISE, 4, (2, 0)),
 )}
 
-# Names that the original's configuration files use for them.
+# Names in Inferflow's configuration files.
 INFERFLOW_NAMES = {
     "q8": "q8_b32t2", "q6": "q6_b64t1", "q5": "q5_b64t1", "q4": "q4_b32t1a", "q3h": "q3h_b64t1", "q3": "q3_b32t1b",
     "q2": "q2_b32t1b", "q4_b32t1": "q4_b32t1a", "q3_b32t1": "q3_b32t1b", "q2_b32t1": "q2_b32t1b",
@@ -90,10 +90,10 @@ INFERFLOW_NAMES = {
 
 
 def inferflow_scheme(name: str) -> InferflowScheme:
-    """The scheme that the original means by `name`, in any case: short ("Q3H") or full ("q3h_b64t1").
+    """Inferflow's scheme of this name, case-insensitive: short ("Q3H") or full ("q3h_b64t1").
 
     Raises:
-        RequestError: it has no such scheme.
+        RequestError: no such scheme.
     """
     known = INFERFLOW_NAMES.get(name.lower(), name.lower())
     if known not in INFERFLOW_SCHEMES:
@@ -106,7 +106,7 @@ def encode_reference(x: np.ndarray, scheme: InferflowScheme, name: str = "matrix
     """float32 [N, K] -> uint8 [N, row_bytes], in NumPy."""
     x = checked_weights(x, scheme, name)
     blocks = x.reshape(-1, scheme.block)
-    with np.errstate(over="ignore", invalid="ignore"):  # what the header cannot hold is refused in the next line
+    with np.errstate(over="ignore", invalid="ignore"):  # header_bytes refuses overflows
         base, scale, start = headers(blocks, scheme)
     header = header_bytes(base, scale, scheme, name)
     with np.errstate(divide="ignore", over="ignore"):
@@ -132,17 +132,17 @@ def decode_reference(raw: np.ndarray, scheme: InferflowScheme, columns: int) -> 
     codes = unpack_planes(blocks[:, scheme.header:], scheme.planes, scheme.codes)
     if scheme.paired:
         codes = np.stack([codes % PAIR_LEVELS, codes // PAIR_LEVELS], axis=-1).reshape(-1, scheme.block)
-    numbers = codes.view(np.int8) if scheme.rule == SYMMETRIC else codes
-    with np.errstate(over="ignore", invalid="ignore"):  # a damaged header is the file's value
-        return (base[:, None] + numbers.astype(np.float32) * scale[:, None]).reshape(raw.shape[0], -1)
+    signed = codes.view(np.int8) if scheme.rule == SYMMETRIC else codes
+    with np.errstate(over="ignore", invalid="ignore"):  # a damaged header gives the file's value
+        return (base[:, None] + signed.astype(np.float32) * scale[:, None]).reshape(raw.shape[0], -1)
 
 
 def headers(blocks: np.ndarray, scheme: InferflowScheme) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """float32 [B] each, not rounded: base and scale as they will be stored, and the value that code 0 starts from."""
+    """Base, scale and the value of code 0's lower end, float32 [B] each, not rounded."""
     if scheme.rule == SYMMETRIC:
         largest = np.abs(blocks).max(axis=1)
         return np.zeros_like(largest), largest / np.float32(127), np.zeros_like(largest)
-    rows = np.arange(len(blocks))  # of equals the first counts, as in the original: 0 and -0 are other bytes
+    rows = np.arange(len(blocks))  # the first of equals, as in Inferflow: 0 and -0 differ in bytes
     low, high = blocks[rows, blocks.argmin(axis=1)], blocks[rows, blocks.argmax(axis=1)]
     if scheme.rule == BYTES:
         low = np.floor(low * np.float32(100)) / np.float32(100)
@@ -151,10 +151,10 @@ def headers(blocks: np.ndarray, scheme: InferflowScheme) -> tuple[np.ndarray, np
 
 
 def header_bytes(base: np.ndarray, scale: np.ndarray, scheme: InferflowScheme, name: str) -> np.ndarray:
-    """uint8 [B, header] of base and scale.
+    """Headers uint8 [B, header] of base and scale.
 
     Raises:
-        RequestError: a value that the header cannot hold.
+        RequestError: a value is out of the header's range.
     """
     if scheme.rule == BYTES:
         fields = np.floor([base * np.float32(100) + np.float32(100.5), scale * np.float32(1000) + _HALF]).T
@@ -170,7 +170,7 @@ def header_bytes(base: np.ndarray, scale: np.ndarray, scheme: InferflowScheme, n
 
 
 def stored_headers(blocks: np.ndarray, scheme: InferflowScheme) -> tuple[np.ndarray, np.ndarray]:
-    """Base and scale, float32 [B] each, of stored blocks uint8 [B, size]."""
+    """Base and scale of stored blocks uint8 [B, size], float32 [B] each."""
     fields = blocks[:, :scheme.header]
     if scheme.rule == BYTES:
         return fields[:, 0] / np.float32(100) - np.float32(1), fields[:, 1] / np.float32(1000)

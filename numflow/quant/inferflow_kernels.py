@@ -1,4 +1,4 @@
-"""Inferflow's schemes (inferflow.py) as compiled kernels, with the same bytes and numbers as the NumPy reference."""
+"""Compiled kernels for Inferflow's schemes (inferflow.py), with the same bytes and values as the NumPy reference."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from numflow.quant.inferflow import (
 from numflow.quant.scheme import checked_bytes, checked_weights
 from numflow.quant.threads import kernel, over_rows
 
-_LONGEST = 64  # weights of a block
+_LONGEST = 64  # weights in the largest block
 
 
 def encode(x: np.ndarray, scheme: InferflowScheme, name: str = "matrix", threads: int | None = None) -> np.ndarray:
@@ -44,7 +44,7 @@ def decode(raw: np.ndarray, scheme: InferflowScheme, columns: int, threads: int 
 
 @kernel
 def _encode(x, block, rule, levels, paired, planes, base, scale, out, begin, end):
-    """x f32 [N, K]; base, scale f32 [N, blocks]; out u8 [N, blocks, size], all but its headers."""
+    """x f32 [N, K]; base, scale f32 [N, blocks]; out u8 [N, blocks, size], without headers."""
     codes = np.empty(_LONGEST, np.uint8)
     for row in range(begin, end):
         for b in range(base.shape[1]):
@@ -72,9 +72,9 @@ def _encode(x, block, rule, levels, paired, planes, base, scale, out, begin, end
 
 @kernel
 def _range(weights, rule, levels):
-    """The value that code 0 starts from, and the scale."""
+    """Lower end of code 0, and the scale."""
     low = high = weights[0]
-    for i in range(1, weights.size):  # of equals the first counts: min() and max() may choose the other zero
+    for i in range(1, weights.size):  # the first of equals: min() and max() may return the other zero
         low = weights[i] if weights[i] < low else low
         high = weights[i] if weights[i] > high else high
     if rule == SYMMETRIC:
@@ -93,7 +93,7 @@ def _decode(raw, block, rule, paired, planes, base, scale, x, begin, end):
         for b in range(base.shape[1]):
             unpack_block(raw[row, b], count, planes, codes)
             if paired:
-                for i in range(count - 1, -1, -1):  # from the end, since pairs spread out in place
+                for i in range(count - 1, -1, -1):  # backwards, because pairs are expanded in place
                     pair = codes[i]
                     codes[2 * i], codes[2 * i + 1] = pair % PAIR_LEVELS, pair // PAIR_LEVELS
             for i in range(block):

@@ -1,16 +1,17 @@
-"""Kernels that find the codes of GGML's K types: scales of sub-blocks first, then codes for scales that can be stored.
+"""Kernels that search the codes of GGML's K types: first scales of sub-blocks, then codes for quantised scales.
 
-A block of 256 weights is cut into sub-blocks. With a minimum x is about d * scale * q - dmin * least, q from 0; without
-one x is about d * scale * q, q of either sign. Scale and least of a sub-block are whole numbers of a few bits, d and
-dmin float16. Everything minimises the sum of squared errors, weighted by w f32 [1 or N, K].
+A super-block of 256 weights consists of sub-blocks. Types with a minimum: x is about d * scale * q - dmin * least, q >=
+0.
+Others: x is about d * scale * q, q of either sign. Scale and least of a sub-block are small integers, d and dmin are
+float16. The search minimises the sum of squared errors with weights w f32 [1 or N, K].
 """
 
 import numpy as np
 
 from numflow.quant.threads import kernel, part
 
-_STEPS = 12   # ranges that are tried for a sub-block, from one code fewer than the whole to one more
-_ROUNDS = 3   # times that codes and scale are fitted to each other
+_STEPS = 12   # ranges tried for a sub-block, from one code fewer than all to one more
+_ROUNDS = 3   # iterations of fitting scale to codes and codes to scale
 
 
 @part
@@ -20,7 +21,7 @@ def _round(x, low, high):
 
 @part
 def _fit(x, w, begin, size, top, inverse, least):
-    """(scale, least, error) that fit best the codes which x has with a scale of 1 / inverse and a least of `least`."""
+    """Least-squares (scale, least, error) for the codes of x at scale 1 / inverse and this `least`."""
     n = np.float32(0)
     sq = np.float32(0)
     sqq = np.float32(0)
@@ -42,7 +43,7 @@ def _fit(x, w, begin, size, top, inverse, least):
     if determinant > np.float32(1e-6) * n * sqq:
         scale = (n * sxq - sq * sx) / determinant
         found = (sq * sxq - sqq * sx) / determinant
-    if scale < 0 or (scale == 0 and sx < 0):  # one level is all that is of use
+    if scale < 0 or (scale == 0 and sx < 0):  # a single level fits best
         scale = np.float32(0)
         found = max(np.float32(0), -sx / n)
     elif found < 0:
@@ -55,17 +56,17 @@ def _fit(x, w, begin, size, top, inverse, least):
 
 @kernel
 def scales_and_minima(x, w, size, top, scales, minima, begin, end):
-    """The best scale and minimum (as what is taken off, >= 0) of each sub-block of x f32 [N, K], codes 0 .. top.
+    """The best scale and minimum (subtracted, >= 0) of each sub-block of x f32 [N, K], codes 0 .. top.
 
-    scales, minima f32 [N, K / size] are written.
+    Writes scales, minima f32 [N, K / size].
     """
     for row in range(begin, end):
         v, u = x[row], w[row % len(w)]
         for block in range(scales.shape[1]):
-            at = block * size
+            start = block * size
             low = np.float32(0)
-            high = v[at]
-            for i in range(at, at + size):
+            high = v[start]
+            for i in range(start, start + size):
                 low = min(low, v[i])
                 high = max(high, v[i])
             best = np.float32(np.inf)
@@ -74,13 +75,13 @@ def scales_and_minima(x, w, size, top, scales, minima, begin, end):
             if high > low:
                 for step in range(_STEPS + 1):
                     inverse = (top - np.float32(1) + np.float32(2) * step / _STEPS) / (high - low)
-                    found = _fit(v, u, at, size, top, inverse, -low)
+                    found = _fit(v, u, start, size, top, inverse, -low)
                     if found[2] < best:
                         scale, least, best = found
                 for _ in range(_ROUNDS):
                     if scale <= 0:
                         break
-                    found = _fit(v, u, at, size, top, np.float32(1) / scale, least)
+                    found = _fit(v, u, start, size, top, np.float32(1) / scale, least)
                     if found[2] >= best:
                         break
                     scale, least, best = found
@@ -91,15 +92,15 @@ def scales_and_minima(x, w, size, top, scales, minima, begin, end):
 def codes_with_minima(x, w, size, top, levels, d, dmin, scales, minima, stored, least, codes, sums, begin, end):
     """Codes and stored scales for given d and dmin f32 [N, K / 256].
 
-    levels: scales and minima are 0 .. levels. stored, least u8 [N, K / size] and codes u8 [N, K] are written, and sums
-    f32 [N, K / 256, 6]: of squared errors, and of what fitting d and dmin anew takes.
+    levels: scales and minima are 0 .. levels. Writes stored, least u8 [N, K / size], codes u8 [N, K], and sums
+    f32 [N, K / 256, 6]: squared errors, and the five sums of a least-squares fit of d and dmin.
     """
     for row in range(begin, end):
         v, u = x[row], w[row % len(w)]
         sums[row] = 0
         for block in range(scales.shape[1]):
-            at, over = block * size, block * size // 256
-            a, b = d[row, over], dmin[row, over]
+            start, group = block * size, block * size // 256
+            a, b = d[row, group], dmin[row, group]
             near = _round(scales[row, block] / a, 0, levels) if a > 0 else np.float32(0)
             under = _round(minima[row, block] / b, 0, levels) if b > 0 else np.float32(0)
             best, s, m = np.float32(np.inf), near, under
@@ -111,17 +112,17 @@ def codes_with_minima(x, w, size, top, levels, d, dmin, scales, minima, stored, 
                     error = np.float32(0)
                     step, shift = a * scale, b * minimum
                     inverse = np.float32(1) / step if step > 0 else np.float32(0)
-                    for k in range(at, at + size):
-                        missing = v[k] + shift - step * _round((v[k] + shift) * inverse, 0, top)
-                        error += u[k] * missing * missing
+                    for k in range(start, start + size):
+                        residual = v[k] + shift - step * _round((v[k] + shift) * inverse, 0, top)
+                        error += u[k] * residual * residual
                     if error < best:
                         best, s, m = error, scale, minimum
             stored[row, block], least[row, block] = np.uint8(s), np.uint8(m)
             step, shift = a * s, b * m
             inverse = np.float32(1) / step if step > 0 else np.float32(0)
-            total = sums[row, over]
+            total = sums[row, group]
             total[0] += best
-            for k in range(at, at + size):
+            for k in range(start, start + size):
                 q = _round((v[k] + shift) * inverse, 0, top)
                 codes[row, k] = np.uint8(q)
                 total[1] += u[k] * (s * q * s * q)
@@ -133,7 +134,7 @@ def codes_with_minima(x, w, size, top, levels, d, dmin, scales, minima, stored, 
 
 @part
 def _fit_signed(x, w, begin, size, low, high, inverse):
-    """(scale, what of the squares it explains) of the codes which x has with a scale of 1 / inverse."""
+    """(best scale, explained sum of squares) for the codes of x at scale 1 / inverse."""
     sqq = np.float32(0)
     sxq = np.float32(0)
     for i in range(begin, begin + size):
@@ -147,13 +148,14 @@ def _fit_signed(x, w, begin, size, low, high, inverse):
 
 @kernel
 def signed_scales(x, w, size, low, high, scales, begin, end):
-    """x f32 [N, K]: the best scale of each sub-block, of either sign, codes low .. high. scales f32 [N, K / size]."""
+    """The best scale, of either sign, of each sub-block of x f32 [N, K], codes low .. high. scales f32 [N, K /
+    size]."""
     for row in range(begin, end):
         v, u = x[row], w[row % len(w)]
         for block in range(scales.shape[1]):
-            at = block * size
+            start = block * size
             extreme = np.float32(0)
-            for i in range(at, at + size):
+            for i in range(start, start + size):
                 if abs(v[i]) > abs(extreme):
                     extreme = v[i]
             best, scale = np.float32(0), np.float32(0)
@@ -161,13 +163,13 @@ def signed_scales(x, w, size, low, high, scales, begin, end):
                 for step in range(_STEPS + 1):
                     more = np.float32(2) * step / _STEPS - np.float32(1)
                     for end_code in (low - more, high + more):
-                        found = _fit_signed(v, u, at, size, low, high, end_code / extreme)
+                        found = _fit_signed(v, u, start, size, low, high, end_code / extreme)
                         if found[1] > best:
                             scale, best = found
                 for _ in range(_ROUNDS):
                     if scale == 0:
                         break
-                    found = _fit_signed(v, u, at, size, low, high, np.float32(1) / scale)
+                    found = _fit_signed(v, u, start, size, low, high, np.float32(1) / scale)
                     if found[1] <= best:
                         break
                     scale, best = found
@@ -178,15 +180,15 @@ def signed_scales(x, w, size, low, high, scales, begin, end):
 def signed_codes(x, w, size, low, high, levels, d, scales, stored, codes, sums, begin, end):
     """Codes and stored scales (-levels .. levels - 1) for a given d f32 [N, K / 256].
 
-    stored i8 [N, K / size] and codes i8 [N, K] are written, and sums f32 [N, K / 256, 3]: of squared errors, and
-    of what fitting d anew takes.
+    Writes stored i8 [N, K / size], codes i8 [N, K], and sums f32 [N, K / 256, 3]: squared errors, and the two sums of a
+    least-squares fit of d.
     """
     for row in range(begin, end):
         v, u = x[row], w[row % len(w)]
         sums[row] = 0
         for block in range(scales.shape[1]):
-            at, over = block * size, block * size // 256
-            a = d[row, over]
+            start, group = block * size, block * size // 256
+            a = d[row, group]
             near = _round(scales[row, block] / a, -levels, levels - 1) if a != 0 else np.float32(0)
             best, s = np.float32(np.inf), near
             for i in range(-1, 2):
@@ -196,17 +198,17 @@ def signed_codes(x, w, size, low, high, levels, d, scales, stored, codes, sums, 
                 error = np.float32(0)
                 step = a * scale
                 inverse = np.float32(1) / step if step != 0 else np.float32(0)
-                for k in range(at, at + size):
-                    missing = v[k] - step * _round(v[k] * inverse, low, high)
-                    error += u[k] * missing * missing
+                for k in range(start, start + size):
+                    residual = v[k] - step * _round(v[k] * inverse, low, high)
+                    error += u[k] * residual * residual
                 if error < best:
                     best, s = error, scale
             stored[row, block] = np.int8(s)
             step = a * s
             inverse = np.float32(1) / step if step != 0 else np.float32(0)
-            total = sums[row, over]
+            total = sums[row, group]
             total[0] += best
-            for k in range(at, at + size):
+            for k in range(start, start + size):
                 q = _round(v[k] * inverse, low, high)
                 codes[row, k] = np.int8(q)
                 total[1] += u[k] * (s * q * s * q)

@@ -1,8 +1,8 @@
-"""GGML's K types (Q2_K to Q6_K): blocks of 256 weights with scales of sub-blocks that are quantised themselves.
+"""GGML's K types (Q2_K to Q6_K): super-blocks of 256 weights with quantised scales of sub-blocks.
 
     raw = encode(x, "Q4_K")        # float32 [N, K] -> uint8 [N, K / 256 * 144]
 
-k_kernels.py finds the codes; here they are put where GGML has them. What an imatrix knows weights the squared errors.
+k_kernels.py searches the codes; this module packs them in GGML's layout. An imatrix weights the squared errors.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from numflow.errors import RequestError
 from numflow.quant.search import checked_importance
 
 BLOCK = 256
-_LARGEST_SCALE = float(np.finfo(np.float16).max) / 2  # what is fitted may be somewhat larger
-_FITS = 2  # times that d and dmin are fitted to the codes
-_LEAST = 1e-4  # of the mean importance, which every weight has: what a text never used may be of use some day
+_LARGEST_SCALE = float(np.finfo(np.float16).max) / 2  # the fitted scale may be somewhat larger
+_FITS = 2  # iterations of fitting d and dmin to the codes
+_LEAST = 1e-4  # lower limit of importances relative to their mean: inputs unused in calibration may be used later
 
 
 @dataclass(frozen=True)
 class KType:
-    """size: weights of a sub-block. low, high: codes. levels: of scales, and of minima where codes are not signed."""
+    """size: weights of a sub-block. low, high: limits of codes. levels: of scales and, with unsigned codes, minima."""
 
     size: int
     low: int
@@ -37,10 +37,10 @@ def encode(x: np.ndarray, name: str, matrix: str = "matrix", threads: int | None
            importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [N, K], K a multiple of 256 -> uint8 [N, row bytes].
 
-    importance: float32 [K] or [N, K], how much a squared error counts.
+    importance: float32 [K] or [N, K], weights of squared errors.
 
     Raises:
-        RequestError: a weight that a float16 scale cannot reach, or importances that do not fit.
+        RequestError: a weight is too large for a float16 scale, or importances do not fit.
     """
     kind = K_TYPES[name]
     x = np.ascontiguousarray(x, np.float32)
@@ -56,7 +56,7 @@ def encode(x: np.ndarray, name: str, matrix: str = "matrix", threads: int | None
 
 
 def error_weights(importance: np.ndarray | None, x: np.ndarray, matrix: str) -> np.ndarray:
-    """The weight of each squared error, float32 [1 or N, K], about 1 in the mean of a row; ones where nothing is known.
+    """Weights of squared errors, float32 [1 or N, K], with mean about 1 per row; ones without importances.
 
     Raises:
         RequestError: another shape, or values that are negative, infinite or NaN.
@@ -93,9 +93,9 @@ def _with_minima(x: np.ndarray, w: np.ndarray, kind: KType, threads: int | None)
         _, qq, qm, mm, qx, mx = np.moveaxis(sums.astype(np.float64), 2, 0)
         determinant = qq * mm - qm * qm
         with np.errstate(divide="ignore", invalid="ignore"):
-            both = determinant > 1e-12 * qq * mm
-            new_d = np.where(both, (qx * mm - mx * qm) / determinant, np.where(qq > 0, qx / qq, 0))
-            new_dmin = np.where(both, (qx * qm - mx * qq) / determinant, np.where(qq > 0, 0, -mx / mm))
+            regular = determinant > 1e-12 * qq * mm
+            new_d = np.where(regular, (qx * mm - mx * qm) / determinant, np.where(qq > 0, qx / qq, 0))
+            new_dmin = np.where(regular, (qx * qm - mx * qq) / determinant, np.where(qq > 0, 0, -mx / mm))
         new_d, new_dmin = (half(np.maximum(np.nan_to_num(part), 0)) for part in (new_d, new_dmin))
         new_error = run(new_d, new_dmin)
         better = new_error < error
@@ -128,13 +128,13 @@ def _signed(x: np.ndarray, w: np.ndarray, kind: KType, threads: int | None) -> t
 
 def fitted(scales: np.ndarray, levels: np.floating, run: Callable[[np.ndarray], np.ndarray], sums: np.ndarray
            ) -> np.ndarray:
-    """Scales f32 [N, B] of scales [N, B, n], fitted to their codes by least squares.
+    """Block scales f32 [N, B] for sub-block scales [N, B, n], by least squares.
 
-    run: codes by some scales and returns the errors; `sums` [N, B, 3] then has what the next fit takes. The last call
-    is by the scales that are returned.
+    run: computes codes for given block scales, returns errors, and fills `sums` [N, B, 3] for the next fit. Its last
+    call has the returned scales.
     """
     largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=2)[..., None], axis=2)[..., 0]
-    d = half(-largest / levels)  # the largest gets -levels, which has no counterpart above
+    d = half(-largest / levels)  # the largest scale becomes -levels, the code with the largest magnitude
     error = run(d)
     for _ in range(_FITS):
         _, qq, qx = np.moveaxis(sums.astype(np.float64), 2, 0)
@@ -147,13 +147,13 @@ def fitted(scales: np.ndarray, levels: np.floating, run: Callable[[np.ndarray], 
 
 
 def half(x: np.ndarray) -> np.ndarray:
-    """As a float16 holds it, in float32."""
+    """float32 rounded to float16 precision."""
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(np.float32)
 
 
 def _planes(codes: np.ndarray, groups: int, width: int, bits: int) -> np.ndarray:
-    """u8 [blocks, 256] -> `groups` runs of bytes that hold 8 / bits runs of `width` codes above each other."""
+    """u8 [blocks, 256] -> `groups` groups of `width` bytes; a byte packs codes of 8 / bits consecutive runs."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     runs = codes.reshape(-1, groups, len(shifts), width) << shifts
     return np.bitwise_or.reduce(runs, axis=2).reshape(len(codes), -1)
@@ -164,7 +164,7 @@ def _blocks(codes: np.ndarray) -> np.ndarray:
 
 
 def _six_bits(stored: np.ndarray, least: np.ndarray) -> np.ndarray:
-    """Scales and minima of six bits, eight each -> 12 bytes."""
+    """Pack eight 6-bit scales and eight 6-bit minima into 12 bytes."""
     s, m = stored.reshape(-1, 2, 4), least.reshape(-1, 2, 4)
     return np.concatenate([s[:, 0] | (s[:, 1] >> 4) << 6, m[:, 0] | (m[:, 1] >> 4) << 6,
                            (s[:, 1] & 15) | (m[:, 1] & 15) << 4], axis=1)

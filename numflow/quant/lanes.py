@@ -1,7 +1,7 @@
-"""Inner loops of kernels in vector registers: 16 tries of the search at once, 16 rows of error feedback.
+"""Inner loops with explicit SIMD vectors: 16 candidates of the search at once, 16 rows of error feedback.
 
-LLVM's own vectors of such loops keep sums in memory, look whether arrays overlap, and leave what is no multiple of 32
-or 64 to scalar code. A lane does what NumPy does, one operation after the other, so it has the same bits.
+LLVM's automatic vectorisation of these loops keeps sums in memory, checks arrays for overlap, and runs remainders of 32
+or 64 in scalar code. Each lane does the same operations in the same order as NumPy, so the bits are the same.
 """
 
 from functools import partial
@@ -21,10 +21,10 @@ _VECTOR, _BITS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 @intrinsic
 def add_errors(typingctx, w, c, first, size, inverses, zeros, at, top, errors):
-    """errors[at:at + 16] = sum of c * (code - weight in codes)^2 over the weights first:first + size, for the tries
-    at:at + 16, each a scale (its inverse) and a zero.
+    """errors[at:at + 16] = sum of c * (code - scaled weight)^2 over the weights first:first + size, for the candidates
+    at:at + 16, each an inverse scale and a zero point.
 
-    All arrays are contiguous float32; there are 16 elements from `at` on.
+    All arrays are contiguous float32 and have 16 elements from `at` on.
     """
     def codegen(context, builder, signature, args):
         w, c, first, size, inverses, zeros, at, top, errors = args
@@ -47,7 +47,7 @@ def add_errors(typingctx, w, c, first, size, inverses, zeros, at, top, errors):
 
 @intrinsic
 def least_of(typingctx, errors, at, count):
-    """The least of errors[at:at + count], contiguous float32, for a count of 8 or 16; NaN counts as infinite."""
+    """Minimum of errors[at:at + count], contiguous float32, for a count of 8 or 16. NaN counts as infinity."""
     def codegen(context, builder, signature, args):
         errors, at, count = args
 
@@ -71,32 +71,31 @@ def least_of(typingctx, errors, at, count):
 
 @intrinsic(prefer_literal=True)
 def subtract_multiples(typingctx, values, begin, end, errors, at, count, factors, first, stride):
-    """values[k] -= errors[at + i] * factors[first + i * stride + k] for k in begin:end and, one after the other, i in
-    0:count, a constant. An element of values and errors is 16 lanes.
+    """values[k] -= errors[at + i] * factors[first + i * stride + k] for k in begin:end and i in 0:count, in order of i.
 
-    All arrays are contiguous float32, of one dimension.
+    An element of values and errors is 16 lanes. count is a compile-time constant. Arrays are contiguous float32, 1-d.
     """
     def codegen(context, builder, signature, args):
         values, begin, end, errors, at, _, factors, first, stride = args
         data, sixteen = partial(_element, context, builder, signature.args), ir.Constant(at.type, LANES)
         each = [ir.Constant(at.type, i) for i in range(count.literal_value)]
-        wrong = [_load(builder, data(3, errors, builder.mul(builder.add(at, i), sixteen)), LANES) for i in each]
+        loaded = [_load(builder, data(3, errors, builder.mul(builder.add(at, i), sixteen)), LANES) for i in each]
         rows = [data(6, factors, builder.add(first, builder.mul(i, stride))) for i in each]
         with cgutils.for_range_slice(builder, begin, end, ir.Constant(begin.type, 1), begin.type) as (k, _):
-            place = data(0, values, builder.mul(k, sixteen))
-            value = _load(builder, place, LANES)
-            for error, row in zip(wrong, rows):
+            address = data(0, values, builder.mul(k, sixteen))
+            value = _load(builder, address, LANES)
+            for error, row in zip(loaded, rows):
                 factor = _splat(builder, builder.load(builder.gep(row, [k])))
                 value = builder.fsub(value, builder.fmul(error, factor))
-            _store(builder, value, place)
+            _store(builder, value, address)
         return context.get_dummy_value()
 
     return types.void(_F32S, _I64, _I64, _F32S, _I64, count, _F32S, _I64, _I64), codegen
 
 
-def _element(context, builder, kinds, number, array, index):
-    """Address of an element of argument `number`."""
-    return builder.gep(context.make_array(kinds[number])(context, builder, array).data, [index])
+def _element(context, builder, kinds, argument, array, index):
+    """Address of an element of an array argument, given its position in the signature."""
+    return builder.gep(context.make_array(kinds[argument])(context, builder, array).data, [index])
 
 
 def _load(builder, pointer, lanes):
@@ -114,23 +113,24 @@ def _less(builder, a, b):
 
 
 def _nearest(builder, value, top):
-    """As `search_kernels.nearest`."""
-    above = builder.fadd(value, _constant(0.5))
+    """The code nearest to `value` (search_kernels.nearest)."""
+    shifted = builder.fadd(value, _constant(0.5))
     if has_floor():
         kind = ir.FunctionType(_VECTOR, [_VECTOR])
         floor = cgutils.get_or_insert_function(builder.module, kind, f"llvm.floor.v{LANES}f32")
-        return _clipped_bits(builder, builder.call(floor, [above]), top)
-    whole = builder.fptosi(_clipped(builder, above, top), _BITS)
+        return _clipped_bits(builder, builder.call(floor, [shifted]), top)
+    whole = builder.fptosi(_clipped(builder, shifted, top), _BITS)
     return builder.sitofp(whole, _VECTOR)
 
 
 def _clipped(builder, value, top):
-    """`value`, but at least 0 and at most `top`."""
+    """`value` clamped to [0, top]."""
     return _less(builder, builder.select(builder.fcmp_ordered(">", value, _constant(0.0)), value, _constant(0.0)), top)
 
 
 def _clipped_bits(builder, value, top):
-    """The same by comparing bits, whose order is that of numbers from 0 on: units for additions have enough to do."""
+    """`value` clamped to [0, top] by integer comparisons of the bits, because the floating-point units are the
+    bottleneck."""
     bits, most = builder.bitcast(value, _BITS), builder.bitcast(top, _BITS)
     zero = ir.Constant(_BITS, [0] * LANES)
     bits = builder.select(builder.icmp_signed(">", bits, zero), bits, zero)

@@ -1,9 +1,9 @@
-"""numflow's own schemes: what a row of a quantised matrix looks like, and what its numbers mean.
+"""numflow's own schemes: layout of a row of a quantised matrix, and the formulas for its weights.
 
 A row of K weights, K a multiple of 32, holds
     2 bytes             the row's header, little-endian: from the top 9 bits base code, 5 bits step code, 2 bits window
-    one bit stream      the header of each block: scale code S, then zero code Z, lowest bit first, padded to a byte
-    K / 32 units        the codes of 32 weights each, as planes of bits (bits.py)
+    one bit stream      the headers of all blocks: scale code S, then zero code Z, lowest bit first, padded to a byte
+    K / 32 units        the codes of 32 weights each, as bit planes (bits.py)
 
     weight = scale * (code - zero)
     scale  = the float32 whose bit pattern is B + S * D
@@ -12,12 +12,12 @@ A row of K weights, K a multiple of 32, holds
     B = (base code + 108) << 21;   a base code of 0 makes all weights of the row 0
     D = (4 + step code % 4) << (step code // 4 + 18 - scale_bits)
 
-Equal steps of a float's bit pattern are nearly equal factors, so the scales of a row's blocks lie on a geometric grid
-that each row chooses for itself: any magnitude from 2^-100 to 2^27, a span from 1/8 to over 24 octaves, no float16 that
-underflows. Zeros lie in a window around the middle code that is as narrow as the row's blocks allow.
+Equal steps of a float's bit pattern are nearly equal factors, so the scales of a row's blocks lie on a geometric grid.
+Each row has its own grid: magnitudes from 2^-100 to 2^27, a span from 1/8 to over 24 octaves, and no underflow as with
+float16. Zero points lie in a window around the middle code, which is as narrow as the row's blocks allow.
 
-q3h is the 3.5-bit scheme: 11 levels, two weights in 7 bits as 11 * second + first; every bit of the 7 is stored, none
-is lost to padding. The codes of a unit are 16 pairs, 14 bytes.
+q3h is the 3.5-bit scheme: 11 levels, two weights in 7 bits as 11 * second + first, without padding bits. The codes of a
+unit are 16 pairs in 14 bytes.
 """
 
 from dataclasses import dataclass, field
@@ -31,16 +31,16 @@ UNIT = 32          # weights of a unit
 HEADER_BYTES = 2   # of a row
 PAIR_LEVELS = 11
 WINDOWS, STEP_CODES, BASE_CODES = 4, 32, 512
-BASE_SHIFT, BASE_BIAS = 21, 108  # base codes count quarters of an octave, from 2^-100
+BASE_SHIFT, BASE_BIAS = 21, 108  # a base code counts quarters of an octave from 2^-100
 
 
 @dataclass(frozen=True)
 class RowScheme(Scheme):
-    """A scheme of this family.
+    """One of numflow's own schemes.
 
-    scale_bits, zero_bits: of a block's header.
-    planes:   of the codes of a unit.
-    narrowest: smallest range of codes that is tried for a block, as a share of the block's own range.
+    scale_bits, zero_bits: bits of the scale code and the zero code in a block's header.
+    planes:    bit planes of the codes of a unit.
+    narrowest: smallest clipping range that the search tries, as a fraction of a block's range.
     """
 
     scale_bits: int
@@ -59,7 +59,7 @@ class RowScheme(Scheme):
 
     @property
     def unit_codes(self) -> int:
-        """Codes of a unit."""
+        """Number of codes in a unit."""
         return UNIT // 2 if self.paired else UNIT
 
     @property
@@ -80,17 +80,17 @@ class RowScheme(Scheme):
         return HEADER_BYTES + self.stream_bytes(columns) + columns // UNIT * self.unit_bytes
 
     def zeros(self) -> np.ndarray:
-        """float32 [4, 2^zero_bits]: the zero of each code in each window, exactly."""
+        """Exact zero points by window and zero code, float32 [4, 2^zero_bits]."""
         z, windows = (np.arange(1 << self.zero_bits) + 0.5) / (1 << self.zero_bits), np.arange(WINDOWS)[:, None]
         return ((self.levels - 1) * (0.5 + (z - 0.5) / (1 << windows))).astype(np.float32)
 
     def steps(self) -> np.ndarray:
-        """int32 [32]: D of each step code."""
+        """D of each step code, int32 [32]."""
         code = np.arange(STEP_CODES, dtype=np.int32)
         return (4 + code % 4) << (code // 4 + 18 - self.scale_bits)
 
 
-# Planes of codes by their bits; a code of one bit is 0 or 2.
+# Bit planes by bits of a code; 1-bit codes are 0 and 2.
 CODE_PLANES = {
     1: (Plane(1, 1),), 2: (Plane(2, 0),), 3: (Plane(1, 2), Plane(2, 0)), 4: (Plane(4, 0),),
     5: (Plane(1, 4), Plane(4, 0)), 6: (Plane(2, 4), Plane(4, 0)), 7: (Plane(1, 6), Plane(2, 4), Plane(4, 0)),
@@ -110,9 +110,9 @@ ROW_SCHEMES = {scheme.name: scheme for scheme in (
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of a quantised matrix [N, K], one number each.
+    """The fields of a quantised matrix [N, K], unpacked.
 
-    rows:   uint16 [N], the headers of rows.
+    rows:   uint16 [N], row headers.
     blocks: uint16 [N, K / block], S | Z << scale_bits.
     codes:  uint8 [N, K], 0 .. levels - 1.
     """
@@ -123,13 +123,13 @@ class Fields:
     codes: np.ndarray = field(repr=False)
 
     def row_grids(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """B int32 [N] (0 for a row of zeros), D int32 [N], and the zero of each Z, float32 [N, 2^zero_bits]."""
+        """B int32 [N] (0 for a row of zeros), D int32 [N], and the zero point of each Z, float32 [N, 2^zero_bits]."""
         base, step, window = (self.rows >> 7).astype(np.int32), self.rows >> 2 & 31, self.rows & 3
         return ((np.where(base > 0, base + BASE_BIAS, 0) << BASE_SHIFT), self.scheme.steps()[step],
                 self.scheme.zeros()[window])
 
     def scales_and_zeros(self) -> tuple[np.ndarray, np.ndarray]:
-        """Scale and zero of each block, float32 [N, K / block] each."""
+        """Scale and zero point of each block, float32 [N, K / block] each."""
         base, step, zeros = self.row_grids()
         s = (self.blocks & (1 << self.scheme.scale_bits) - 1).astype(np.int32)
         scales = np.where(base[:, None] > 0, base[:, None] + s * step[:, None], 0).view(np.float32)
@@ -144,8 +144,8 @@ class Fields:
 def pack_reference(fields: Fields) -> np.ndarray:
     """Fields -> uint8 [N, row_bytes], in NumPy."""
     scheme, n = fields.scheme, len(fields.rows)
-    places = np.arange(scheme.header_bits, dtype=np.uint16)
-    stream = (fields.blocks[:, :, None] >> places & 1).astype(np.uint8).reshape(n, -1)
+    shifts = np.arange(scheme.header_bits, dtype=np.uint16)
+    stream = (fields.blocks[:, :, None] >> shifts & 1).astype(np.uint8).reshape(n, -1)
     codes = fields.codes
     if scheme.paired:
         codes = codes[:, 0::2] + PAIR_LEVELS * codes[:, 1::2]
@@ -163,8 +163,8 @@ def unpack_reference(raw: np.ndarray, scheme: RowScheme, columns: int) -> Fields
     raw = checked_bytes(raw, scheme, columns)
     n, blocks, first = len(raw), columns // scheme.block, HEADER_BYTES + scheme.stream_bytes(columns)
     bits = np.unpackbits(raw[:, HEADER_BYTES:first], axis=1, count=blocks * scheme.header_bits, bitorder="little")
-    places = np.arange(scheme.header_bits, dtype=np.uint16)
-    headers = (bits.reshape(n, blocks, -1).astype(np.uint16) << places).sum(axis=2, dtype=np.uint16)
+    shifts = np.arange(scheme.header_bits, dtype=np.uint16)
+    headers = (bits.reshape(n, blocks, -1).astype(np.uint16) << shifts).sum(axis=2, dtype=np.uint16)
     codes = unpack_planes(raw[:, first:].reshape(n, -1, scheme.unit_bytes), scheme.planes, scheme.unit_codes)
     if scheme.paired:
         codes = np.stack([codes % PAIR_LEVELS, np.minimum(codes // PAIR_LEVELS, PAIR_LEVELS - 1)], axis=-1)

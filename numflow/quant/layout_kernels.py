@@ -1,4 +1,4 @@
-"""Rows of numflow's own schemes (layout.py) put together, taken apart and decoded in compiled kernels."""
+"""Compiled kernels that pack, unpack and decode rows of numflow's own schemes (layout.py)."""
 
 import numpy as np
 
@@ -50,8 +50,8 @@ def _pack(rows, blocks, codes, paired, header_bits, unit_codes, unit_bytes, plan
         out[0], out[1] = rows[row] & 255, rows[row] >> 8
         for b in range(blocks.shape[1]):
             for i in range(header_bits):
-                at = b * header_bits + i
-                out[HEADER_BYTES + at // 8] |= ((blocks[row, b] >> i) & 1) << (at % 8)
+                bit = b * header_bits + i
+                out[HEADER_BYTES + bit // 8] |= ((blocks[row, b] >> i) & 1) << (bit % 8)
         for u in range(codes.shape[1] // UNIT):
             for i in range(unit_codes):
                 if paired:
@@ -99,13 +99,13 @@ def row_header(raw):
 @kernel
 def block_headers(raw, header_bits, blocks):
     """Block headers of a row, into `blocks` u16 [B]."""
-    mask, word, held, at = (1 << header_bits) - 1, np.int64(0), 0, HEADER_BYTES
+    mask, word, bits, offset = (1 << header_bits) - 1, np.int64(0), 0, HEADER_BYTES
     for b in range(blocks.size):
-        while held < header_bits:
-            word |= np.int64(raw[at]) << held
-            held, at = held + 8, at + 1
+        while bits < header_bits:
+            word |= np.int64(raw[offset]) << bits
+            bits, offset = bits + 8, offset + 1
         blocks[b] = word & mask
-        word, held = word >> header_bits, held - header_bits
+        word, bits = word >> header_bits, bits - header_bits
 
 
 @kernel

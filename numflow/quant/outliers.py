@@ -1,12 +1,15 @@
-"""Outliers apart: a few extreme weights are taken out of a matrix, so that the ranges of its blocks shrink.
+"""Outliers of a matrix by Inferflow's rule: a few extreme weights are moved to a sparse matrix to narrow block ranges.
 
-`split` follows the original's rules for its "delta tensor":
-1. A histogram of 100 buckets over the matrix. Buckets are taken from the lighter of its two ends as long as the taken
-   weights are at most `ratio` of all; those weights are moved.
-2. In each block of 32 of what is left, the weight farthest from the block's mean is moved too if the block's range is
-   at least 0.7 of the whole one, the weight is more than 0.4 of the whole range from the mean, and without it the
-   block's range is below 0.7 of what it was.
-A moved weight is 0 in the dense matrix and exact in the sparse one; a product with the matrix is the sum of both.
+`split` follows Inferflow's rules for its "delta tensor":
+1. Histogram of the matrix with 100 buckets. The end bucket with fewer weights is removed repeatedly, as long as the
+removed
+   weights are at most `ratio` of all. Removed weights are moved.
+2. In each block of 32 of the rest, the weight farthest from the block's mean is moved too, if the block's range is at
+least
+   0.7 of the remaining range of the matrix, the weight's distance from the mean is over 0.4 of that range, and without
+   it the block's range is below 0.7 of its former range.
+A moved weight is 0 in the dense matrix and exact in the sparse one. A product with the matrix is the sum of both
+products.
 """
 
 from dataclasses import dataclass, field
@@ -22,9 +25,9 @@ _WIDE, _FAR, _SHRUNK = 0.7, 0.4, 0.7
 
 @dataclass(frozen=True)
 class Sparse:
-    """Few values of a matrix [N, K], by row.
+    """A sparse matrix [N, K] in CSR form.
 
-    starts:  uint32 [N + 1], where each row's values begin.
+    starts:  uint32 [N + 1], index of each row's first value.
     columns: uint16 [S], or uint32 where K is over 65536; ascending in a row.
     values:  float32 [S].
     """
@@ -53,7 +56,7 @@ class Sparse:
         return np.repeat(np.arange(self.shape[0]), np.diff(self.starts.astype(np.int64)))
 
     def add_to(self, x: np.ndarray) -> np.ndarray:
-        """`x` float32 [N, K] with the values added, in place."""
+        """Add the values to `x` float32 [N, K] in place; returns x."""
         x[self.rows, self.columns] += self.values
         return x
 
@@ -68,10 +71,10 @@ def split(x: np.ndarray, ratio: float) -> tuple[np.ndarray, Sparse]:
     """`x` float32 [N, K] as (dense float32 [N, K] with zeros where weights were moved, the moved weights).
 
     Args:
-        ratio: how many of the weights step 1 may move, 0 to 0.05; 0 moves nothing at all.
+        ratio: maximal share of weights moved by step 1, 0 to 0.05; 0 moves no weight at all.
 
     Raises:
-        RequestError: a ratio outside that range, or blocks of 32 do not divide K.
+        RequestError: the ratio is out of range, or K is no multiple of 32.
     """
     if not 0 <= ratio <= LARGEST_RATIO:
         raise RequestError(f"the share of outliers should be 0 to {LARGEST_RATIO}, is {ratio:g}")
@@ -80,7 +83,7 @@ def split(x: np.ndarray, ratio: float) -> tuple[np.ndarray, Sparse]:
 
 
 def extremes(x: np.ndarray, ratio: float) -> np.ndarray:
-    """bool [N, K]: which weights `split` moves."""
+    """Mask of the weights that `split` moves, bool [N, K]."""
     if x.shape[1] % _BLOCK:
         raise RequestError(f"outliers are looked for in blocks of {_BLOCK}, which do not divide {x.shape[1]} columns")
     low, high = _soft_limits(x, ratio)
@@ -99,7 +102,7 @@ def extremes(x: np.ndarray, ratio: float) -> np.ndarray:
 
 
 def _soft_limits(x: np.ndarray, ratio: float) -> tuple[float, float]:
-    """Between which values weights stay."""
+    """Lower and upper limit of weights that step 1 does not move."""
     counts, edges = np.histogram(x, bins=_BUCKETS)
     budget, first, last = int(ratio * x.size), 0, _BUCKETS - 1
     while first < last:

@@ -1,15 +1,15 @@
-"""Recipes: which matrix of a model gets which scheme.
+"""Recipes: the quantisation scheme of each matrix of a model.
 
 A recipe is a scheme's name ("q3h": every matrix), a preset's ("q4-mix"), or a TOML file:
 
-    weights = "q4"              # for matrices that no pattern names; "keep" leaves them as they are
-    [tensors]                   # pattern = scheme; the first that fits counts
+    weights = "q4"              # for matrices that no pattern matches; "keep" leaves them unchanged
+    [tensors]                   # pattern = scheme; the first match counts
     "token_embd" = "q6"
     "blk.[0-3].ffn_down" = "q5"
     "model.layers.*.v_proj.weight" = "keep"
 
-Patterns, with * and ? and [...], are compared with a matrix's name in the network ("blk.7.attn_q", see `numflow
-inspect`), which is the same for every file format, and with its name in the file.
+Patterns, with * and ? and [...], match a matrix's name in the network ("blk.7.attn_q", see `numflow inspect`), which is
+the same for every file format, or its tensor name in the file.
 """
 
 import tomllib
@@ -25,9 +25,9 @@ from numflow.quant import SCHEMES, find
 
 KEEP = "keep"
 NONE: Mapping[str, str] = MappingProxyType({})
-AUTOMATIC = "auto-"  # how names of recipes begin that were found by measuring
+AUTOMATIC = "auto-"  # name prefix of recipes that were found by measurement
 
-# Tables that are read and multiplied with need more bits than the rest, values and down-projections a few more.
+# Embedding table and output matrix need more bits than the rest, value and down projections a few more.
 PRESETS: dict[str, tuple[str, dict[str, str]]] = {
     f"{base}-mix": (base, {"token_embd": table, "output": table, "*attn_v": more, "*ffn_down": more})
     for base, more, table in (("q2", "q3", "q4"), ("q3", "q3h", "q5"), ("q3h", "q4", "q5"), ("q4", "q5", "q6"),
@@ -37,10 +37,10 @@ PRESETS: dict[str, tuple[str, dict[str, str]]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Rules that assign a scheme to every matrix; `scheme` looks one up.
+    """Rules that assign a scheme to every matrix.
 
-    name:    for reports. weights: scheme of matrices that no rule names, or KEEP.
-    rules:   (pattern, scheme or KEEP), the first that fits counts.
+    name:    for reports. weights: scheme of matrices that no rule matches, or KEEP.
+    rules:   (pattern, scheme or KEEP); the first match counts.
     """
 
     name: str
@@ -48,31 +48,31 @@ class Recipe:
     rules: tuple[tuple[str, str], ...] = ()
 
     def rule(self, *names: str) -> str | None:
-        """Scheme of the first rule that fits a matrix with these names; None if none fits."""
+        """Scheme of the first rule that matches one of a matrix's names; None for no match."""
         fitting = (scheme for pattern, scheme in self.rules if any(fnmatchcase(name, pattern) for name in names))
         return next(fitting, None)
 
     def scheme(self, *names: str) -> str:
-        """The scheme of the matrix that has these names, or KEEP."""
+        """The scheme of a matrix with these names, or KEEP."""
         return self.rule(*names) or self.weights
 
     def over(self, other: "Recipe") -> "Recipe":
-        """This recipe's rules first, and `other` for what they do not name."""
+        """This recipe's rules, then those of `other`, with `other`'s default scheme."""
         return Recipe(self.name, other.weights, self.rules + other.rules)
 
     def idle(self, matrices: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-        """Patterns of a recipe file that fit none of the matrices, each given by its names."""
+        """Patterns of a recipe file that match no matrix. matrices: names of each matrix."""
         if self.name in PRESETS:
             return ()
-        names = [name for found in matrices for name in found]
+        names = [name for aliases in matrices for name in aliases]
         return tuple(pattern for pattern, _ in self.rules if not any(fnmatchcase(name, pattern) for name in names))
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of its TOML file."""
+        """Content of the recipe's TOML file."""
         return {"name": self.name, "weights": self.weights, "tensors": dict(self.rules)}
 
     def toml(self) -> str:
-        """Its TOML file, with what `read_recipe` reads."""
+        """Text of the recipe's TOML file."""
         lines = [f'name = "{self.name}"', f'weights = "{self.weights}"', "[tensors]"]
         return "\n".join([*lines, *(f'"{pattern}" = "{scheme}"' for pattern, scheme in self.rules)]) + "\n"
 
@@ -81,12 +81,13 @@ def read_recipe(name: str | Path, types: Mapping[str, str] | None = None, mixes:
                 beside: Mapping[str, str] = NONE) -> Recipe:
     """The recipe of that name: a scheme, a preset, or a TOML file.
 
-    types: what matrices may become instead of schemes, by names in small letters; presets are of those that have
-           names of schemes. mixes: names in capitals that may stand for what no rule names.
-    beside: where schemes may be named, what else matrices may become, by names in small letters.
+    types: GGUF types by lower-case name, which replace the schemes; presets are available if all their schemes are
+    names
+           here. mixes: upper-case names of mixes, allowed as default.
+    beside: further types beside the schemes, by lower-case name.
 
     Raises:
-        RequestError: none of them, or a file that is wrong; the message has the key and what was expected.
+        RequestError: no such name, or a wrong file; the message names key and expected value.
     """
     text = str(name)
     if text.upper() in mixes:
@@ -103,7 +104,8 @@ def read_recipe(name: str | Path, types: Mapping[str, str] | None = None, mixes:
         if types is None:
             return Recipe(text.lower(), weights, tuple(rules.items()))
         if all(scheme in types for scheme in (weights, *rules.values())):
-            return Recipe(text.lower(), types[weights], tuple((at, types[scheme]) for at, scheme in rules.items()))
+            typed = tuple((pattern, types[scheme]) for pattern, scheme in rules.items())
+            return Recipe(text.lower(), types[weights], typed)
     path = Path(name)
     if not path.is_file():
         if types is not None:
@@ -118,17 +120,17 @@ def read_recipe(name: str | Path, types: Mapping[str, str] | None = None, mixes:
 
 
 def _listing(types: Mapping[str, str], mixes: Collection[str]) -> str:
-    """All that may be said, and what short names mean."""
+    """Text of all allowed names, with the meaning of short ones."""
     short = ", ".join(f"{name} is {kind}" for name, kind in types.items() if name.upper() != kind)
     return f"; known: {', '.join((*dict.fromkeys(types.values()), *mixes))}" + (f" ({short})" if short else "")
 
 
 def recipe_of(table: Mapping[str, Any], where: str, types: Mapping[str, str] | None = None,
               mixes: Collection[str] = (), beside: Mapping[str, str] = NONE) -> Recipe:
-    """A recipe from the content of its file; `where` begins error messages.
+    """A recipe from the content of its file; `where` is the prefix of error messages.
 
     Raises:
-        RequestError: an unknown key, a value of the wrong type, or no such scheme.
+        RequestError: an unknown key, a value of the wrong type, or an unknown scheme.
     """
     for key in table:
         if key not in ("name", "weights", "tensors"):

@@ -1,7 +1,7 @@
-"""The common part of all schemes, and the checks that data passes before encoding.
+"""Base class of all schemes, and checks of data before encoding and decoding.
 
-A scheme stores each row of a matrix [N, K] on its own: K weights, cut into blocks of consecutive ones, become
-`row_bytes(K)` bytes.
+A scheme stores each row of a matrix [N, K] separately: K weights, in blocks of consecutive ones, become `row_bytes(K)`
+bytes.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from numflow.errors import FormatError, RequestError
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to store rows of weights.
+    """A storage format for rows of weights.
 
-    name:   as in tables and files, lower case.
+    name:   lower case.
     block:  weights that share a header.
-    levels: values a code may have.
+    levels: number of values of a code.
     """
 
     name: str
@@ -26,14 +26,14 @@ class Scheme:
 
     @property
     def unit(self) -> int:
-        """Weights that a row is a multiple of."""
+        """Rows are a multiple of so many weights."""
         return self.block
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of `columns` weights.
 
         Raises:
-            RequestError: units do not divide the columns.
+            RequestError: the columns are no multiple of the unit.
         """
         if columns <= 0 or columns % self.unit:
             raise RequestError(f"{self.name} has blocks of {self.unit} weights, which do not divide {columns} columns")
@@ -48,11 +48,11 @@ class Scheme:
 
 
 def checked_weights(x: np.ndarray, scheme: Scheme, name: str) -> np.ndarray:
-    """`x` as contiguous float32 [N, K] that `scheme` can hold; `name` is what messages call it.
+    """`x` as contiguous float32 [N, K] that `scheme` can hold; `name` is its name in messages.
 
     Raises:
-        RequestError: not a matrix, nothing in it, or blocks do not divide its columns.
-        FormatError: a NaN or an infinity; the message has its row and column.
+        RequestError: no matrix, no weights, or columns that are no multiple of the block.
+        FormatError: a NaN or an infinity; the message names its row and column.
     """
     if x.ndim != 2 or x.size == 0:
         raise RequestError(f"{name} of shape {list(x.shape)} cannot be quantised: a matrix with weights is needed")
@@ -60,9 +60,9 @@ def checked_weights(x: np.ndarray, scheme: Scheme, name: str) -> np.ndarray:
         scheme.row_bytes(x.shape[1])
     except RequestError as error:
         raise RequestError(f"{name}: {error}") from None
-    with np.errstate(over="ignore"):  # what is too large for float32 is found just below
+    with np.errstate(over="ignore"):  # overflow is detected below
         x = np.ascontiguousarray(x, np.float32)
-    # Smallest and largest let NaN and infinity through, and need no mask of the whole matrix.
+    # min and max propagate NaN and infinity and need no mask of the whole matrix.
     if not np.isfinite(x.min()) or not np.isfinite(x.max()):
         with np.errstate(invalid="ignore"):  # both infinities in a row
             row = int(np.argmin(np.isfinite(x.sum(1, dtype=np.float64))))
@@ -75,8 +75,8 @@ def checked_bytes(raw: np.ndarray, scheme: Scheme, columns: int) -> np.ndarray:
     """`raw` as contiguous uint8 [N, row_bytes].
 
     Raises:
-        RequestError: units do not divide the columns.
-        FormatError: anything else.
+        RequestError: the columns are no multiple of the unit.
+        FormatError: rows of another size or type.
     """
     size = scheme.row_bytes(columns)
     if raw.ndim != 2 or raw.dtype != np.uint8 or raw.shape[1] != size:
@@ -86,7 +86,7 @@ def checked_bytes(raw: np.ndarray, scheme: Scheme, columns: int) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view that cannot be written: kernels are compiled once, for mapped files and for fresh arrays alike."""
+    """A read-only view, so that kernels have one signature for mapped files and new arrays."""
     view = array.view()
     view.flags.writeable = False
     return view

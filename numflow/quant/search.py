@@ -1,20 +1,25 @@
-"""Finding codes and headers of numflow's own schemes: the plain version, in NumPy (search_kernels.py is the fast one).
+"""Search for headers and codes of numflow's own schemes: the reference in NumPy (search_kernels.py has the fast
+kernels).
 
-What is minimised is sum c (decoded - x)^2 over a row, for importances c of its weights. Where none are given and a
-row's scales span over 3 octaves, nothing says that its small blocks do not matter, and three things count together:
-that sum beside the row's own squares, the mean of the same of each block, and a quarter of the largest of these. All
-that a block's header can say is tried, so nothing is rounded after it was chosen:
+The search minimises sum c (decoded - x)^2 over a row, for importances c of the weights. If no importances are given and
+a row's scales span over 3 octaves, small blocks must not be neglected, and the error is the sum of three terms: the sum
+above relative to the row's sum of squares, the mean of the same ratio over blocks, and a quarter of the largest ratio
+of a block. Only values that headers can represent are tried, so nothing is rounded after its choice:
 
-1. For each block, 8 clipping ranges and 8 zeros around the middle of its weights: the scale and zero it would like.
-2. For the row, headers whose grid of scales begins at the smallest of those scales or at one or two thirds of the way
-   to the largest, and just reaches the largest or just misses it; with the narrowest window that spans those zeros, or
-   the next narrower one. Where block headers are fine, only the first of each. In a row whose scales span over 3
-   octaves, the smallest and the thirds of the last 3 octaves.
-3. For each of them and each block, every scale code from `narrowest` times the block's range to a little above it, and
-   with it all zero codes (or the 16 nearest to the middle); codes follow by rounding against just that header.
+1. For each block, try 8 clipping ranges and 8 zero points around the middle of the weights. The best pair is the
+block's
+   preferred scale and zero point.
+2. For the row, collect candidate headers. The scale grid begins at the smallest preferred scale, or one or two thirds
+of
+   the way to the largest, and its end just reaches or just misses the largest. The window is the narrowest that spans
+   the preferred zero points, or the next narrower one. With fine block headers only the first of each is tried. In a
+   row whose scales span over 3 octaves, the grid begins at the smallest scale or at the thirds of the last 3 octaves.
+3. For each candidate and each block, try every scale code from `narrowest` times the block's range to a little above
+the
+   range, each with all zero codes (or the 16 nearest to the middle). Codes are rounded with this header.
 
-The row's header with the least error wins, the first one among equals. Sums run over a block's weights in order, so
-that the compiled search, which does the same operations, finds the same bytes.
+The candidate with the least error wins, the first one among equals. Sums run over a block's weights in order, so that
+the compiled search, which does the same operations, returns the same bytes.
 """
 
 import numpy as np
@@ -33,17 +38,17 @@ from numflow.quant.layout import (
 from numflow.quant.scheme import checked_weights, read_only
 
 RANGES, OFFSETS, LANES, BASES = 8, 8, 16, 3
-COARSE = 4                      # scale bits up to which a row always tries several headers
-WIDE = 12                       # quarters of an octave among a row's scales, over which it does anyway
-REACH = 96                      # quarters of an octave below the largest scale, under which blocks count as zeros
-WORST = 0.25                    # what the largest error of a wide row's blocks counts
-TOPS = 9                        # scales that the largest one of a wide row is tried as
+COARSE = 4                      # with up to so many scale bits, a row always tries several headers
+WIDE = 12                       # a row is wide if its scales span more quarters of an octave
+REACH = 96                      # blocks with scales further below the largest (in quarters of an octave) count as 0
+WORST = 0.25                    # weight of the largest block error in a wide row
+TOPS = 9                        # number of scale codes at which a wide row's largest scale is tried
 WIDEST = np.float32(1.06)
-MARGIN = np.float32(1.08)       # of scale codes that are tried, above the block's range
-OFFSET_STEP = np.float32(0.04)  # of the zeros in step 1, as a share of the range
+MARGIN = np.float32(1.08)       # upper limit of tried scales, relative to the block's range
+OFFSET_STEP = np.float32(0.04)  # between zero points in step 1, as a fraction of the range
 HALF = np.float32(0.5)
 F32 = np.float32
-SMALLEST = F32(2.0 ** -110)   # scales below count as 0
+SMALLEST = F32(2.0 ** -110)   # smaller scales count as 0
 
 
 def encode_reference(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None = None,
@@ -51,10 +56,10 @@ def encode_reference(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | 
     """float32 [N, K] -> uint8 [N, row_bytes], in NumPy.
 
     Args:
-        importance: float32 [K] or [N, K], not negative; how much a squared error counts. Default: all the same.
+        importance: float32 [K] or [N, K], not negative; weights of squared errors. Default: all equal.
 
     Raises:
-        RequestError: as `checked_weights`; weights over 2^27; importances that do not fit.
+        RequestError: as `checked_weights`; weights over 2^27; wrong importances.
         FormatError: as `checked_weights`.
     """
     x = checked_weights(x, scheme, name)
@@ -63,7 +68,7 @@ def encode_reference(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | 
 
 
 def checked_importance(importance: np.ndarray | None, x: np.ndarray, name: str) -> np.ndarray:
-    """float32 [1 or N, K], ones where there is none.
+    """Importances as float32 [1 or N, K], ones by default.
 
     Raises:
         RequestError: another shape, or values that are negative, infinite or NaN.
@@ -80,10 +85,10 @@ def checked_importance(importance: np.ndarray | None, x: np.ndarray, name: str) 
 
 
 def check_magnitude(largest: float, name: str) -> None:
-    """Refuse a matrix whose largest weight no row header can reach.
+    """Refuse a matrix whose largest weight is out of the range of row headers.
 
     Raises:
-        RequestError: the message has the weight.
+        RequestError: names the weight.
     """
     if largest > 2.0 ** 27:
         raise RequestError(f"{name} has weights up to {largest:g}; 2^27 is the most that can be quantised")
@@ -92,29 +97,30 @@ def check_magnitude(largest: float, name: str) -> None:
 def search_reference(x: np.ndarray, scheme: RowScheme, c: np.ndarray, by_block: bool, name: str) -> Fields:
     """Headers and codes of x float32 [N, K] with importances c float32 [1 or N, K].
 
-    by_block: blocks of wide rows count by themselves too.
+    by_block: use the three-term error for wide rows.
     """
     check_magnitude(float(np.abs(x).max()), name)
     n, columns = x.shape
     w = x.reshape(n, -1, scheme.block)
     c = np.broadcast_to(c, x.shape).reshape(w.shape)
     low, high = np.minimum(w.min(axis=2), F32(0)), np.maximum(w.max(axis=2), F32(0))
-    scales, zeros = _liked(w, c, low, high, scheme)
+    scales, zeros = _preferred(w, c, low, high, scheme)
     fields = Fields(scheme, np.zeros(n, np.uint16), np.zeros(w.shape[:2], np.uint16), np.zeros((n, columns), np.uint8))
     for row in range(n):
         headers = row_headers(scales[row], zeros[row], scheme)
-        shares = _shares(w[row], scales[row], by_block)
+        factors = _block_factors(w[row], scales[row], by_block)
         least = np.inf
         for header in headers:
-            blocks, codes, error = _row(w[row], c[row], low[row], high[row], shares, header, scheme)
+            blocks, codes, error = _row(w[row], c[row], low[row], high[row], factors, header, scheme)
             if error < least:
                 least = error
                 fields.rows[row], fields.blocks[row], fields.codes[row] = header, blocks, codes.ravel()
     return fields
 
 
-def _liked(w, c, low, high, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:
-    """Scale (0 for a block of zeros) and zero (as a share of the range) of each block by step 1: f32 [N, blocks]."""
+def _preferred(w, c, low, high, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:
+    """Step 1: preferred scale (0 for a zero block) and zero point (fraction of the range) of each block: f32 [N,
+    blocks]."""
     top = F32(scheme.levels - 1)
     best = np.full(low.shape, np.inf)
     scales, zeros = np.zeros(low.shape, np.float32), np.full(low.shape, HALF)
@@ -134,7 +140,7 @@ def _liked(w, c, low, high, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _errors(w, c, inverse, zero, top) -> np.ndarray:
-    """float32 [...]: sum of c * (code - weight in codes)^2 over the last axis of w, in order."""
+    """Sum of c * (code - scaled weight)^2 over the last axis of w, in order, float32 [...]."""
     total = np.zeros(np.broadcast_shapes(inverse.shape, zero.shape), np.float32)
     for i in range(w.shape[-1]):
         value = w[..., i] * inverse + zero
@@ -144,21 +150,21 @@ def _errors(w, c, inverse, zero, top) -> np.ndarray:
 
 
 def row_headers(scales: np.ndarray, zeros: np.ndarray, scheme: RowScheme) -> list[int]:
-    """The row headers that are tried, for the scales and zeros that its blocks like, float32 [blocks]."""
+    """Step 2: candidate row headers for the preferred scales and zero points float32 [blocks]."""
     used = scales > 0
     first, last = _span(scales)
     if last < 1:
         return [0]
-    largest, window, more = int(scales.view(np.int32).max()), _window(zeros[used]), int(scheme.scale_bits <= COARSE)
-    grids = [(base, s) for base in _bases(first, last, more) for step in [_step(base, largest, scheme)]
-             for s in range(step, max(step - more, 0) - 1, -1)]
+    largest, window, several = int(scales.view(np.int32).max()), _window(zeros[used]), int(scheme.scale_bits <= COARSE)
+    grids = [(base, s) for base in _bases(first, last, several) for step in [_step(base, largest, scheme)]
+             for s in range(step, max(step - several, 0) - 1, -1)]
     if last - first > WIDE:
-        grids += _meeting(first, last, largest, scheme)
-    return [base << 7 | s << 2 | w for base, s in grids for w in range(window, min(window + more, WINDOWS - 1) + 1)]
+        grids += _spanning_grids(first, last, largest, scheme)
+    return [base << 7 | s << 2 | w for base, s in grids for w in range(window, min(window + several, WINDOWS - 1) + 1)]
 
 
 def _span(scales: np.ndarray) -> tuple[int, int]:
-    """Base codes of the smallest scale that counts and of the largest one; (0, 0) where there is none."""
+    """Base codes of the smallest scale within REACH and of the largest scale; (0, 0) if all are 0."""
     patterns = scales.view(np.int32)
     last = (int(patterns.max()) >> BASE_SHIFT) - BASE_BIAS
     if last < 1:
@@ -167,32 +173,33 @@ def _span(scales: np.ndarray) -> tuple[int, int]:
     return max(1, int(codes[(scales > 0) & (codes >= last - REACH)].min())), last
 
 
-def _shares(w: np.ndarray, scales: np.ndarray, by_block: bool) -> np.ndarray:
-    """float64 [2, blocks]: what the squared error of each block w f32 [blocks, block] counts for its row, always and
-    where it is the largest of these."""
-    shares = np.stack([np.ones(len(w)), np.zeros(len(w))])
+def _block_factors(w: np.ndarray, scales: np.ndarray, by_block: bool) -> np.ndarray:
+    """Factors of the squared error of each block w f32 [blocks, block]: in the sum over blocks, and in the maximum over
+    blocks. float64 [2, blocks]."""
+    factors = np.stack([np.ones(len(w)), np.zeros(len(w))])
     first, last = _span(scales)
     if not by_block or last - first <= WIDE:
-        return shares
+        return factors
     squares = np.zeros(len(w))
     for i in range(w.shape[1]):
         squares += w[:, i].astype(np.float64) * w[:, i]
-    counts = (scales > 0) & ((scales.view(np.int32) >> BASE_SHIFT) - BASE_BIAS >= first)
-    shares[0] = 1 / np.add.accumulate(squares)[-1]
-    shares[0, counts] += 1 / (counts.sum() * squares[counts])
-    shares[1, counts] = WORST / squares[counts]
-    return shares
+    counted = (scales > 0) & ((scales.view(np.int32) >> BASE_SHIFT) - BASE_BIAS >= first)
+    factors[0] = 1 / np.add.accumulate(squares)[-1]
+    factors[0, counted] += 1 / (counted.sum() * squares[counted])
+    factors[1, counted] = WORST / squares[counted]
+    return factors
 
 
-def _bases(first: int, last: int, more: int) -> list[int]:
-    """Base codes that are tried for scales from base code `first` to `last`."""
+def _bases(first: int, last: int, several: int) -> list[int]:
+    """Candidate base codes for scales from base code `first` to `last`."""
     reach = min(last - first, WIDE)
-    bases = [last - reach + reach * i // BASES for i in range(BASES if more or last - first > WIDE else 1)]
+    bases = [last - reach + reach * i // BASES for i in range(BASES if several or last - first > WIDE else 1)]
     return bases if last - first <= WIDE else [first, *bases]
 
 
-def _meeting(first: int, last: int, largest: int, scheme: RowScheme) -> list[tuple[int, int]]:
-    """Base and step codes of grids whose first scale meets `first`, and one of the last the bit pattern `largest`."""
+def _spanning_grids(first: int, last: int, largest: int, scheme: RowScheme) -> list[tuple[int, int]]:
+    """Base and step codes of grids whose first scale is near `first`, and one of whose last is near the pattern
+    `largest`."""
     grids, steps, codes = [], scheme.steps(), 1 << scheme.scale_bits
     for top in range(max(1, codes - TOPS), codes):
         reaching = next((s for s in range(STEP_CODES) if int(steps[s]) * top >= last - first << BASE_SHIFT),
@@ -204,7 +211,7 @@ def _meeting(first: int, last: int, largest: int, scheme: RowScheme) -> list[tup
 
 
 def _window(zeros: np.ndarray) -> int:
-    """The narrowest window that spans all zeros and a little more."""
+    """The narrowest window that contains all zero points, with a margin."""
     farthest = np.abs(zeros - HALF).max() * F32(1.1)
     window = 0
     while window < WINDOWS - 1 and farthest <= F32(0.5) / F32(2 << window):
@@ -213,7 +220,7 @@ def _window(zeros: np.ndarray) -> int:
 
 
 def _step(base: int, largest: int, scheme: RowScheme) -> int:
-    """The smallest step code with which scales from `base` on reach the bit pattern `largest`."""
+    """The smallest step code with which a grid from `base` reaches the bit pattern `largest`."""
     missing, steps = largest - ((base + BASE_BIAS) << BASE_SHIFT), scheme.steps()
     code = 0
     while code < STEP_CODES - 1 and int(steps[code]) * ((1 << scheme.scale_bits) - 1) < missing:
@@ -221,12 +228,12 @@ def _step(base: int, largest: int, scheme: RowScheme) -> int:
     return code
 
 
-def _row(w, c, low, high, shares, header: int, scheme: RowScheme):
-    """Block headers uint16 [blocks], codes uint8 [blocks, block] and the error of a row under a row header."""
+def _row(w, c, low, high, factors, header: int, scheme: RowScheme):
+    """Step 3: block headers uint16 [blocks], codes uint8 [blocks, block] and error of a row with a row header."""
     if header >> 7 == 0:
         return np.zeros(len(w), np.uint16), np.zeros(w.shape, np.uint8), 0.0
-    one = Fields(scheme, np.array([header], np.uint16), np.zeros((1, 0)), np.zeros((1, 0)))
-    base, step, zeros = (part[0] for part in one.row_grids())
+    fields = Fields(scheme, np.array([header], np.uint16), np.zeros((1, 0)), np.zeros((1, 0)))
+    base, step, zeros = (part[0] for part in fields.row_grids())
     scales = (base + np.arange(1 << scheme.scale_bits, dtype=np.int32) * step).view(np.float32)
     inverse, top = F32(1) / scales, F32(scheme.levels - 1)
     first, last = _scale_codes(low, high, scales, header & 3, scheme)
@@ -239,12 +246,12 @@ def _row(w, c, low, high, shares, header: int, scheme: RowScheme):
     s, z = best // z.shape[2], z.reshape(len(w), -1)[blocks, best]
     codes = np.floor(w * inverse[s][:, None] + zeros[z][:, None] + HALF)
     codes = np.minimum(np.maximum(codes, F32(0)), top).astype(np.uint8)
-    error = np.add.accumulate(errors[blocks, best] * shares[0])[-1] + (errors[blocks, best] * shares[1]).max()
+    error = np.add.accumulate(errors[blocks, best] * factors[0])[-1] + (errors[blocks, best] * factors[1]).max()
     return (s | z << scheme.scale_bits).astype(np.uint16), codes, float(error)
 
 
 def _scale_codes(low, high, scales, window: int, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:
-    """First and last scale code that are tried for each block; at least one."""
+    """First and last candidate scale code of each block."""
     top = F32(scheme.levels - 1)
     span = high - low
     one_sided = np.maximum(-low, high) / (HALF + HALF / F32(1 << window))
@@ -254,7 +261,7 @@ def _scale_codes(low, high, scales, window: int, scheme: RowScheme) -> tuple[np.
 
 
 def _first_zeros(low, high, inverse, zeros, top) -> np.ndarray:
-    """First zero code that is tried for each block and scale code, int64 [blocks, scale codes]."""
+    """First candidate zero code for each block and scale code, int64 [blocks, scale codes]."""
     if len(zeros) <= LANES:
         return np.zeros((len(low), len(inverse)), np.int64)
     middle = top * HALF - (low + high)[:, None] * HALF * inverse

@@ -1,4 +1,4 @@
-"""The search of search.py, compiled and shared among threads; the same bytes."""
+"""The search of search.py as compiled kernels, run by several threads, with the same bytes."""
 
 import numpy as np
 
@@ -32,7 +32,7 @@ _ZERO, _ONE, _MIDDLE = np.float32(0), np.float32(1), np.float32(3.5)
 
 def search(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None = None, name: str = "matrix",
            threads: int | None = None) -> Fields:
-    """Headers and codes of x float32 [N, K]; arguments and errors as `search.encode_reference`."""
+    """Search headers and codes of x float32 [N, K]; arguments and errors as in `search.encode_reference`."""
     x = checked_weights(x, scheme, name)
     c = checked_importance(importance, x, name)
     check_magnitude(max(float(x.max()), -float(x.min())), name)
@@ -44,33 +44,33 @@ def search(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None = Non
 
 
 def grid(scheme: RowScheme) -> tuple:
-    """A scheme as arguments of a kernel: block, levels - 1, scale bits, narrowest, all steps, all zeros."""
+    """Kernel arguments of a scheme: block, levels - 1, scale bits, narrowest, all steps, all zero points."""
     return (scheme.block, np.float32(scheme.levels - 1), scheme.scale_bits, np.float32(scheme.narrowest),
             scheme.steps(), scheme.zeros())
 
 
 @kernel
 def _search(x, c, by_block, block, top, scale_bits, narrowest, steps, zeros, rows, blocks, codes, begin, end):
-    """x f32 [N, K], c f32 [1 or N, K]; by_block: blocks of wide rows count by themselves too.
+    """x f32 [N, K], c f32 [1 or N, K]; by_block: three-term error for wide rows.
 
-    steps i32 [32], zeros f32 [4, Z]; rows u16 [N], blocks u16 [N, B] and codes u8 [N, K] are filled.
+    steps i32 [32], zeros f32 [4, Z]; writes rows u16 [N], blocks u16 [N, B], codes u8 [N, K].
     """
     count = x.shape[1] // block
     low, high = np.empty(count, np.float32), np.empty(count, np.float32)
-    liked, middles = np.empty(count, np.float32), np.empty(count, np.float32)
-    shares, tried, best = np.empty((2, count), np.float64), np.empty(count, np.uint16), np.empty(count, np.uint16)
+    preferred, middles = np.empty(count, np.float32), np.empty(count, np.float32)
+    factors, tried, best = np.empty((2, count), np.float64), np.empty(count, np.uint16), np.empty(count, np.uint16)
     work = work_space(scale_bits)
     for row in range(begin, end):
         weights, importance = x[row], c[row if c.shape[0] > 1 else 0]
         for b in range(count):
             low[b], high[b] = block_range(weights, b * block, block)
-            liked[b], middles[b] = block_likes(weights, importance, b * block, block, low[b], high[b], top, narrowest,
-                                               work)
-        headers = row_headers(liked, middles, scale_bits, steps)
-        count_shares(weights, liked, by_block, block, shares)
+            preferred[b], middles[b] = preferred_header(weights, importance, b * block, block, low[b], high[b], top,
+                                                        narrowest, work)
+        headers = row_headers(preferred, middles, scale_bits, steps)
+        block_factors(weights, preferred, by_block, block, factors)
         least, chosen = np.inf, 0
         for header in headers:
-            error = _row(weights, importance, low, high, shares, header, block, top, scale_bits, narrowest, steps,
+            error = _row(weights, importance, low, high, factors, header, block, top, scale_bits, narrowest, steps,
                          zeros, least, tried, work)
             if error < least:
                 least, chosen = error, header
@@ -87,9 +87,10 @@ def _search(x, c, by_block, block, top, scale_bits, narrowest, steps, zeros, row
 
 @part
 def work_space(scale_bits):
-    """Room for what is tried for one block, f32: inverses of scales, zeros, errors, and for what is summed beyond."""
-    tries = max((1 << scale_bits) * LANES, RANGES * OFFSETS) + 16
-    return np.zeros(tries, np.float32), np.zeros(tries, np.float32), np.zeros(tries, np.float32)
+    """Scratch arrays for the candidates of a block, f32: inverse scales, zero points, errors; with 16 spare
+    elements."""
+    candidates = max((1 << scale_bits) * LANES, RANGES * OFFSETS) + 16
+    return np.zeros(candidates, np.float32), np.zeros(candidates, np.float32), np.zeros(candidates, np.float32)
 
 
 @part
@@ -97,19 +98,19 @@ def nearest(value, top):
     """The code nearest to `value`, as float32."""
     if _FLOOR:
         return clipped(np.floor(value + HALF), top)
-    return np.float32(np.int32(clipped(value + HALF, top)))  # the same; np.floor would be a call for each number
+    return np.float32(np.int32(clipped(value + HALF, top)))  # the same result; np.floor would be a call per element
 
 
 @part
 def clipped(value, top):
-    """`value`, but at least 0 and at most `top`."""
-    value = value if value > _ZERO else _ZERO  # plain choices become vector instructions, min() and max() do not
+    """`value` clamped to [0, top]."""
+    value = value if value > _ZERO else _ZERO  # conditional expressions are vectorised, min() and max() are not
     return value if value < top else top
 
 
 @part
 def block_range(w, first, size):
-    """Smallest and largest of w[first:first + size] and 0."""
+    """Minimum and maximum of w[first:first + size] and 0."""
     low = high = _ZERO
     for i in range(first, first + size):
         low = w[i] if w[i] < low else low
@@ -118,8 +119,8 @@ def block_range(w, first, size):
 
 
 @part
-def block_likes(w, c, first, size, low, high, top, narrowest, work):
-    """Scale (0 for a block of zeros) and zero (as a share of the range) that a block would like."""
+def preferred_header(w, c, first, size, low, high, top, narrowest, work):
+    """Preferred scale (0 for a zero block) and zero point (fraction of the range) of a block."""
     best, scale, zero = np.inf, _ZERO, HALF
     inverses, zeros, errors = work
     if (high - low) / top * WIDEST <= SMALLEST:
@@ -129,8 +130,8 @@ def block_likes(w, c, first, size, low, high, top, narrowest, work):
         inverse = _ONE / s if s > SMALLEST else _ZERO
         middle = top * HALF - (low + high) * HALF * inverse
         for j in range(OFFSETS):
-            at = k * OFFSETS + j
-            inverses[at], zeros[at] = inverse, clipped(middle + (np.float32(j) - _MIDDLE) * OFFSET_STEP * top, top)
+            i = k * OFFSETS + j
+            inverses[i], zeros[i] = inverse, clipped(middle + (np.float32(j) - _MIDDLE) * OFFSET_STEP * top, top)
     sum_errors(w, c, first, size, inverses, zeros, 0, RANGES * OFFSETS, top, errors)
     chosen = 0
     for k in range(RANGES):
@@ -140,7 +141,7 @@ def block_likes(w, c, first, size, low, high, top, narrowest, work):
             best, chosen, scale = error, k * OFFSETS, s
     if scale > 0:
         least = least_of(errors, chosen, OFFSETS)
-        zero = zeros[place_of(errors, least, chosen, chosen + OFFSETS)] / top
+        zero = zeros[first_index(errors, least, chosen, chosen + OFFSETS)] / top
     return scale, zero
 
 
@@ -152,15 +153,15 @@ def _range_scale(k, low, high, top, narrowest):
 
 @part
 def sum_errors(w, c, first, size, inverses, zeros, begin, end, top, errors):
-    """errors[begin:end] = sum of c * (code - weight in codes)^2, in order, over w[first:first + size], for each pair of
-    1 / scale and zero; up to 15 more are computed."""
+    """errors[begin:end] = sum of c * (code - scaled weight)^2, in order, over w[first:first + size], for each candidate
+    inverse scale and zero point. Up to 15 further elements are computed."""
     for at in range(begin, end, 16):
         add_errors(w, c, first, size, inverses, zeros, at, top, errors)
 
 
 @part
-def place_of(errors, value, begin, end):
-    """The first place in errors[begin:end] with that value, `begin` if there is none."""
+def first_index(errors, value, begin, end):
+    """First index in begin:end where errors equals `value`, `begin` if there is none."""
     for j in range(begin, end):
         if errors[j] == value:
             return j
@@ -169,7 +170,7 @@ def place_of(errors, value, begin, end):
 
 @part
 def row_headers(scales, middles, scale_bits, steps):
-    """The row headers that are tried, int64 [H]."""
+    """Candidate row headers, int64 [H]."""
     first, last = _span(scales)
     headers, count = np.zeros(160, np.int64), 0
     if last < 1:
@@ -179,27 +180,27 @@ def row_headers(scales, middles, scale_bits, steps):
     for b in range(scales.size):
         if scales[b] > 0:
             largest, farthest = max(largest, np.int64(patterns[b])), max(farthest, abs(middles[b] - HALF))
-    window, more = _window(farthest * np.float32(1.1)), 1 if scale_bits <= COARSE else 0
+    window, several = _window(farthest * np.float32(1.1)), 1 if scale_bits <= COARSE else 0
     wide, reach, codes = last - first > WIDE, min(last - first, WIDE), 1 << scale_bits
-    for i in range(-1 if wide else 0, BASES if more or wide else 1):
+    for i in range(-1 if wide else 0, BASES if several or wide else 1):
         base = first if i < 0 else last - reach + reach * i // BASES
         step = _step(largest - ((base + BASE_BIAS) << BASE_SHIFT), codes - 1, steps)
-        for s in range(step, max(step - more, 0) - 1, -1):
-            count = _add_windows(headers, count, base, s, window, more)
-    for meeting in range(max(1, codes - TOPS), codes if wide else 0):
-        reaching = _step((last - first) << BASE_SHIFT, meeting, steps)
+        for s in range(step, max(step - several, 0) - 1, -1):
+            count = _add_windows(headers, count, base, s, window, several)
+    for code in range(max(1, codes - TOPS), codes if wide else 0):
+        reaching = _step((last - first) << BASE_SHIFT, code, steps)
         for s in range(max(0, reaching - 1), reaching + 1):
-            end = ((largest - np.int64(steps[s]) * meeting) >> BASE_SHIFT) - BASE_BIAS
+            end = ((largest - np.int64(steps[s]) * code) >> BASE_SHIFT) - BASE_BIAS
             for base in (first, first + 1, end, end + 1):
-                count = _add_windows(headers, count, base, s, window, more)
+                count = _add_windows(headers, count, base, s, window, several)
     return headers[:count]
 
 
 @part
-def _add_windows(headers, count, base, step, window, more):
-    """Put the headers of a grid behind those that are there, if there is such a base code; returns their number."""
+def _add_windows(headers, count, base, step, window, several):
+    """Append the headers of a grid with all windows, if the base code is valid; returns the new count."""
     if 1 <= base < BASE_CODES:
-        for w in range(window, min(window + more, WINDOWS - 1) + 1):
+        for w in range(window, min(window + several, WINDOWS - 1) + 1):
             headers[count] = base << 7 | step << 2 | w
             count += 1
     return count
@@ -207,7 +208,7 @@ def _add_windows(headers, count, base, step, window, more):
 
 @part
 def _span(scales):
-    """Base codes of the smallest scale that counts and of the largest one; (0, 0) where there is none."""
+    """Base codes of the smallest scale within REACH and of the largest scale; (0, 0) if all are 0."""
     patterns, last = scales.view(np.int32), np.int64(0)
     for b in range(scales.size):
         last = max(last, (np.int64(patterns[b]) >> BASE_SHIFT) - BASE_BIAS)
@@ -222,11 +223,10 @@ def _span(scales):
 
 
 @part
-def count_shares(w, scales, by_block, block, shares):
-    """shares f64 [2, blocks]: what the squared error of each block counts for its row, always and where it is the
-    largest of these."""
+def block_factors(w, scales, by_block, block, factors):
+    """Factors f64 [2, blocks] of the squared error of each block: in the sum over blocks, and in the maximum."""
     first, last = _span(scales)
-    shares[0], shares[1] = 1.0, 0.0
+    factors[0], factors[1] = 1.0, 0.0
     if not by_block or last - first <= WIDE:
         return
     patterns, total, used = scales.view(np.int32), 0.0, 0
@@ -236,19 +236,19 @@ def count_shares(w, scales, by_block, block, shares):
             squares += np.float64(w[i]) * w[i]
         total += squares
         if scales[b] > 0 and (patterns[b] >> BASE_SHIFT) - BASE_BIAS >= first:
-            shares[1, b] = squares
+            factors[1, b] = squares
             used += 1
     for b in range(scales.size):
-        squares = shares[1, b]  # 0 for a block that does not count by itself
-        shares[0, b] = 1 / total + (1 / (used * squares) if squares > 0 else 0.0)
-        shares[1, b] = WORST / squares if squares > 0 else 0.0
+        squares = factors[1, b]  # 0 for a block without its own term
+        factors[0, b] = 1 / total + (1 / (used * squares) if squares > 0 else 0.0)
+        factors[1, b] = WORST / squares if squares > 0 else 0.0
 
 
 @part
-def _step(missing, top, steps):
-    """The smallest step code with which scale code `top` is `missing` above the base, in bit patterns."""
+def _step(distance, top, steps):
+    """The smallest step code with which scale code `top` is at least `distance` (of bit patterns) above the base."""
     code = 0
-    while code < STEP_CODES - 1 and np.int64(steps[code]) * top < missing:
+    while code < STEP_CODES - 1 and np.int64(steps[code]) * top < distance:
         code += 1
     return code
 
@@ -263,7 +263,7 @@ def _window(farthest):
 
 @part
 def row_scales(header, scale_bits, steps):
-    """Scales of all scale codes under a row header, float32 [2^scale_bits]."""
+    """Scales of all scale codes with a row header, float32 [2^scale_bits]."""
     patterns = np.empty(1 << scale_bits, np.int32)
     for s in range(patterns.size):
         patterns[s] = (((header >> 7) + BASE_BIAS) << BASE_SHIFT) + s * np.int64(steps[header >> 2 & 31])
@@ -271,23 +271,23 @@ def row_scales(header, scale_bits, steps):
 
 
 @part
-def _row(w, c, low, high, shares, header, block, top, scale_bits, narrowest, steps, zeros, limit, found, work):
-    """Error of a row under a row header, its block headers in `found`; stops where the error is past `limit`."""
+def _row(w, c, low, high, factors, header, block, top, scale_bits, narrowest, steps, zeros, limit, chosen, work):
+    """Error of a row with a row header; block headers are written to `chosen`. Stops when the error exceeds `limit`."""
     if header == 0:
         return 0.0
     scales, row_zeros = row_scales(header, scale_bits, steps), zeros[header & 3]
     lanes = min(LANES, row_zeros.size)
     inverses, tried_zeros, _ = work
-    for s in range(scales.size):  # where all zero codes are tried, what is tried is the same for all blocks
+    for s in range(scales.size):  # if all zero codes are candidates, candidates are the same for all blocks
         inverse = _ONE / scales[s]
         for z in range(lanes):
             inverses[s * lanes + z], tried_zeros[s * lanes + z] = inverse, row_zeros[z]
     total, worst, reach = 0.0, 0.0, HALF + HALF / np.float32(1 << (header & 3))
     for b in range(low.size):
-        error, found[b] = _best_header(w, c, b * block, block, low[b], high[b], scales, reach, top, scale_bits,
-                                       narrowest, row_zeros, work)
-        total += error * shares[0, b]
-        worst = max(worst, error * shares[1, b])
+        error, chosen[b] = _best_header(w, c, b * block, block, low[b], high[b], scales, reach, top, scale_bits,
+                                        narrowest, row_zeros, work)
+        total += error * factors[0, b]
+        worst = max(worst, error * factors[1, b])
         if total + worst > limit:
             break
     return total + worst
@@ -295,7 +295,7 @@ def _row(w, c, low, high, shares, header, block, top, scale_bits, narrowest, ste
 
 @part
 def _best_header(w, c, begin, size, low, high, scales, reach, top, scale_bits, narrowest, zeros, work):
-    """Least error of a block, and the block header that has it. reach: of the window, as a share of the codes."""
+    """Least error of a block and its block header. reach: upper end of the window, as a fraction of the codes."""
     span, lanes = high - low, min(LANES, zeros.size)
     shortest, longest = span / top * narrowest, max(span, max(-low, high) / reach) / top * MARGIN
     first, last = 0, 0
@@ -314,15 +314,15 @@ def _best_header(w, c, begin, size, low, high, scales, reach, top, scale_bits, n
         error = least_of(errors, s * lanes, lanes) * (np.float64(scales[s]) * scales[s])
         if error < least:
             least, chosen = error, s
-    at = chosen * lanes
-    z = place_of(errors, least_of(errors, at, lanes), at, at + lanes) - at
-    z += _first_zero(low, high, inverses[at], zeros, top) if zeros.size > lanes else 0
+    start = chosen * lanes
+    z = first_index(errors, least_of(errors, start, lanes), start, start + lanes) - start
+    z += _first_zero(low, high, inverses[start], zeros, top) if zeros.size > lanes else 0
     return least, chosen | z << scale_bits
 
 
 @part
 def _first_zero(low, high, inverse, zeros, top):
-    """First of the zero codes that are tried with a scale."""
+    """First candidate zero code for a scale."""
     middle = top * HALF - (low + high) * HALF * inverse
     z = np.int64(np.floor((middle - zeros[0]) / (zeros[1] - zeros[0]))) - LANES // 2
     return min(max(z, 0), zeros.size - LANES)

@@ -1,29 +1,29 @@
-"""Stored types: one row for each tensor type that executors keep as a file has it, bit for bit.
+"""Stored types: the tensor types that executors keep bit for bit, one row each.
 
-A type's `fields(raw, columns)` takes stored rows apart: codes u8 [N, K] and the values of their headers, each [N, ...].
-Its Kind says what these mean. Types of one kind are the same to every kernel but those that pack them. Where bits lie
-in an executor's memory is said by its layout (cpu/weights/layout.py, cuda/weights/layout.py).
+A type's `fields(raw, columns)` unpacks stored rows: codes u8 [N, K] and header values, each [N, ...]. The type's Kind
+defines their meaning. Kernels, except packing ones, depend on the kind only. The layout in an executor's memory is in
+cpu/weights/layout.py and cuda/weights/layout.py.
 
-Values of headers, in their order, floats of 16 bits as those bits; z is the kind's zero:
+Header values in their order, 16-bit floats as raw bits; z is the kind's fixed zero:
 
     SCALE     f16 d by 32 columns or more (Kind.shared)         w = d * (code - z)
     SCALE16   f16 d by 16                                       the same
     POWER     bf16 d by 32                                      the same
-    SCALED    d, z by 16 or more, or of the row (Kind.scale)    w = d * (code - z), or d * table[code]
-    FACTORED  f32 d of the row; floats s of 4 + 3 bits by 16    w = d * s * (code - z)
+    SCALED    d, z by 16 or more, or per row (Kind.scale)    w = d * (code - z), or d * table[code]
+    FACTORED  f32 d per row; E4M3 s by 16                       w = d * s * (code - z)
     BASE      f16 d, m by 32                                    w = d * code + m
     SUPER     f16 d, e by 256; u8 s, m by 32                    w = d * s * code - e * m
     SUPER16   f16 d, e by 256; u8 s, m of 4 bits by 16          the same
     BYTES16   u8 s, b by 16                                     w = s * code / 1000 + b / 100 - 1
     SIGNED    f16 d by 256; i8 s by 32                          w = factor * d * s * (code - z)
     SIGNED16  f16 d by 256; i8 s by 16                          the same
-    GRID      u16 of the row; u16 S | Z << scale_bits by 32     as numflow.quant.layout has it
+    GRID      u16 per row;    u16 S | Z << scale_bits by 32     see numflow.quant.layout
     GRID16    the same by 16                                    the same
-    F32, F16, BF16   none: codes are the bits of the numbers
+    F32, F16, BF16   none: codes are the bits of the values
 
-Bits are those of a code in memory: 3.5 are two codes of 11 levels in 7 bits, 1 is one that stands for 0 or 2. With a
-code-book, code - z is the book's entry: kernels look up entries + 128. A table has floats instead, which meet float32
-activations; on the CPU those of 16 numbers meet int8 too.
+Bits are the bits of a code in memory: 3.5 stands for two codes of 11 levels in 7 bits; a 1-bit code stands for 0 or 2.
+With a codebook, code - z is the codebook entry: kernels look up entry + 128. A table has float entries, which are
+multiplied with float32 activations; on the CPU, tables of 16 entries also with int8 activations.
 """
 
 import math
@@ -44,22 +44,23 @@ _BY_16 = {SCALE16, SUPER16, BYTES16, SIGNED16, GRID16, FACTORED}
 _WITH_BASE = {BASE, SUPER, SUPER16, BYTES16, GRID, GRID16}
 _BY_256 = {SUPER, SUPER16, SIGNED, SIGNED16}
 
-# Tables of the code-books: the non-linear one of IQ4, and twice the values of the 4-bit float E2M1.
+# Codebooks: the non-linear one of IQ4, and twice the values of the 4-bit float E2M1.
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of matrices that one set of kernels serves.
+    """A class of stored types that share kernels.
 
-    bits:   of a code in memory. header: how a header is kept, and what it says. book: values of the codes.
-    factor: of all scales; SIGNED, SIGNED16 and SCALED of 1 bit have one. center: the code that stands for zero, where
-            that is not the middle. shared: columns that a file has one header for; its values repeat it for every 32,
-            but those of SCALED; 0: the row.
-    levels: of codes, where they are fewer than their bits can tell apart.
-    table:  of hub_types.TABLES, which has the numbers of the codes.
-    scale, zeros: of SCALED the types of d and z, "" for no z.
+    bits:   bits of a code in memory. header: one of the headers above. book: codebook, the values of the codes.
+    factor: factor of all scales, for SIGNED, SIGNED16 and 1-bit SCALED. center: the code of value zero, if it is not
+    the
+            middle code. shared: columns per header in the file, 0 for the row; header values repeat it for every 32
+            columns, except with SCALED.
+    levels: number of levels, if less than 2^bits.
+    table:  name in hub_types.TABLES, the float values of the codes.
+    scale, zeros: types of d and z with SCALED, "" for no z.
     """
 
     name: str
@@ -76,53 +77,53 @@ class Kind:
 
     @property
     def zero(self) -> int:
-        """The code that stands for zero, where a header has none of its own: a power of two."""
+        """The fixed zero point of headers without one: a power of two, or 0 with a table."""
         return 128 if self.book else 0 if self.table else self.center or 1 << (math.ceil(self.bits) - 1)
 
     @property
     def by_16(self) -> bool:
-        """Whether there is a scale for each 16 columns."""
+        """Whether there is a scale per 16 columns."""
         return self.header in _BY_16 or (self.header == SCALED and self.shared == 16)
 
     @property
     def with_base(self) -> bool:
-        """Whether headers say what is added to codes times scales."""
+        """Whether headers have an addend beside the scale."""
         return self.header in _WITH_BASE or bool(self.zeros)
 
     @property
     def paired(self) -> bool:
-        """Whether two codes share their bits."""
+        """Whether two codes are packed in 7 bits."""
         return self.bits == 3.5
 
     @property
     def is_own(self) -> bool:
-        """Whether it is that of one of numflow's own schemes."""
+        """Whether this is the kind of one of numflow's own schemes."""
         return self.header in (GRID, GRID16)
 
     @property
     def own(self) -> RowScheme:
-        """That scheme."""
+        """numflow's own scheme of this kind."""
         return ROW_SCHEMES[self.name]
 
     @property
     def is_float(self) -> bool:
-        """Whether it is plain numbers, of any number of columns."""
+        """Whether weights are plain floats, with any number of columns."""
         return self.header >= F32
 
     @property
     def floats_only(self) -> bool:
-        """Whether its numbers are floats, which meet float32 activations."""
+        """Whether weights are floats, which are multiplied with float32 activations."""
         return self.is_float or bool(self.table)
 
     @property
     def block(self) -> int:
-        """Columns that rows have a multiple of; rows of other lengths are expanded."""
+        """Rows are a multiple of so many columns; other rows are expanded to floats."""
         return 1 if self.is_float else 256 if self.header in _BY_256 else self.shared or 16
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor type. fields(raw, columns): its stored rows uint8 [N, row_bytes] as codes and the values of headers."""
+    """A tensor type. fields(raw, columns): unpacks stored rows uint8 [N, row_bytes] to codes and header values."""
 
     type: str
     kind: Kind
@@ -181,42 +182,42 @@ _ROWS = (
 )
 STORED = {name: Stored(name, KINDS[kind], fields) for name, kind, fields in _ROWS}
 
-# What other types become at load: the smallest plain type that holds all their numbers, else F32.
+# Conversion of other types at load: the smallest float type that holds all their values, else F32.
 EXPANDED = dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), "F16")
 
 
 def kept_as(stored: str, columns: int) -> Kind:
-    """The kind that rows of so many numbers of a tensor type are kept in.
+    """The kind in which executors keep rows of a tensor type.
 
-    Plain numbers where they are expanded: types without a row, and blocks of 16 columns that do not make whole units.
+    Plain floats for types that are expanded at load, and for rows that are no multiple of the kind's block.
     """
     kind = (STORED.get(stored) or STORED[EXPANDED.get(stored, "F32")]).kind
     return kind if columns % kind.block == 0 else KINDS["f32"]
 
 
 def weights(kind: Kind, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Weights of the fields, float32 [N, K]: the formulas above, in their order."""
+    """Weights float32 [N, K] of unpacked fields, by the formulas above."""
     if kind.is_float:
         return (codes.astype(np.uint32) << 16 if kind.header == BF16 else codes).view(
             np.float16 if kind.header == F16 else np.float32).astype(np.float32)
     if kind.is_own:
         rows, blocks = values
         return Fields(kind.own, rows[:, 0], blocks, codes).values()
-    by = [np.repeat(header_numbers(value, kind), codes.shape[1] // value.shape[1], axis=1) for value in values]
-    numbers = codes.astype(np.float32)
+    headers = [np.repeat(header_numbers(value, kind), codes.shape[1] // value.shape[1], axis=1) for value in values]
+    levels = codes.astype(np.float32)
     if kind.header == BASE:
-        return by[0] * numbers + by[1]
+        return headers[0] * levels + headers[1]
     if kind.header == BYTES16:
-        return numbers * (by[0] / np.float32(1000)) + (by[1] / np.float32(100) - np.float32(1))
+        return levels * (headers[0] / np.float32(1000)) + (headers[1] / np.float32(100) - np.float32(1))
     if kind.header in (SUPER, SUPER16):
-        d, e, s, m = by
-        return d * s * numbers - e * m
+        d, e, s, m = headers
+        return d * s * levels - e * m
     if kind.zeros:
-        return np.float32(kind.factor) * by[0] * (numbers - by[1])
+        return np.float32(kind.factor) * headers[0] * (levels - headers[1])
     if kind.table:
-        return by[0] * TABLES[kind.table][codes]
-    numbers = np.array(kind.book, np.float32)[codes] if kind.book else numbers - np.float32(kind.zero)
-    return (by[0] if len(by) == 1 else by[0] * (np.float32(kind.factor) * by[1])) * numbers
+        return headers[0] * TABLES[kind.table][codes]
+    levels = np.array(kind.book, np.float32)[codes] if kind.book else levels - np.float32(kind.zero)
+    return (headers[0] if len(headers) == 1 else headers[0] * (np.float32(kind.factor) * headers[1])) * levels
 
 
 def header_numbers(value: np.ndarray, kind: Kind) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Kernels of this package: compiled functions that work on a range of rows, shared among threads outside the GIL.
+"""Compiled kernels of this package: functions on a range of rows, run by several threads without the GIL.
 
     @kernel
     def _double(x, y, begin, end):
@@ -6,8 +6,8 @@
 
     over_rows(_double, len(x), threads, x, y)
 
-Plain threads and explicit ranges rather than prange: they compile several times faster, need no threading layer, and
-may be called from any thread at once.
+Plain threads with explicit ranges instead of prange: kernels compile several times faster, need no threading layer, and
+may be called from several threads at once.
 """
 
 import functools
@@ -21,15 +21,15 @@ import numba
 
 from numflow import kernel_cache
 
-_RANGES = 16  # per thread, so that none waits long for another, or an interrupt for them
+_RANGES = 16  # per thread: balances load and keeps interrupts responsive
 
 
 def kernel(fn: Callable) -> Callable:
-    """Compiles `fn` on its first call, without the GIL, and keeps the result on disk by a hash of its sources.
+    """Compile `fn` on its first call, without the GIL, and cache the result on disk by a hash of its sources.
 
-    Floats are not reordered or contracted, so that results are those of the same lines in NumPy.
+    Float operations are not reordered or contracted, so results equal those of the same code in NumPy.
     """
-    config: Any = numba.config  # its names are made when it is imported
+    config: Any = numba.config  # attributes are created at import
     saved, config.CACHE_DIR = config.CACHE_DIR, str(kernel_cache.folder(fn.__module__))
     try:
         return numba.njit(cache=True, nogil=True, error_model="numpy")(fn)
@@ -38,15 +38,15 @@ def kernel(fn: Callable) -> Callable:
 
 
 def part(fn: Callable) -> Callable:
-    """A function of kernels, and of no one else: it becomes part of each that calls it. A call would pass seven words
-    for each array, and count its users."""
+    """A function that is inlined into the kernels that call it. A real call would pass seven words per array and count
+    references."""
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return numba.njit(forceinline=True, error_model="numpy", **options)(fn)
 
 
 @functools.cache
 def default_threads() -> int:
-    """Processors that this process may use."""
+    """Number of processors available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -64,6 +64,6 @@ def over_rows(fn: Callable, rows: int, threads: int | None, *args) -> None:
         try:
             for future in futures:
                 future.result()
-        except BaseException:  # an interrupt does not wait for what has not begun
+        except BaseException:  # an interrupt cancels ranges that have not begun
             pool.shutdown(cancel_futures=True)
             raise

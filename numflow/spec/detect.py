@@ -1,4 +1,4 @@
-"""Choice of the shipped spec for a checkpoint: by the architecture it names, then by conditions on its values."""
+"""Choice of the shipped spec for a checkpoint: by its architecture name, then by conditions on its configuration."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ from numflow.spec.paths import specs_dir
 from numflow.spec.reader import Spec, detect_tables, load_spec, own_tables
 from numflow.spec.resolve import Resolved, part_of
 
-# What comes behind a family's name in that of an architecture. A classifier has the layers of its family.
+# Suffix of an architecture name behind the family's name. A classifier has the layers of its family.
 _HEAD = re.compile(r"(ForCausalLM|ForMaskedLM|LMHeadModel|Model)$")
-_CLASSIFIER = "ForSequenceClassification"
+_CLASSIFIER, _BARE = "ForSequenceClassification", ("TextModel", "Model")
 
 HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 
@@ -20,17 +20,17 @@ HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     """The spec whose [detect] table fits the checkpoint (format, architectures or model_type, and `when`).
 
-    has_for: gives, for a spec, the function behind `has(...)` in conditions (see network.choose_spec).
+    has_for: returns a spec's function `has(...)` for conditions (see network.choose_spec).
 
     Raises:
         SpecError: none fits, or several do.
     """
     tables = detect_tables()
-    named = [on_parts(load_spec(name), checkpoint, has_for)
-             for name, table in tables.items() if names_it(table, checkpoint)]
-    fitting = [spec for spec in named if _condition(spec, spec, checkpoint, has_for)]
+    names = [name for name, table in tables.items() if names_it(table, checkpoint)]
+    names = names or [name for name, table in tables.items() if names_it(table, checkpoint, bare=True)]
+    named = [on_parts(load_spec(name), checkpoint, has_for) for name in names]
     if named:
-        return _only_one(checkpoint, _architecture(checkpoint), named, fitting)
+        return _only_one(checkpoint, _architecture(checkpoint), [(spec, spec) for spec in named], has_for)
     known = {
         name
         for table in tables.values()
@@ -45,19 +45,27 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     )
 
 
-def _only_one(checkpoint: Any, what: str, named: list[Spec], fitting: list[Spec]) -> Spec:
-    """The spec that fits, of those that name the checkpoint."""
+def _only_one(checkpoint: Any, subject: str, named: list[tuple[Spec, Spec]], has_for: HasFor) -> Spec:
+    """The single spec that fits, among the specs that name the checkpoint.
+
+    named: a spec with its condition, and the spec whose values the condition reads.
+
+    Raises:
+        SpecError: no spec fits, or several do.
+    """
+    fitting = [stated for stated, spec in named if _condition(stated, spec, checkpoint, has_for)]
     if len(fitting) == 1:
         return fitting[0]
-    names = ", ".join(spec.name for spec in fitting or named)
+    names = ", ".join(spec.name for spec in fitting or [stated for stated, _ in named])
     if fitting:
-        raise SpecError(f"{checkpoint.path}: {what} fits several specs ({names}); choose one with --spec")
-    raise SpecError(f"{checkpoint.path}: {what} is known to {names}, whose condition `when` does not hold; "
+        raise SpecError(f"{checkpoint.path}: {subject} fits several specs ({names}); choose one with --spec")
+    unmet = "; ".join(sorted({_unmet(stated, spec, checkpoint, has_for) for stated, spec in named}))
+    raise SpecError(f"{checkpoint.path}: {subject} is known to {names}, whose condition `when` does not hold: {unmet}; "
                     f"choose or write a spec with --spec")
 
 
 def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
-    """A spec with `extends_part` on top of the one that knows that part of the configuration; any other as it is.
+    """A spec with `extends_part` on top of the spec of that part of the configuration; any other spec as it is.
 
     Raises:
         SpecError: the configuration has no such part, or no spec knows it.
@@ -72,30 +80,30 @@ def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
                         f"describes the part of the model that is text")
     inner = replace(checkpoint, config=part)
     if not any(_identities(inner)):
-        raise SpecError(f"{file}: {name}: expected a model_type, which says what model this part is")
+        raise SpecError(f"{file}: {name}: expected a model_type, which names the model of this part")
     bases = [load_spec(each) for each, table in detect_tables().items() if names_it(table, inner)]
     bases = [base for base in bases if base.type == "decoder" and not base.section("extends_part")]
     if not bases:
         raise SpecError(f"{file}: {name}: no spec of a decoder for {_architecture(inner)}; "
                         f"`numflow spec new` drafts one")
-    fitting = [base for base in bases if _condition(base, _on(spec, base, name), checkpoint, has_for)]
-    base = _only_one(checkpoint, f"{name}: {_architecture(inner)}", bases, fitting)
+    base = _only_one(checkpoint, f"{name}: {_architecture(inner)}", [
+        (base, _on(spec, base, name)) for base in bases], has_for)
     return _on(spec, base, name)
 
 
 def _on(spec: Spec, base: Spec, part: str) -> Spec:
-    """A spec on top of another one, reading this part of config.json alone: names of tensors begin as it says, and
-    then as they do in the other one."""
-    found = load_spec(spec.path, spec.enclosed, base.name)
-    ours, theirs = (_list(each.section("hf").get("prefix", [])) for each in (spec, base))
-    prefixes = [first + second for first in ours for second in (*theirs, "")]
-    table = {**found.table, "hf": {**found.section("hf"), "within": part, "prefix": prefixes},
-             "model": {**found.section("model"), "title": f"{base.title} ({spec.title[:1].lower()}{spec.title[1:]})"}}
-    return replace(found, name=f"{spec.name} on {base.name}", table=table)
+    """The spec on top of `base`, reading only the object `part` of config.json. Tensor names begin with a prefix of
+    `spec`, then with one of `base`."""
+    merged = load_spec(spec.path, spec.enclosed, base.name)
+    outer, inner = (_list(each.section("hf").get("prefix", [])) for each in (spec, base))
+    prefixes = [first + second for first in outer for second in (*inner, "")]
+    table = {**merged.table, "hf": {**merged.section("hf"), "within": part, "prefix": prefixes},
+             "model": {**merged.section("model"), "title": f"{base.title} ({spec.title[:1].lower()}{spec.title[1:]})"}}
+    return replace(merged, name=f"{spec.name} on {base.name}", table=table)
 
 
 def _of_part(checkpoint: Any, has_for: HasFor) -> str:
-    """Advice on a model of which a part is known."""
+    """Hint for a model of which only a part has a spec; "" for none."""
     for path in sorted(specs_dir().glob("*.toml")) if checkpoint.naming == "hf" else ():
         if "extends_part" in own_tables(path):
             try:
@@ -121,7 +129,7 @@ def names_in(checkpoint: Any) -> tuple[list[str], str | None]:
     """Names of the model in config.json: its architectures and model_type.
 
     Raises:
-        SpecError: they are no texts.
+        SpecError: they are not text.
     """
     config, where = checkpoint.config, checkpoint.files.get("config", checkpoint.path)
     architectures, kind = config.get("architectures"), config.get("model_type")
@@ -142,8 +150,8 @@ def _architecture(checkpoint: Any) -> str:
     return f"a {checkpoint.naming} file"
 
 
-def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
-    """Whether a [detect] table names the checkpoint's architecture."""
+def names_it(table: Mapping[str, Any], checkpoint: Any, bare: bool = False) -> bool:
+    """Whether a [detect] table names the checkpoint's architecture, or (`bare`) the architecture with a head."""
     config = checkpoint.config
     if checkpoint.naming == "gguf":
         return config.get("general.architecture") in _list(table.get("gguf", []))
@@ -151,17 +159,28 @@ def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
         return bool(table.get("llama2c"))
     architectures, kind = names_in(checkpoint)
     known = _list(table.get("architectures", []))
-    classified = {_HEAD.sub("", name) for name in known}
-    for name in architectures:
-        if name in known or (name.endswith(_CLASSIFIER) and name.removesuffix(_CLASSIFIER) in classified):
-            return True
+    families = {_HEAD.sub("", name) for name in known}
+    others = {family + other for family in families for other in (_CLASSIFIER, *(_BARE if bare else ()))}
+    if any(name in known or name in others for name in architectures):
+        return True
     return not architectures and kind in _list(table.get("model_type", []))
 
 
 def _condition(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> bool:
-    """Whether `when` of the first spec holds for the values of the second, which may stand on it."""
+    """Whether the condition `when` of the first spec holds for the values of the second, which may extend the first."""
     when = stated.section("detect").get("when")
     if when is None:
         return True
+    return bool(_resolved(spec, checkpoint, has_for).evaluate("detect.when", when))
+
+
+def _unmet(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> str:
+    """The condition of a spec, with the configuration keys that it reads."""
+    when = stated.section("detect")["when"]
+    keys = ", ".join(sorted(_resolved(spec, checkpoint, has_for).keys_behind("detect.when", when)))
+    return f"`{when}`" + (f" (from {keys})" if keys else "")
+
+
+def _resolved(spec: Spec, checkpoint: Any, has_for: HasFor) -> Resolved:
     has = has_for(spec) if has_for else (lambda name, layer, stack: False)
-    return bool(Resolved(spec, checkpoint.config, checkpoint.naming, has).evaluate("detect.when", when))
+    return Resolved(spec, checkpoint.config, checkpoint.naming, has)

@@ -1,9 +1,9 @@
-"""The small arithmetic of specification files: `"sqrt(hidden)"`, `"window if (layer + 1) % 6 else 0"`.
+"""The expression language of specification files: `"sqrt(hidden)"`, `"window if (layer + 1) % 6 else 0"`.
 
-Python's expression syntax, walked over its syntax tree with an allow-list, so nothing but arithmetic, comparisons,
-conditionals, look-ups in lists and a handful of functions exists. Names are the spec's parameters, plus `layer`.
-Specs come with model files, so nothing here can be made to run long or to make something large: every value that an
-operator or a function makes is measured before it exists, and every step is counted.
+The syntax is Python's. An interpreter walks the syntax tree and allows only arithmetic, comparisons, conditionals,
+list subscripts and a few functions. Names are the spec's parameters, and `layer`.
+Specs may come with model files and are not trusted. Therefore the size of each result is checked before it is computed,
+and evaluation steps are counted, so that no expression runs long or allocates much memory.
 """
 
 import ast
@@ -17,7 +17,7 @@ from numflow import syntax
 
 
 def get(table: Any, key: Any, otherwise: Any = None) -> Any:
-    """The value of a key of an object, `otherwise` if there is none. Numbers may be text there, zeros in front."""
+    """The value of a key in an object, else `otherwise`. An integer key also matches its text, with leading zeros."""
     if table is None:
         return otherwise
     if not isinstance(table, Mapping):
@@ -28,7 +28,7 @@ def get(table: Any, key: Any, otherwise: Any = None) -> Any:
 
 
 def place(values: Any, item: Any) -> int:
-    """The place of an item in a list, from 0."""
+    """The index of an item in a list, from 0."""
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"place() looks into a list, found {type(values).__name__}")
     return list(values).index(item)
@@ -70,16 +70,16 @@ _COMPARE = {
 _UNARY = {ast.USub: operator.neg, ast.Not: operator.not_, ast.UAdd: operator.pos}
 _LONGEST = 500
 _DEEPEST = 40
-_MOST_ITEMS = 10_000  # of a list or text that an expression makes, all the way down
-_MOST_BITS = 1024  # of an integer, where float64 ends too
+_MOST_ITEMS = 10_000  # in a list or text that an expression makes, nested items included
+_MOST_BITS = 1024  # of an integer: about the range of float64
 
 
 class ExpressionError(ValueError):
-    """The text is not an expression of this language, or cannot be computed; says why."""
+    """Error: the text is no expression of this language, or its value cannot be computed."""
 
 
 class Steps:
-    """Budget of steps that all expressions of a spec share; each item that an expression looks at takes one."""
+    """Step budget shared by all expressions of a spec. Each node and each item that is read takes one step."""
 
     def __init__(self, most: int = 5_000_000):
         self.most = self.left = most
@@ -118,7 +118,7 @@ def evaluate(text: str, name: Callable[[str], Any], functions: dict[str, Callabl
              steps: Steps | None = None) -> Any:
     """The value of `text`; `name(word)` gives the value of a name, `functions` adds to FUNCTIONS.
 
-    steps: counts what is done over several expressions.
+    steps: the step budget that several expressions share.
 
     Raises:
         ExpressionError: the text is wrong or the arithmetic fails (division by zero, wrong types, ...).
@@ -160,47 +160,47 @@ def _allowed(node: ast.AST) -> bool:
 
 
 class _Evaluation:
-    """One walk over a syntax tree."""
+    """Interpreter of one syntax tree."""
 
     def __init__(self, name: Callable[[str], Any], functions: dict[str, Callable], steps: Steps):
         self.name, self.functions, self.steps = name, functions, steps
 
     def value(self, node: ast.expr) -> Any:
         self.steps.take(1)
-        go = self.value
+        value = self.value
         match node:
             case ast.Constant():
                 return node.value
             case ast.Name():
                 return CONSTANTS[node.id] if node.id in CONSTANTS else self.name(node.id)
             case ast.BinOp():
-                left, right = go(node.left), go(node.right)
+                left, right = value(node.left), value(node.right)
                 if isinstance(node.op, ast.Mult):
                     _check_numbers((node.left, left), (node.right, right))
                 return self._binary(type(node.op), left, right)
             case ast.UnaryOp():
-                return _UNARY[type(node.op)](go(node.operand))
+                return _UNARY[type(node.op)](value(node.operand))
             case ast.BoolOp():
-                return self._either(node)
+                return self._and_or(node)
             case ast.Compare():
-                return self._compared(node)
+                return self._compare(node)
             case ast.IfExp():
-                return go(node.body) if go(node.test) else go(node.orelse)
+                return value(node.body) if value(node.test) else value(node.orelse)
             case ast.Subscript():
-                return go(node.value)[go(node.slice)]
+                return value(node.value)[value(node.slice)]
             case ast.List() | ast.Tuple():
-                return self._made([go(child) for child in node.elts])
+                return self._count_new([value(child) for child in node.elts])
             case ast.Call():
                 if node.func.id not in self.functions:
                     known = ", ".join(sorted(self.functions))
                     raise ExpressionError(f"no function {node.func.id!r}; there are {known}")
-                arguments = [go(child) for child in node.args]
-                self._looked_at(*arguments)
+                arguments = [value(child) for child in node.args]
+                self._count_items(*arguments)
                 return self.functions[node.func.id](*arguments)
         raise ExpressionError(f"{type(node).__name__} is not part of the expression language")
 
     def _binary(self, op: type, left: Any, right: Any) -> Any:
-        """Arithmetic of numbers; lists and texts can be joined, and lists repeated, within bounds."""
+        """Arithmetic of numbers; concatenation of lists and texts; repetition of lists. Sizes are limited."""
         lists = [value for value in (left, right) if isinstance(value, (list, tuple, str))]
         if not lists:
             return _BINARY[op](*_checked_size(op, left, right))
@@ -210,9 +210,9 @@ class _Evaluation:
                 raise ExpressionError(f"makes a list of more than {_MOST_ITEMS} items")
         elif op is not ast.Add or len(lists) != 2:
             raise TypeError(f"{op.__name__.lower()} is for numbers, found {type(lists[0]).__name__}")
-        return self._made(_BINARY[op](left, right))
+        return self._count_new(_BINARY[op](left, right))
 
-    def _either(self, node: ast.BoolOp) -> Any:
+    def _and_or(self, node: ast.BoolOp) -> Any:
         values = iter(node.values)
         result = self.value(next(values))
         for child in values:
@@ -221,38 +221,38 @@ class _Evaluation:
             result = self.value(child)
         return result
 
-    def _compared(self, node: ast.Compare) -> bool:
+    def _compare(self, node: ast.Compare) -> bool:
         left = self.value(node.left)
         for op, child in zip(node.ops, node.comparators, strict=True):
             right = self.value(child)
-            self._looked_at(left, right)
+            self._count_items(left, right)
             if not _COMPARE[type(op)](left, right):
                 return False
             left = right
         return True
 
-    def _made(self, value: Any) -> Any:
+    def _count_new(self, value: Any) -> Any:
         count = items(value, _MOST_ITEMS)
         if count > _MOST_ITEMS:
             raise ExpressionError(f"makes a list of more than {_MOST_ITEMS} items")
         self.steps.take(count)
         return value
 
-    def _looked_at(self, *values: Any) -> None:
+    def _count_items(self, *values: Any) -> None:
         for value in values:
             if isinstance(value, (list, tuple, str, dict)):
                 self.steps.take(items(value, self.steps.left))
 
 
 def _check_numbers(*factors: tuple[ast.expr, Any]) -> None:
-    """A list that has a name holds a value for each layer, and is meant to be multiplied, not repeated."""
+    """Refuse to multiply a named list: such a list has one value per layer, and repeating the list is a mistake."""
     for node, value in factors:
         if isinstance(node, ast.Name) and isinstance(value, (list, tuple)):
             raise TypeError(f"{node.id} is a list of {len(value)} values; {node.id}[layer] is that of a layer")
 
 
 def _checked_size(op: type, left: Any, right: Any) -> tuple[Any, Any]:
-    """Two numbers whose product or power is no integer beyond all use."""
+    """Both operands, if the result is an integer of at most _MOST_BITS bits."""
     if isinstance(left, int) and isinstance(right, int):
         bits = {ast.Mult: left.bit_length() + right.bit_length(), ast.Pow: left.bit_length() * max(right, 1),
                 ast.Add: max(left.bit_length(), right.bit_length()) + 1}.get(op, 0)
@@ -262,7 +262,7 @@ def _checked_size(op: type, left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def items(value: Any, most: int) -> int:
-    """Items of a list or text, and of what is inside it, however often it is there; above `most`, some number above."""
+    """Number of items in a list or text, nested items included. Counting stops above `most`."""
     if isinstance(value, str):
         total = len(value)
     elif isinstance(value, (list, tuple, dict)):

@@ -1,28 +1,28 @@
-"""docs/models.md from the shipped specifications: what runs, by which words it is recognised."""
+"""docs/models.md from the shipped specifications: model families, and the names by which they are detected."""
 
 from numflow.spec.reader import Spec, list_specs
 
 _INTRO = """# Models
 
-What is listed here runs from a specification file of [specs/](../specs/) alone. A checkpoint is recognised by words in
-its `config.json` (`architectures`) or in its GGUF header (`general.architecture`); a row without such words is chosen
-by `--spec NAME`. A classifier or reranker, `NAMEForSequenceClassification`, is read as `NAMEForCausalLM`. A model that
-is not listed may need no more than a file of its own: [new-model.md](new-model.md).
+Each family in this list runs from a specification file in [specs/](../specs/). A checkpoint is detected by a name in
+its `config.json` (`architectures`) or in its GGUF metadata (`general.architecture`). A family without such names is
+chosen with `--spec NAME`. A classifier or reranker, `NAMEForSequenceClassification`, is read as `NAMEForCausalLM`. For
+a model that is not listed, a new specification file may be enough: [new-model.md](new-model.md).
 File formats are in the [README](../README.md#what-runs).
 (This page is written by `python -m numflow.spec.families > docs/models.md`.)
 """
-_KINDS = {"decoder": "Decoders: text is continued", "encoder": "Encoders: embeddings, gaps, scores",
+_KINDS = {"decoder": "Decoders: text generation", "encoder": "Encoders: embeddings, fill-mask, scores",
           "encoder-decoder": "Encoder-decoders: translation, summaries",
-          "draft": "Drafts: what guesses tokens for another model"}
+          "draft": "Drafts: draft tokens for another model (speculative decoding)"}
 
 
 def markdown() -> str:
     """The whole page."""
     lines = [_INTRO]
     for kind, heading in _KINDS.items():
-        found = [spec for spec in list_specs() if spec.type == kind]
+        specs = [spec for spec in list_specs() if spec.type == kind]
         lines += [f"## {heading}", "", "| family | specification | config.json | GGUF |", "|---|---|---|---|"]
-        lines += [_row(spec) for spec in sorted(found, key=lambda spec: spec.title.casefold())]
+        lines += [_row(spec) for spec in sorted(specs, key=lambda spec: spec.title.casefold())]
         lines.append("")
     noted = {spec.title: spec.section("model")["notes"] for spec in list_specs()
              if spec.section("detect") and "notes" in spec.section("model")}
@@ -32,9 +32,9 @@ def markdown() -> str:
 
 def _row(spec: Spec) -> str:
     detect = spec.section("detect")
-    words = ["<br>".join(detect.get(key, ()) or (detect.get("model_type", ()) if key == "architectures" else ()))
+    names = ["<br>".join(detect.get(key, ()) or (detect.get("model_type", ()) if key == "architectures" else ()))
              for key in ("architectures", "gguf")]
-    return f"| {spec.title} | [{spec.name}](../specs/{spec.name}.toml) | {words[0]} | {words[1]} |"
+    return f"| {spec.title} | [{spec.name}](../specs/{spec.name}.toml) | {names[0]} | {names[1]} |"
 
 
 if __name__ == "__main__":

@@ -1,28 +1,29 @@
-"""Kinds of options of a specification file, and what their values may be."""
+"""Kinds of options in a specification file, and their allowed values."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
-# The activations of the op table, which this package does not import; a test holds the two lists together.
+# The activations of the op table. This package does not import the table; a test compares the two lists.
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp",
                "swiglu_clamp", "silu_clamp", "xielu")
-# Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
+# Other names of activations in files. "gelu" is the exact (erf) form, as in the published implementations.
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
                       "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
-                      "gelu_python": "gelu"}
+                      "gelu_python": "gelu", "gelu_python_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True)
 class SpecOption:
-    """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words.
+    """One key of a section.
 
-    least, most: of a number, or of every number of a list; above: it is to be larger than that.
+    kind: "int", "float", "bool", "choice", "text" or "list". choices: the allowed words.
+    least, most: inclusive limits of a number, or of each number in a list. above: exclusive lower limit.
     """
 
     kind: str
     default: Any
-    what: str
+    description: str
     choices: tuple[str, ...] = ()
     least: float = -math.inf
     most: float = math.inf
@@ -43,29 +44,29 @@ class SpecOption:
         return " ".join([kind, *parts])
 
 
-def whole(default, what, least=1, most=2**31 - 1):
-    return SpecOption("int", default, what, (), least, most)
+def integer(default, description, least=1, most=2**31 - 1):
+    return SpecOption("int", default, description, (), least, most)
 
 
-def number(default, what, least=-1e6, most=1e6, above=-math.inf):
-    """A number; without other bounds a factor or an addend, which a float32 and what it is used on can hold."""
+def number(default, description, least=-1e6, most=1e6, above=-math.inf):
+    """Option for a number. The default limits suit factors and addends: products with float32 values stay finite."""
     if above > -math.inf:
         least = -math.inf
-    return SpecOption("float", default, what, (), least, most, above)
+    return SpecOption("float", default, description, (), least, most, above)
 
 
-def switch(default, what):
-    return SpecOption("bool", default, what)
+def boolean(default, description):
+    return SpecOption("bool", default, description)
 
 
-def choice(choices, default, what):
-    return SpecOption("choice", default, what, tuple(choices))
+def choice(choices, default, description):
+    return SpecOption("choice", default, description, tuple(choices))
 
 
-def text(default, what):
-    return SpecOption("text", default, what)
+def text(default, description):
+    return SpecOption("text", default, description)
 
 
-def numbers(default, what, above=-math.inf):
-    """A list of numbers."""
-    return SpecOption("list", default, what, (), above=above)
+def number_list(default, description, above=-math.inf):
+    """Option for a list of numbers."""
+    return SpecOption("list", default, description, (), above=above)

@@ -1,4 +1,4 @@
-"""Read a specification file: TOML, `extends`, and strict checks that name file, key and what was expected."""
+"""Reader of specification files: TOML, `extends`, and strict checks. Errors name file, key and expected value."""
 
 import re
 import tomllib
@@ -17,18 +17,18 @@ from numflow.spec.paths import specs_dir
 from numflow.spec.schema import SECTIONS
 
 _DEPTH = 8
-_MOST_BYTES = 1 << 18  # of a file; the longest that is shipped has 6 kB
-_DETECT = re.compile(r"^\[detect\][^\n]*\n(.*?)(?=^\s*\[|\Z)", re.MULTILINE | re.DOTALL)  # what that section holds
+_MOST_BYTES = 1 << 18  # size limit of a file; the longest shipped file has 6 kB
+_DETECT = re.compile(r"^\[detect\][^\n]*\n(.*?)(?=^\s*\[|\Z)", re.MULTILINE | re.DOTALL)  # content of [detect]
 _PYTHON_TYPES = {"int": int, "float": (int, float), "bool": bool, "text": str, "choice": str, "list": list}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A specification after `extends`: plain tables as in the file, checked but not yet resolved.
+    """A specification after `extends`: tables as in the file, checked but not yet resolved.
 
-    name:  the file's stem. chain: the files it was read from, itself first.
+    name:  the file's stem. chain: this file, then the files that it extends.
     table: the merged TOML tables.
-    enclosed: it came inside a model's file, so that whoever made that file wrote it.
+    enclosed: the spec came inside a model file and is as little trusted as that file.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Spec:
 def load_spec(path_or_name: str | Path, enclosed: bool = False, base: str = "") -> Spec:
     """Read a spec by path ("my.toml") or by the name of a shipped one ("family_7b").
 
-    enclosed: it came inside a model's file: it extends what came with it and shipped specs, and reads nothing else.
-    base: the spec that the last one of those it extends stands on, of one with `extends_part` (detect.on_parts).
+    enclosed: the spec came inside a model file: it may extend only files that came with it and shipped specs.
+    base: spec that the last file of the chain extends, for specs with `extends_part` (detect.on_parts).
 
     Raises:
         ModelNotFoundError: no such file or name.
@@ -88,8 +88,8 @@ def _load(path_or_name: str | Path, enclosed: bool, base: str) -> Spec:
     merged: dict[str, Any] = {}
     for table in reversed(tables):
         _merge(merged, {k: v for k, v in table.items() if k not in ("extends", "detect")}, "")
-    # A model that extends a family is chosen by name: detection belongs to the file that states it, and so does what
-    # readers of its GGUF architecture take.
+    # [detect] and [gguf.written] are not inherited: a model that extends a family is chosen by name, and readers of
+    # its own GGUF architecture decide which tensor names to write.
     merged["detect"] = tables[0].get("detect", {})
     if "gguf" in merged:
         merged["gguf"]["written"] = tables[0].get("gguf", {}).get("written", {})
@@ -97,7 +97,7 @@ def _load(path_or_name: str | Path, enclosed: bool, base: str) -> Spec:
 
 
 def list_specs(directory: Path | None = None) -> list[Spec]:
-    """All shipped specs that describe a model (files whose name starts with "_" are parts of others)."""
+    """All shipped specs that describe a model. Files whose name starts with "_" are only extended by others."""
     files = sorted((directory or specs_dir()).glob("*.toml"))
     return [load_spec(path) for path in files if not path.stem.startswith("_")]
 
@@ -109,24 +109,24 @@ def detect_tables() -> dict[str, Mapping[str, Any]]:
 
 
 def _find(path_or_name: str | Path, beside: Path | None) -> Path:
-    """A path as given, relative to the file that extends it, or the name of a shipped spec."""
+    """Path of a spec: a path as given, a path relative to the file `beside` that extends it, or a shipped name."""
     text = str(path_or_name)
     if found := _in([Path("."), *([beside.parent] if beside else []), specs_dir()], text):
         return found
     if beside:
-        raise SpecError(f"{beside}: extends {quoted(text)}, which is neither a file nor a shipped spec{_near(text)}")
-    raise ModelNotFoundError(f"no specification file or shipped spec {quoted(text)}{_near(text)}")
+        raise SpecError(f"{beside}: extends {quoted(text)}, which is neither a file nor a shipped spec{_hint(text)}")
+    raise ModelNotFoundError(f"no specification file or shipped spec {quoted(text)}{_hint(text)}")
 
 
 def _find_enclosed(text: str, beside: Path) -> Path:
-    """The spec that one inside a model's file extends: a file that came with it, else a shipped spec.
+    """Path of the spec that an enclosed spec extends: a file that came with it, else a shipped spec.
 
-    Only the last part of the name counts, as folders may differ from those where the model's file was made.
+    Only the file name counts, because folders may differ from those on the machine that made the model file.
     """
     if found := _in([beside.parent, specs_dir()], re.split(r"[\\/]", text)[-1]):
         return found
     raise SpecError(f"{beside}: extends {quoted(text)}, which is neither in the model's file nor a shipped spec"
-                    f"{_near(text)}")
+                    f"{_hint(text)}")
 
 
 def _in(folders: list[Path], name: str) -> Path | None:
@@ -140,12 +140,12 @@ def _in(folders: list[Path], name: str) -> Path | None:
     return None
 
 
-def _near(text: str) -> str:
+def _hint(text: str) -> str:
     return did_you_mean(Path(text[-100:]).stem, [p.stem for p in specs_dir().glob("*.toml") if p.stem[0] != "_"])
 
 
 def own_tables(path: Path) -> Mapping[str, Any]:
-    """Tables of one file, without those that it extends."""
+    """Tables of one file, without inherited ones."""
     return _parse(path, _tables)
 
 
@@ -160,7 +160,7 @@ def _parse(path: Path, read: Callable[[Path, int], dict[str, Any]]) -> dict[str,
 
 @lru_cache(maxsize=512)
 def _tables(path: Path, modified: int) -> dict[str, Any]:
-    """A file's tables, never changed by anyone: families are parsed once for all that extend them."""
+    """Tables of a file, cached and never modified. `modified` is part of the cache key."""
     return tomllib.loads(_text(path))
 
 
@@ -182,14 +182,14 @@ def _text(path: Path) -> str:
 
 @lru_cache(maxsize=512)
 def _checked_tables(path: Path, modified: int) -> dict[str, Any]:
-    """As _tables, of a file that has no mistakes of its own."""
+    """Tables of a file that passes the checks."""
     table = _tables(path, modified)
     _check_file(path, table)
     return table
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any], at: str) -> None:
-    """Tables merge key by key, `ignore` lists add up, everything else is replaced."""
+    """Merge tables key by key: `ignore` lists are concatenated, all other values replaced."""
     for key, value in source.items():
         old = target.get(key)
         is_option = at.rpartition(".")[2] in SECTIONS
@@ -204,18 +204,18 @@ def _merge(target: dict[str, Any], source: Mapping[str, Any], at: str) -> None:
             target[key] = value
 
 
-# Checks of one file, before it is merged, so that every error names the file it stands in.
+# Checks of one file before merging, so that each error names the right file.
 
 def _check_file(path: Path, table: Mapping[str, Any]) -> None:
-    _known(path, "", table, schema.TOP_KEYS)
+    _check_keys(path, "", table, schema.TOP_KEYS)
     for key, value in table.items():
         match key:
             case "extends":
                 _expect(path, key, value, str, "the name of a spec")
             case "extends_part":
-                _texts(path, key, value)
+                _expect_texts(path, key, value)
                 if "extends" in table:
-                    raise SpecError(f"{path}: extends and extends_part are two answers to one question; give one")
+                    raise SpecError(f"{path}: expected extends or extends_part, found both")
             case "model":
                 _check_model(path, value)
             case "detect":
@@ -224,38 +224,38 @@ def _check_file(path: Path, table: Mapping[str, Any]) -> None:
                 _check_parameters(path, value)
             case "unconfirmed":
                 _expect(path, key, value, dict, "a table")
-                _known(path, key, value, ("keys",))
-                _texts(path, f"{key}.keys", value.get("keys", []))
+                _check_keys(path, key, value, ("keys",))
+                _expect_texts(path, f"{key}.keys", value.get("keys", []))
             case _:
                 _check_part(path, key, key, value)
 
 
 def _check_part(path: Path, where: str, key: str, value: Any) -> None:
-    """A section, a tensor table, or a [gguf] / [encoder] table that holds such parts."""
+    """Check a section, a tensor table, or a [gguf] / [encoder] table of such parts."""
     if key in schema.NAMINGS or key in schema.STACKS:
         _expect(path, where, value, dict, "a table")
         allowed = schema.NAMING_KEYS if key in schema.NAMINGS else SECTIONS
-        _known(path, where, value, allowed)
+        _check_keys(path, where, value, allowed)
         for inner, part in value.items():
             _check_part(path, f"{where}.{inner}", inner, part)
     elif key == "tensors":
         _expect(path, where, value, dict, "a table")
         for module, pattern in value.items():
             name = module.split("enc.", 1)[-1].split("dec.", 1)[-1]
-            _known(path, where, [name], MODULES)
-            _texts(path, f"{where}.{module}", pattern)
+            _check_keys(path, where, [name], MODULES)
+            _expect_texts(path, f"{where}.{module}", pattern)
     elif key == "transposed":
-        _texts(path, where, value)
-        _known(path, where, [value] if isinstance(value, str) else value, MODULES)
+        _expect_texts(path, where, value)
+        _check_keys(path, where, [value] if isinstance(value, str) else value, MODULES)
     elif key in ("ignore", "prefix", "within"):
-        _texts(path, where, value)
+        _expect_texts(path, where, value)
     elif key == "defaults":
         _expect(path, where, value, dict, "a table")
         for kind, values in value.items():
             _expect(path, f"{where}.{kind}", values, dict, "a table of keys that config.json may leave out")
     elif key == "written":
         _expect(path, where, value, dict, "a table")
-        _known(path, where, value, MODULES)
+        _check_keys(path, where, value, MODULES)
         for module, text in value.items():
             check_option(path, f"{where}.{module}", SpecOption("bool", None, ""), text)
     elif key == "metadata":
@@ -264,13 +264,13 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
         _expect(path, where, value, str, "the beginning of names of tensors")
     else:
         _expect(path, where, value, dict, "a table")
-        _known(path, where, value, SECTIONS[key])
+        _check_keys(path, where, value, SECTIONS[key])
         for name, setting in value.items():
             check_option(path, f"{where}.{name}", SECTIONS[key][name], setting)
 
 
 def check_option(path: Path, where: str, option: SpecOption, value: Any) -> None:
-    """One option's value: a literal of its kind, an expression, or an inline source table.
+    """Check an option's value: a literal of its kind, an expression, or an inline source table.
 
     Raises:
         SpecError: naming file, key, what was expected and what was found.
@@ -297,11 +297,11 @@ def check_option(path: Path, where: str, option: SpecOption, value: Any) -> None
 
 
 def _check_metadata(path: Path, where: str, table: Any) -> None:
-    """Check the table of extra metadata: literals, expressions, or { each = an expression, further = a switch }."""
+    """Check [gguf.metadata]: literals, expressions, or { each = expression, further = bool }."""
     _expect(path, where, table, dict, "a table")
     for name, value in table.items():
         if isinstance(value, dict):
-            _known(path, f"{where}.{name}", value, ("each", "further"))
+            _check_keys(path, f"{where}.{name}", value, ("each", "further"))
             _expect(path, f"{where}.{name}.further", value.get("further", True), bool, "true or false")
             value = value.get("each")
         check_option(path, f"{where}.{name}", SpecOption("float", None, ""), True if isinstance(value, bool) else value)
@@ -309,7 +309,7 @@ def _check_metadata(path: Path, where: str, table: Any) -> None:
 
 def _check_model(path: Path, table: Any) -> None:
     _expect(path, "model", table, dict, "a table")
-    _known(path, "model", table, schema.MODEL_KEYS)
+    _check_keys(path, "model", table, schema.MODEL_KEYS)
     for key, value in table.items():
         _expect(path, f"model.{key}", value, str, "text")
     if table.get("type", "decoder") not in schema.MODEL_TYPES:
@@ -319,10 +319,10 @@ def _check_model(path: Path, table: Any) -> None:
 
 def _check_detect(path: Path, table: Any) -> None:
     _expect(path, "detect", table, dict, "a table")
-    _known(path, "detect", table, schema.DETECT_KEYS)
+    _check_keys(path, "detect", table, schema.DETECT_KEYS)
     for key in ("architectures", "model_type", "gguf"):
         if key in table:
-            _texts(path, f"detect.{key}", table[key])
+            _expect_texts(path, f"detect.{key}", table[key])
     if "when" in table:
         check_option(path, "detect.when", SpecOption("bool", None, ""), table["when"])
 
@@ -338,11 +338,11 @@ def _check_parameters(path: Path, table: Any) -> None:
 
 
 def _check_source(path: Path, where: str, source: dict[str, Any]) -> None:
-    """A table that says where a value is found."""
-    _known(path, where, source, schema.SOURCE_KEYS)
+    """Check a source table."""
+    _check_keys(path, where, source, schema.SOURCE_KEYS)
     for key in ("config", "gguf", "llama2c"):
         if key in source:
-            _texts(path, f"{where}.{key}", source[key])
+            _expect_texts(path, f"{where}.{key}", source[key])
     if "map" in source:
         _expect(path, f"{where}.map", source["map"], dict, "a table of words")
     if "words" in source:
@@ -358,20 +358,20 @@ def _check_source(path: Path, where: str, source: dict[str, Any]) -> None:
         check_option(path, f"{where}.default", SpecOption("float", None, ""), source["default"])
 
 
-def _known(path: Path, where: str, keys: Iterable[str], allowed: Iterable[str]) -> None:
+def _check_keys(path: Path, where: str, keys: Iterable[str], allowed: Iterable[str]) -> None:
     allowed = list(allowed)
     for key in keys:
         if key not in allowed:
-            place = f"{where}.{key}" if where else key
-            raise SpecError(f"{path}: unknown key {quoted(place)}{did_you_mean(key, allowed)}")
+            name = f"{where}.{key}" if where else key
+            raise SpecError(f"{path}: unknown key {quoted(name)}{did_you_mean(key, allowed)}")
 
 
-def _expect(path: Path, where: str, value: Any, kind: type, what: str) -> None:
+def _expect(path: Path, where: str, value: Any, kind: type, expected: str) -> None:
     if not isinstance(value, kind):
-        raise SpecError(f"{path}: {where}: expected {what}, found {quoted(value)}")
+        raise SpecError(f"{path}: {where}: expected {expected}, found {quoted(value)}")
 
 
-def _texts(path: Path, where: str, value: Any) -> None:
+def _expect_texts(path: Path, where: str, value: Any) -> None:
     values = value if isinstance(value, list) else [value]
     for item in values:
         if not isinstance(item, str):

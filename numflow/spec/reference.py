@@ -1,4 +1,4 @@
-"""specs/README.md from the schema: every key of the specification language, its kind, default and meaning."""
+"""specs/README.md from the schema: every key of the specification language, its kind, default and description."""
 
 from numflow.spec.expression import FUNCTIONS
 from numflow.spec.modules import MODULES
@@ -6,62 +6,70 @@ from numflow.spec.schema import SECTIONS
 
 _INTRO = """# Specification files
 
-A model is a TOML file here; nothing in `numflow/` knows a family by name. A file says what a model is made of,
-where its hyper-parameters are found and what its tensors are called. `numflow spec check FILE [CHECKPOINT]` checks
+A model is a TOML file in this folder; no model family is named in `numflow/`. A file says which building blocks a model
+has, where its hyper-parameters are found and what its tensors are called. `numflow spec check FILE [CHECKPOINT]` checks
 one, `numflow spec new CHECKPOINT` drafts one, `docs/new-model.md` walks through writing one.
 (This page is written by `python -m numflow.spec.reference > specs/README.md`.)
 
 ## Layout of a file
-| table | what it holds |
+| table | content |
 |---|---|
-| `extends = "NAME"` | another spec (a file or a shipped one) whose tables this one adds to or replaces, key by \
-key |
-| `extends_part = ["NAME"]` | the same, of the spec that knows the `model_type` of an object of config.json, the first \
-of these that is there; that object alone is read, and names of tensors have a `prefix` of both, one behind the other |
-| `[model]` | `title`, `type` (`decoder`, `encoder`, `encoder-decoder`, `draft`: it \
-drafts for another model), `source`, `license`, `notes` |
-| `[detect]` | which checkpoints it describes: `architectures`, `model_type` (config.json), `gguf` \
+| `extends = "NAME"` | another spec (a file or a shipped one). Its tables are inherited; keys of this file replace or \
+add to them |
+| `extends_part = ["NAME"]` | for a model with a language model inside: names of objects of config.json, of which the \
+first that exists counts. The spec that knows this object's `model_type` is extended, and only this object is read. \
+Tensor names begin with the `prefix` of this spec, then with that of the extended one |
+| `[model]` | `title`, `type` (`decoder`, `encoder`, `encoder-decoder`, or `draft`: drafts tokens for another model), \
+`source`, `license`, `notes` |
+| `[detect]` | the checkpoints that this spec describes: `architectures` and `model_type` of config.json, `gguf` \
 (general.architecture), `llama2c`, and a condition `when`. Not inherited |
 | `[parameters]` | named values: a literal, an expression, or a source table |
-| `[unconfirmed]` | `keys` of a draft: what it does not read of the model's configuration; a spec with some left does \
-not run |
-| the sections below | the building blocks |
-| `[encoder.SECTION]`, `[decoder.SECTION]` | the same, for one stack of an encoder-decoder |
-| `[draft.SECTION]` | the same, for the block behind the last layer that predicts a further token (`mtp_proj`); its \
-layer is number `layers` |
-| `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, `transposed`, \
-`within` (the object of config.json that holds this model's values, if not all of it, or a list of such names, of \
-which the first that is there counts), `defaults` (a table for each `model_type` of that object or of the whole: what \
-holds where it leaves a key out), `draft_layer` (what \
-stands for `layers.{layer}` in names of the block that predicts a further \
-token), `tensors` and any section |
-| `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are \
-numbers, `{owner}` and `{use}` those of [side], other braces hold an expression: `{layer // 2}` \
-(in `ignore`, `{layers}` is how many layers there are, `{beyond}` that or any above it); `.weight` and `.bias` are \
-added; `enc.` / `dec.` before the module for one stack |
-| `[gguf.metadata]` | what `numflow quantize` writes to GGUF files beside or in place of what sources tell: key = \
-literal, expression, or `{ each = "..." }` for a value per layer (with `further = false` none for the block behind the \
-last); none leaves the key out |
-| `[gguf.written]` | the name to write, an expression, of a module that files may call by several; of `rope_freqs`, \
-`rope_factors_long` and `rope_factors_short` only where it stands here, as readers of most architectures pass over \
-these tensors; where `output` stands here, it is written also if it is the embedding table. Not inherited |
+| `[unconfirmed]` | only in drafts: `keys` of config.json that the draft does not read. A spec does not run while a \
+key is listed here |
+| the sections below | options of the building blocks |
+| `[encoder.SECTION]`, `[decoder.SECTION]` | the same options for one stack of an encoder-decoder |
+| `[draft.SECTION]` | the same options for the block that predicts a further token (MTP, `mtp_proj`). Its layer index \
+is `layers` |
+| `[hf]`, `[gguf]`, `[llama2c]` | settings for one file format: any section, and the keys below, of which `tensors`, \
+`prefix`, `ignore` and `transposed` may also stand at the top of the file, for every format |
+| &nbsp;&nbsp;`tensors` | tensor names, see `[hf.tensors]` |
+| &nbsp;&nbsp;`prefix` | text, or list of texts, that tensor names may begin with |
+| &nbsp;&nbsp;`ignore` | patterns (`*`, `?`) of tensors that may be left unused |
+| &nbsp;&nbsp;`transposed` | modules whose matrices are stored [inputs, outputs] |
+| &nbsp;&nbsp;`within` | the object of config.json that holds the values of this model, or a list of names, of which \
+the first that exists counts; by default all of config.json |
+| &nbsp;&nbsp;`defaults` | values of keys that config.json leaves out: a table for each `model_type`, of the object \
+`within` or of the whole file |
+| &nbsp;&nbsp;`draft_layer` | text that replaces `layers.{layer}` in tensor names of the block that predicts a \
+further token |
+| `[hf.tensors]` ... | module = tensor name, or a list of names that are tried in order. `.weight` and `.bias` are \
+added. `{layer}` and `{expert}` are replaced by indices, `{owner}` and `{use}` by the values of [side], other braces \
+by the value of an expression: `{layer // 2}`. In `ignore`, `{layers}` is the number of layers, `{beyond}` any layer \
+index from there on. A module may begin with `enc.` or `dec.`: the name for one stack |
+| `[gguf.metadata]` | metadata that `numflow quantize` writes to GGUF files, beside or in place of the values it \
+derives: key = literal, expression, or `{ each = "..." }` for a list with one value per layer (`further = false`: \
+none for the MTP block). The value none leaves the key out |
+| `[gguf.written]` | module = an expression for the tensor name to write, where several names are known. \
+`rope_freqs`, `rope_factors_long` and `rope_factors_short` are written only if they stand here, because readers of \
+most architectures ignore these tensors. If `output` stands here, it is written even with tied embeddings. Not \
+inherited |
 
 ## Values
 - A literal: `pairing = "half"`.
-- For numbers and switches an **expression** over parameters, `layer`, and options by their long name \
+- Numbers and switches may be an **expression** over parameters, `layer`, and other options by their long name \
 (`attention_head_dim`): `scale = "1 / sqrt(query_scale)"`, `window = "window_size if (layer + 1) % 6 else 0"`. \
-Functions: FUNCTIONS (`get(object, key, otherwise)` looks into an object of the \
-configuration, `place(list, item)` is an item's place in a list, from 0), and \
-`has('attn_q.bias')`: whether the file has that tensor. Words: true, false, none, pi.
-- One of several words: the word, or an expression after `=`: `q_norm = "= 'head' if has('attn_q_norm.weight') \
-else 'none'"`.
-- A **source table** reads the checkpoint: `{ config = ["n_head", "num_heads"], gguf = "attention.head_count", \
-default = 12 }`. Keys are tried in order; `a.b` is key b of object a; GGUF keys get the architecture in front; \
-null counts as absent, but where `null` \
-is the value for it; `map` translates words. `words` are the only ones that a value, or an \
-item of a list, may be; `least` and `most` (numbers or expressions) are its limits; `items` is how many items a list \
-must have, or a list of such numbers. Anything else in a file is refused, also where no layer asks for it.
-- A list of one value per layer is read layer by layer.
+Functions: FUNCTIONS. `get(object, key, otherwise)` is a value of an object of the configuration, `place(list, item)` \
+the index of an item in a list, from 0, `has('attn_q.bias')` whether the checkpoint has that tensor. Constants: true, \
+false, none, pi.
+- A key with a list of words takes one of the words, or an expression after `=`: `q_norm = "= 'head' if \
+has('attn_q_norm.weight') else 'none'"`.
+- A **source table** reads a value from the checkpoint: `{ config = ["n_head", "num_heads"], gguf = \
+"attention.head_count", default = 12 }`. Keys are tried in order. `a.b` is key b of object a. GGUF keys get the \
+architecture as a prefix. JSON null counts as absent, unless `null` gives the value for it. `map` translates words. \
+`words` lists the allowed values (or list items), `least` and `most` (numbers or expressions) limit them, `items` is \
+the length that a list must have, or a list of allowed lengths. Any other value in a checkpoint is an error, even if \
+no layer uses it.
+- A list with one value per layer: each layer takes its own value.
 """
 
 
@@ -70,14 +78,14 @@ def markdown() -> str:
     functions = ", ".join(f"`{name}`" for name in sorted(FUNCTIONS))
     lines = [_INTRO.replace("FUNCTIONS", functions)]
     for section, options in SECTIONS.items():
-        lines += [f"## [{section}]", "| key | value | default | meaning |", "|---|---|---|---|"]
+        lines += [f"## [{section}]", "| key | value | default | description |", "|---|---|---|---|"]
         for key, option in options.items():
             kind = " \\| ".join(option.choices) if option.choices else option.kind
             default = "" if option.default is None else f"`{_literal(option.default)}`"
-            lines.append(f"| `{key}` | {kind} | {default} | {option.what} |")
+            lines.append(f"| `{key}` | {kind} | {default} | {option.description} |")
         lines.append("")
-    lines += ["## Modules", "| module | what |", "|---|---|"]
-    lines += [f"| `{name}` | {what} |" for name, what in MODULES.items()]
+    lines += ["## Modules", "| module | tensor |", "|---|---|"]
+    lines += [f"| `{name}` | {description} |" for name, description in MODULES.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A spec held against a checkpoint's configuration: every parameter and option gets its value."""
+"""Values of a spec's parameters and options, resolved against a checkpoint's configuration."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +14,16 @@ from numflow.spec.reader import Spec
 from numflow.spec.schema import SECTIONS
 
 _MISSING = object()
-_DEEPEST = 20  # values that one value depends on, one through the other
-_NOTHING = {"int": 0, "float": 0.0, "bool": False}  # what `none` means
+_DEEPEST = 20  # limit of nested dependencies between values
+_NONE_VALUES = {"int": 0, "float": 0.0, "bool": False}  # value of `none` by kind
 
 
 class Resolved:
     """Values of a spec's parameters and options for one checkpoint.
 
-    config, naming: what the checkpoint says of itself (Checkpoint.config, .naming).
-    has: whether the checkpoint holds a tensor, by standard name ("output.weight"), given layer and stack.
-    file: where `config` was read from, for messages.
+    config, naming: Checkpoint.config and Checkpoint.naming.
+    has: tells whether the checkpoint has a tensor, given its standard name ("output.weight"), layer and stack.
+    file: name of the file that `config` was read from, for messages.
     """
 
     def __init__(self, spec: Spec, config: Mapping[str, Any], naming: str,
@@ -32,57 +32,57 @@ class Resolved:
         self.file = file or ("config.json" if naming == "hf" else f"{naming} metadata")
         self._values: dict[str, tuple[Any, set[str]]] = {}
         self._open: list[str] = []
-        self._found: set[str] = set()  # keys of the configuration that the value in the making comes from
+        self._keys_read: set[str] = set()  # configuration keys read for the current value
         self._part = part_of(spec.section(naming).get("within", []), config)[1] or config
-        self._left_out = left_out(spec, naming, config, self._part)
-        alone = self._part is config or spec.section("extends_part")  # others' keys may have equal names
+        self._defaults = defaults_of(spec, naming, config, self._part)
+        alone = self._part is config or spec.section("extends_part")  # another model's keys may have the same names
         self._rest = {} if alone else config
         self._steps = Steps()
 
     # Parameters
 
     def parameter(self, name: str) -> Any:
-        """The value of a parameter; layer-independent.
+        """The value of a parameter, the same for all layers.
 
         Raises:
             SpecError: undefined, circular, or found nowhere and without a default.
         """
         if name in self._values:
             value, found = self._values[name]
-            self._found |= found
+            self._keys_read |= found
             return value
         table = self.spec.section("parameters")
         if name not in table:
             raise SpecError(f"{self.spec.path}: no parameter {name!r}{did_you_mean(name, table)}")
-        before, self._found = self._found, set()
-        with self._opened(f"parameters.{name}"):
+        before, self._keys_read = self._keys_read, set()
+        with self._evaluating(f"parameters.{name}"):
             value = self._source(f"parameters.{name}", table[name], None, "")
-        self._values[name] = value, self._found
-        self._found = self._found | before  # a new set: what a parameter keeps does not grow
+        self._values[name] = value, self._keys_read
+        self._keys_read = self._keys_read | before  # a new set: the cached set must not grow
         return value
 
-    def _whole(self, where: str, source: Any) -> int:
-        """The number that a limit of a source table stands for."""
+    def _integer(self, where: str, source: Any) -> int:
+        """The integer value of a source table's limit."""
         value = self._source(where, source, None, "")
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1:
             return int(value)
         raise self._wrong(where, f"expected a whole number, found {quoted(value)}")
 
     def check_limits(self) -> None:
-        """Look at each parameter whose source sets limits to a value, also where nothing asks for that parameter.
+        """Check the limits of all parameters whose source table has limits, including parameters that no option uses.
 
         Raises:
-            SpecError: the configuration has a value outside of them.
+            SpecError: a value of the configuration is outside its limits.
         """
-        plain = Resolved(self.spec, _plain(self.config), self.naming, self.has, self.file)  # notes no key as read
+        copy = Resolved(self.spec, _plain(self.config), self.naming, self.has, self.file)  # marks no key as read
         for name, source in self.spec.section("parameters").items():
             if (isinstance(source, Mapping) and any(limit in source for limit in LIMITS)
-                    and plain._look_up(plain.keys(source))[0]):
-                plain.parameter(name)
+                    and copy._look_up(copy.keys(source))[0]):
+                copy.parameter(name)
 
     @contextmanager
-    def _opened(self, where: str):
-        """Around what finds the value of a parameter or option, which may not need that very value."""
+    def _evaluating(self, where: str):
+        """Context of the evaluation of a parameter or option; refuses circular dependencies."""
         if where in self._open:
             raise SpecError(f"{self.spec.path}: {where} depends on itself ({' -> '.join(self._open)[:300]})")
         if len(self._open) >= _DEEPEST:
@@ -94,12 +94,12 @@ class Resolved:
             self._open.pop()
 
     def _wrong(self, where: str, expected: str) -> SpecError:
-        """Error for a bad value, with the keys and the file that it comes from."""
-        keys = f" (from {', '.join(sorted(self._found))[:200]} of {self.file})" if self._found else ""
+        """Error for a wrong value, with its configuration keys and file."""
+        keys = f" (from {', '.join(sorted(self._keys_read))[:200]} of {self.file})" if self._keys_read else ""
         return SpecError(f"{self.spec.path}: {where}: {expected}{keys}")
 
     def _source(self, where: str, source: Any, layer: int | None, stack: str, kind: str = "") -> Any:
-        """A literal, an expression (text; after "=" for a "choice", never for "text"), or what a source table finds."""
+        """The value of a literal, an expression (for a "choice" after "=", never for "text") or a source table."""
         if isinstance(source, str):
             if kind == "text" or (kind == "choice" and not source.startswith("=")):
                 return source
@@ -111,7 +111,7 @@ class Resolved:
         if value is None and key:
             return source["null"]
         if key:
-            self._found.add(key)
+            self._keys_read.add(key)
             return self._mapped(where, key, source, value)
         default = source.get("default", _MISSING)
         if default is _MISSING:
@@ -120,7 +120,7 @@ class Resolved:
         return self._source(where, default, layer, stack, kind)
 
     def keys(self, source: Mapping[str, Any]) -> list[str]:
-        """Keys under which this checkpoint's configuration may hold a value, best first."""
+        """Configuration keys of a source table for this checkpoint's format, first choice first."""
         keys = source.get({"hf": "config", "gguf": "gguf", "llama2c": "llama2c"}[self.naming], [])
         keys = [keys] if isinstance(keys, str) else list(keys)
         if self.naming == "gguf":
@@ -129,25 +129,25 @@ class Resolved:
         return keys
 
     def _look_up(self, keys: Sequence[str], nulls: bool = False) -> tuple[str, Any]:
-        """The first of some keys that has a value, and that; "" and None if none has. nulls: JSON null is one.
+        """The first of the keys that has a value, and the value; "" and None if no key has one.
 
-        `rope_scaling.factor` is key "factor" of the object "rope_scaling". Any of the keys counts before what holds
-        where all are left out, and that before what the part has not and the whole has.
+        nulls: JSON null is a value. `rope_scaling.factor` is key "factor" of the object "rope_scaling". Order of
+        search: the part of the configuration (`within`), the spec's `defaults`, the whole configuration.
         """
         null: set[str] = set()
-        for table in (self._part, self._left_out, self._rest):
+        for table in (self._part, self._defaults, self._rest):
             for key in keys:
                 value = _at(table, key, self.naming)
                 if value is None and nulls and _at(self._rest, key, self.naming) in (None, _MISSING):
                     return key, None
                 if value is None:
                     null.add(key)
-                elif value is not None and value is not _MISSING and (table is not self._left_out or key not in null):
-                    return key, _one_for_all(value) if self.naming == "gguf" else _numbers(value)
+                elif value is not None and value is not _MISSING and (table is not self._defaults or key not in null):
+                    return key, _uniform(value) if self.naming == "gguf" else _numbers(value)
         return "", None
 
     def _mapped(self, where: str, key: str, source: Mapping[str, Any], value: Any) -> Any:
-        wrong = outside(key, source, value, lambda name, text: self._whole(f"{where}.{name}", text))
+        wrong = outside(key, source, value, lambda name, text: self._integer(f"{where}.{name}", text))
         if wrong:
             raise SpecError(f"{self.spec.path}: {where}: {wrong.replace('{}', f' of {self.file}', 1)}")
         table = source.get("map")
@@ -160,7 +160,7 @@ class Resolved:
         return table[word]
 
     def evaluate(self, where: str, text: str, layer: int | None = None, stack: str = "") -> Any:
-        """The value of an expression over parameters, options and `layer`; `where` names it in errors."""
+        """The value of an expression over parameters, options and `layer`; `where` is its name in errors."""
         def name(word: str) -> Any:
             if word == "layer":
                 if layer is None:
@@ -189,28 +189,28 @@ class Resolved:
     # Options
 
     def option(self, section: str, key: str, layer: int | None = None, stack: str = "") -> Any:
-        """The value of an option for a layer of a stack ("", "encoder", "decoder" or "draft"), of the option's kind.
+        """The value of an option for a layer of a stack ("", "encoder", "decoder" or "draft").
 
         Raises:
-            SpecError: naming the option, what was expected and what was found.
+            SpecError: a value of the wrong kind or outside its range; names option, expected and found value.
         """
         option = SECTIONS[section][key]
         value, where = option.default, f"{section}.{key}"
-        for table, place in self._tables(stack):
+        for table, prefix in self._tables(stack):
             if key in table.get(section, {}):
-                value, where = table[section][key], f"{place}{section}.{key}"
+                value, where = table[section][key], f"{prefix}{section}.{key}"
                 break
-        before, self._found = self._found, set()
-        with self._opened(where):
+        before, self._keys_read = self._keys_read, set()
+        with self._evaluating(where):
             value = self._source(where, value, layer, stack, option.kind)
         if isinstance(value, (list, tuple)) and option.kind != "list" and layer is not None:
             value = self._of_layer(where, value, layer, stack)
         value = self._checked(where, option, value)
-        self._found = self._found | before
+        self._keys_read = self._keys_read | before
         return value
 
     def _tables(self, stack: str):
-        """Tables in which an option may be set, most specific first."""
+        """Tables that may set an option, most specific first, with the prefix of their keys."""
         naming = self.spec.section(self.naming)
         if stack:
             yield naming.get(stack, {}), f"{self.naming}.{stack}."
@@ -219,7 +219,7 @@ class Resolved:
         yield self.spec.table, ""
 
     def _of_layer(self, where: str, values: list, layer: int, stack: str) -> Any:
-        """The value of a layer, of a list that has one for each, and maybe for blocks that predict further tokens."""
+        """A layer's value from a list with one value per layer, and maybe per MTP block."""
         if layer >= len(values):
             raise self._wrong(where, f"a list of {len(values)} values, but there is a layer {layer}")
         if "further_layers" in self.spec.section("parameters") and stack != "draft":
@@ -229,45 +229,56 @@ class Resolved:
         return values[layer]
 
     def keys_of(self, section: str, key: str, layer: int | None = None, stack: str = "") -> set[str]:
-        """Keys of the configuration that the value of an option comes from.
+        """Configuration keys that the value of an option comes from.
 
         Raises:
-            SpecError: as `option` does.
+            SpecError: as in `option`.
         """
-        before, self._found = self._found, set()
+        return self._keys(lambda: self.option(section, key, layer, stack))
+
+    def keys_behind(self, where: str, text: str) -> set[str]:
+        """Configuration keys that the value of an expression comes from.
+
+        Raises:
+            SpecError: as in `evaluate`.
+        """
+        return self._keys(lambda: self.evaluate(where, text))
+
+    def _keys(self, value: Callable[[], Any]) -> set[str]:
+        before, self._keys_read = self._keys_read, set()
         try:
-            self.option(section, key, layer, stack)
-            return self._found
+            value()
+            return self._keys_read
         finally:
-            self._found = before
+            self._keys_read = before
 
     def departs(self, section: str, key: str, layer: int | None = None, stack: str = "") -> bool:
-        """Whether an option has another value than where no spec sets it, and none that the configuration gives.
+        """Whether an option differs from its default, and its value does not come from the configuration.
 
         Raises:
-            SpecError: as `option` does.
+            SpecError: as in `option`.
         """
         option = SECTIONS[section][key]
         value = self.option(section, key, layer, stack)
         if self.keys_of(section, key, layer, stack):
             return False
         where = f"{section}.{key}"
-        with self._opened(where):
-            plain = self._source(where, option.default, layer, stack, option.kind)
-        return bool(value != self._checked(where, option, plain))
+        with self._evaluating(where):
+            default = self._source(where, option.default, layer, stack, option.kind)
+        return bool(value != self._checked(where, option, default))
 
     def _checked(self, where: str, option: SpecOption, value: Any) -> Any:
-        """The value as one of the option's kind, within its range."""
+        """The value converted to the option's kind; an error if it is outside the range."""
         if option.kind == "choice":
             word = value if isinstance(value, str) else quoted(value)
             word = schema.ACTIVATION_ALIASES.get(word, word) if "silu" in option.choices else word
             if word not in option.choices:
                 raise self._wrong(where, f"expected one of {', '.join(option.choices)}, found {quoted(value)}")
             return word
-        if value is None and option.kind in _NOTHING:
+        if value is None and option.kind in _NONE_VALUES:
             if option.default is None:
                 return None
-            value = _NOTHING[option.kind]
+            value = _NONE_VALUES[option.kind]
         match option.kind:
             case "int" | "float":
                 fits = isinstance(value, (int, float)) and not isinstance(value, bool) and option.holds(value)
@@ -293,7 +304,7 @@ class Resolved:
 
 
 def part_of(names: str | Sequence[str], config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The first of these objects that a configuration has, by name; "": none. `a.b` is the object b in the object a."""
+    """Name and content of the first of these objects in a configuration; "": none. `a.b`: object b in object a."""
     for name in [names] if isinstance(names, str) else names:
         value: Any = config
         for word in name.split("."):
@@ -303,8 +314,8 @@ def part_of(names: str | Sequence[str], config: Mapping[str, Any]) -> tuple[str,
     return "", {}
 
 
-def left_out(spec: Spec, naming: str, config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec's values of keys that the part leaves out (`defaults`), by the model_type of the part or the whole."""
+def defaults_of(spec: Spec, naming: str, config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec's `defaults` for the model_type of the part or of the whole configuration."""
     tables = spec.section(naming).get("defaults", {})
     found: dict[str, Any] = {}
     for kind in (part.get("model_type"), config.get("model_type")) if tables else ():
@@ -313,7 +324,7 @@ def left_out(spec: Spec, naming: str, config: Mapping[str, Any], part: Mapping[s
 
 
 def _at(table: Mapping[str, Any], key: str, naming: str) -> Any:
-    """The value of a key, of JSON with objects inside, or of a flat header."""
+    """The value of a key: a path in nested JSON objects, or a flat GGUF key."""
     value: Any = table
     for word in [key] if naming == "gguf" else key.split("."):
         value = value.get(word, _MISSING) if isinstance(value, Mapping) else _MISSING
@@ -321,7 +332,7 @@ def _at(table: Mapping[str, Any], key: str, naming: str) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """A value of config.json, where infinities may be written as {"__float__": "Infinity"}."""
+    """A value of config.json, with {"__float__": "Infinity"} converted to a float."""
     if isinstance(value, list):
         return [_numbers(each) for each in value]
     if isinstance(value, Mapping) and value.keys() == {"__float__"}:
@@ -329,8 +340,8 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-def _one_for_all(value: Any) -> Any:
-    """A value of GGUF metadata, where a whole number that all layers share may be written once for each."""
+def _uniform(value: Any) -> Any:
+    """A value of GGUF metadata; a list that repeats one integer for every layer becomes this integer."""
     same = isinstance(value, list) and len(value) > 1 and all(type(each) is int and each == value[0] for each in value)
     return value[0] if same else value
 
@@ -340,7 +351,7 @@ def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_option(word: str) -> tuple[str, str]:
-    """`attention_head_dim` names the option head_dim of section attention."""
+    """Section and key of an option's long name: `attention_head_dim` is head_dim of section attention."""
     for section, options in SECTIONS.items():
         if word.startswith(section + "_") and word[len(section) + 1:] in options:
             return section, word[len(section) + 1:]

@@ -1,4 +1,4 @@
-"""Added tokens: those matched as whole texts before a vocabulary's own algorithm runs."""
+"""Added tokens: tokens matched as whole texts before the vocabulary's algorithm runs."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ _UNSPACED = re.compile(r"\S")
 
 
 class AddedTokens:
-    """Cuts text at added tokens: the leftmost match, and the longest there."""
+    """Splits text at added tokens: the leftmost match first, of several the longest."""
 
     def __init__(self, tokens: Iterable[AddedToken]):
         self._tokens = {token.text: token for token in tokens if token.text}
@@ -28,23 +28,23 @@ class AddedTokens:
         self.special_ids = frozenset(token.id for token in self._tokens.values() if token.special)
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Texts (never empty) and ids in order; special tokens stay text when parse_special is off."""
+        """Split a text into texts (never empty) and ids; without parse_special, special tokens stay text."""
         parts: list[str | int] = []
-        done = at = 0
-        while self._scan is not None and (found := self._scan.search(text, at)):
-            token = self._at(text, found.start(), parse_special)
+        done = offset = 0
+        while self._scan is not None and (found := self._scan.search(text, offset)):
+            token = self._match_at(text, found.start(), parse_special)
             if token is None:
-                at = found.start() + 1
+                offset = found.start() + 1
                 continue
             before = text[done : found.start()]
             before = before.rstrip() if token.lstrip else before
-            done = at = found.start() + len(token.text)
+            done = offset = found.start() + len(token.text)
             if token.rstrip:
-                done = at = after.start() if (after := _UNSPACED.search(text, done)) else len(text)
+                done = offset = after.start() if (after := _UNSPACED.search(text, done)) else len(text)
             parts += [before, token.id] if before else [token.id]
         return [*parts, text[done:]] if done < len(text) else parts
 
-    def _at(self, text: str, start: int, parse_special: bool) -> AddedToken | None:
+    def _match_at(self, text: str, start: int, parse_special: bool) -> AddedToken | None:
         for length in self._lengths[text[start]]:
             token = self._tokens.get(text[start : start + length])
             if token is not None and (parse_special or not token.special):
@@ -61,21 +61,21 @@ def collect(vocab: Mapping[str, int], count: int, own: Iterable[str], side: Side
             options: Mapping[str, Any]) -> list[AddedToken]:
     """Added tokens of a vocabulary of `count` ids, in the order of their ids.
 
-    In order: the vocabulary's `own`, those the side files give ids to, those they only name (roles, additional
-    special tokens) and the options' language codes, which get the next ids where the vocabulary lacks them; last
-    the options' added_tokens.
+    Sources in order: tokens of the vocabulary (`own`); tokens with ids in the side files; tokens only named there
+    (roles, additional special tokens) and the options' language codes, which get the next ids if the vocabulary lacks
+    them; the options' added_tokens.
 
     Raises:
         TokenizerError: an option's id is far beyond the vocabulary.
     """
     added = {text: AddedToken(vocab[text], text) for text in own if text in vocab}
     added |= {token.text: token for token in side.added_tokens()}
-    following = max([count - 1, *(token.id for token in added.values())]) + 1
+    next_id = max([count - 1, *(token.id for token in added.values())]) + 1
     codes = (AddedToken(-1, f"__{code}__") for code in options.get("language_codes", ()))
     for token in (*side.named_tokens(), *codes):
         if token.text not in added:
-            added[token.text] = replace(token, id=vocab.get(token.text, following))
-            following = max(following, added[token.text].id + 1)
+            added[token.text] = replace(token, id=vocab.get(token.text, next_id))
+            next_id = max(next_id, added[token.text].id + 1)
     for text, id in options.get("added_tokens", {}).items():
         if type(id) is not int or not 0 <= id < 2 * count + MAX_ADDED:
             raise TokenizerError(f"[tokenizer] added_tokens: {quoted(text)} should have an id near the {count} of "
@@ -85,10 +85,10 @@ def collect(vocab: Mapping[str, int], count: int, own: Iterable[str], side: Side
 
 
 def add_to_library(library: Any, added: Iterable[AddedToken], where: str) -> None:
-    """Add tokens to a `tokenizers.Tokenizer`, which gives the next ids to those not in its vocabulary.
+    """Add tokens to a `tokenizers.Tokenizer`, which gives the next ids to tokens that are not in its vocabulary.
 
     Raises:
-        FormatError: a token would get another id than it should have.
+        FormatError: a token would get a wrong id.
     """
     from tokenizers import AddedToken as LibraryToken
 

@@ -15,10 +15,10 @@ from numflow.tokenizer.vocabulary import LibraryVocabulary, library_errors
 
 
 def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a vocab.json, the merges.txt beside it and what the side files add.
+    """The tokenizer of a vocab.json with merges.txt and the side files.
 
     Raises:
-        FormatError: a file is broken.
+        FormatError: a file is damaged.
         TokenizerError: an option does not fit.
     """
     vocab = read_vocab(path)
@@ -39,10 +39,10 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
 
 def build(vocab: dict[str, int], merges: list[tuple[str, str]], rule: Mapping[str, Any], where: str,
           unk: str | None = None) -> Any:
-    """A `tokenizers.Tokenizer` of a BPE vocabulary that cuts text by a rule of names.toml.
+    """A `tokenizers.Tokenizer` of a BPE vocabulary with a pre-tokenizer rule of names.toml.
 
     Raises:
-        FormatError: a merge is of tokens, or makes one, that the vocabulary does not have.
+        FormatError: a merge uses or makes a token that is not in the vocabulary.
     """
     from tokenizers import Tokenizer as Library
     from tokenizers import models

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja text from a checkpoint, rendered with the names that published templates rely on."""
+"""Chat templates: Jinja templates of checkpoints, rendered with the functions that published templates use."""
 
 import json
 from datetime import datetime
@@ -12,15 +12,15 @@ from jinja2.parser import Parser
 from numflow.errors import TokenizerError
 from numflow.tokenizer.sandbox import MAX_SIZE, BoundedEnvironment, TooLarge, check_time, start_clock
 
-MAX_TEMPLATE = 1 << 16  # characters; compiling so many takes about a second at most
-MAX_FORMAT = 1000  # characters, of a date's format
+MAX_TEMPLATE = 1 << 16  # characters; compiling this many takes about a second at most
+MAX_FORMAT = 1000  # maximum characters of a date format
 
 
 def render(template: str, **variables: Any) -> str:
-    """The text a chat template makes of `variables` (messages, add_generation_prompt, bos_token, tools, ...).
+    """Render a chat template with `variables` (messages, add_generation_prompt, bos_token, tools, ...).
 
     Raises:
-        TokenizerError: the template is wrong, refuses the messages, or takes too long or too much memory.
+        TokenizerError: the template is invalid, refuses the messages, or takes too much time or memory.
     """
     if len(template) > MAX_TEMPLATE:
         raise TokenizerError(f"chat template: longer than {MAX_TEMPLATE} characters")
@@ -37,7 +37,7 @@ def render(template: str, **variables: Any) -> str:
                 raise TooLarge(f"writes more than {MAX_SIZE} characters")
     except RecursionError:
         raise TokenizerError("chat template: nested too deeply") from None
-    except Exception as error:  # a template can fail in any way that Python code can
+    except Exception as error:  # a template can raise any exception
         message = " ".join(str(error).split())[:300] or type(error).__name__
         line = getattr(error, "lineno", None)
         raise TokenizerError(f"chat template{f', line {line}' if line else ''}: {message}") from None
@@ -61,7 +61,8 @@ def _environment() -> BoundedEnvironment:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
              separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-    """Plain JSON, where Jinja's own filter writes it for HTML; piece by piece, as indents may make it long."""
+    """Filter "tojson": plain JSON; Jinja's own filter escapes for HTML. Written in pieces, as indents may make it
+    long."""
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if indent is None and separators is None:
         return encoder.encode(value)
@@ -86,7 +87,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _Generation(Extension):
-    """{% generation %} marks the assistant's words for training; here they are just text."""
+    """{% generation %} marks the assistant's text for training; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 

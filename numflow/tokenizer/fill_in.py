@@ -1,4 +1,4 @@
-"""Filling in: prompts of models that write what stands between a beginning and an end, by tokens of their own."""
+"""Fill-in-the-middle (FIM): prompts for models that generate the text between a prefix and a suffix."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -7,22 +7,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-BEFORE, AFTER = "before", "after"  # places of the two texts
+BEFORE, AFTER = "before", "after"  # slots of prefix and suffix
 
 
 @dataclass(frozen=True)
 class FillIn:
-    """The way of one vocabulary. order: ids, and the places of the two texts. ends: ids that end what is filled in.
-    file: what begins another file, followed by its name; None: nothing does."""
+    """FIM format of a vocabulary. order: token ids and the slots of the two texts. ends: end tokens of the middle text.
+    file: token before another file, followed by the file's name; None: no token."""
 
     order: tuple[int | str, ...]
     ends: tuple[int, ...]
     file: int | None = None
 
     def ids(self, tokenizer, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
-        """Token ids of a prompt. Special tokens that are written in the texts are ordinary characters.
+        """Token ids of a prompt. Special tokens written in the texts are ordinary characters.
 
-        files: names and texts of others, which come first.
+        files: names and texts of further files, which come first.
         """
         texts = {BEFORE: before, AFTER: after}
         found: list[int] = []
@@ -39,7 +39,7 @@ def _rows() -> list[Mapping[str, Any]]:
 
 
 def find_fill_in(tokenizer) -> FillIn | None:
-    """The first way all of whose tokens a vocabulary has; None: it has none."""
+    """The first FIM format whose tokens are all in the vocabulary; None without one."""
     def id_of(text: str) -> int | None:
         return tokenizer.vocabulary.id(text)
 

@@ -1,4 +1,4 @@
-"""Vocabularies with scores as GGUF metadata: SentencePiece models, and tokenizer.json files that were made of them."""
+"""Vocabularies with scores as GGUF metadata: SentencePiece models, and tokenizer.json files converted from them."""
 
 import base64
 import struct
@@ -21,10 +21,10 @@ def model_of(algorithm: str) -> str:
 
 
 def of_sentencepiece(vocabulary: spm.SentencePieceVocabulary, where: str) -> dict[str, Any]:
-    """The table of a SentencePiece model and what was added to it.
+    """GGUF table of a SentencePiece model with its added tokens.
 
     Raises:
-        TokenizerError: the ids are not the model's, or it prepares text in a way that GGUF has no word for.
+        TokenizerError: the ids are remapped, or GGUF cannot express the normaliser.
     """
     if vocabulary.remap is not None:
         raise TokenizerError(f"{where}: a vocab.json gives the tokens of the SentencePiece model other ids, which "
@@ -49,10 +49,10 @@ def of_sentencepiece(vocabulary: spm.SentencePieceVocabulary, where: str) -> dic
 
 
 def of_merges(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[str, Any], where: str) -> dict[str, Any]:
-    """The table of a BPE that falls back to bytes: a SentencePiece model whose scores have become an order of merges.
+    """GGUF table of a BPE with byte fallback: a SentencePiece model with scores converted to an order of merges.
 
     Raises:
-        TokenizerError: the merges are not those that scores would give.
+        TokenizerError: no scores give these merges.
     """
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     made = [first + second for first, second in pairs]
@@ -75,7 +75,7 @@ def of_merges(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[str
 
 
 def of_unigram(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[str, Any], where: str) -> dict[str, Any]:
-    """The table of a tokenizer.json with a unigram model."""
+    """GGUF table of a tokenizer.json with a unigram model."""
     types = [spm.BYTE if text in _BYTES and model.get("byte_fallback") else kind
              for text, kind in zip(base["tokens"], base["token_type"], strict=True)]
     if model.get("unk_id") is None:
@@ -84,23 +84,23 @@ def of_unigram(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[st
     scores = [score for _, score in model["vocab"]]
     charsmap = next((step["precompiled_charsmap"] for step in _parts(state.get("normalizer"))
                      if step["type"] == "Precompiled"), "") or ""
-    squeezed = any(step["type"] == "WhitespaceSplit" for step in _parts(state.get("pre_tokenizer"))) or any(
+    collapse_spaces = any(step["type"] == "WhitespaceSplit" for step in _parts(state.get("pre_tokenizer"))) or any(
         step["type"] == "Replace" and "{2,}" in str(step["pattern"]) for step in _parts(state.get("normalizer")))
     return {"model": model_of("sentencepiece unigram"), "pre": "default", **base, "token_type": types,
             "scores": scores + [-10000.0] * (len(types) - len(scores)), "add_space_prefix": _prefixed(state),
-            "remove_extra_whitespaces": squeezed,
+            "remove_extra_whitespaces": collapse_spaces,
             "precompiled_charsmap": np.frombuffer(base64.b64decode(charsmap), np.uint8)}
 
 
 def _prefixed(state: Mapping[str, Any]) -> bool:
-    """Whether a space is put before a text."""
+    """Whether a dummy prefix space is added to a text."""
     steps = [*_parts(state.get("normalizer")), *_parts(state.get("pre_tokenizer"))]
     return any(step["type"] == "Prepend" or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never"
                                              and step.get("add_prefix_space", True)) for step in steps)
 
 
 def _parts(step: Any) -> Iterator[Mapping[str, Any]]:
-    """A step of a tokenizer.json, or those it is a sequence of."""
+    """A step of a tokenizer.json, or the steps of a sequence."""
     if step is None:
         return
     inner = step.get("normalizers") or step.get("pretokenizers")
@@ -111,7 +111,7 @@ def _parts(step: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_proto(proto: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any], dict[int, Any]]:
-    """Pieces (text, score, type), the trainer's and the normalizer's fields by number, of a serialised model."""
+    """Pieces (text, score, type), and fields of trainer and normalizer by number, of a serialised model."""
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
@@ -129,20 +129,20 @@ def _read_proto(proto: bytes) -> tuple[list[tuple[str, float, int]], dict[int, A
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """(number, value) of a protocol buffer's fields: integers, or bytes."""
-    at = 0
+    offset = 0
 
     def varint() -> int:
-        nonlocal at
+        nonlocal offset
         value = shift = 0
         while True:
-            byte = data[at]
-            at += 1
+            byte = data[offset]
+            offset += 1
             value |= (byte & 127) << shift
             shift += 7
             if byte < 128:
                 return value
 
-    while at < len(data):
+    while offset < len(data):
         key = varint()
         kind = key & 7
         if kind == 0:
@@ -150,5 +150,5 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             continue
         size = {1: 8, 5: 4}.get(kind)
         size = varint() if size is None else size
-        yield key >> 3, data[at:at + size]
-        at += size
+        yield key >> 3, data[offset:offset + size]
+        offset += size

@@ -1,7 +1,7 @@
-"""A tokenizer as GGUF metadata (tokenizer.ggml.*), from whatever files it was read.
+"""Conversion of a tokenizer of any format to GGUF metadata (tokenizer.ggml.*).
 
-What is written is read back and has to give the same ids, for texts of many scripts and for texts made of the
-vocabulary's own tokens; a tokenizer that GGUF has no words for is refused.
+The metadata is read back and must give the same ids, for texts of many scripts and for texts of the vocabulary's own
+tokens; a tokenizer that GGUF cannot express is refused.
 """
 
 import json
@@ -19,7 +19,7 @@ from numflow.tokenizer.vocabulary import LibraryVocabulary
 from numflow.tokenizer.wrapping import TEXT
 
 _ROLE_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
-              "cls": "cls"}  # seperator is so spelt
+              "cls": "cls"}  # "seperator" is the spelling of the format
 _INSTEAD = "a target that ends in .safetensors takes the tokenizer as it is"
 
 
@@ -27,11 +27,11 @@ def metadata_of(tokenizer: Tokenizer, rows: int, where: str, pre: str = "", also
                 ) -> dict[str, Any]:
     """tokenizer.ggml.* and the chat template.
 
-    rows: tokens that the model has embeddings for. pre: the rule that cuts text before merging, "" to find it out.
-    also: tokenizers of other files beside it, whose vocabularies may be easier to express.
+    rows: rows of the model's embedding table. pre: name of the pre-tokenizer rule, "" to find it by comparison.
+    also: tokenizers of further files of the model, whose vocabularies may be easier to express.
 
     Raises:
-        TokenizerError: GGUF cannot express this tokenizer; says what is missing.
+        TokenizerError: GGUF cannot express this tokenizer; the message names the reason.
     """
     why = ""
     for candidate in (*also, tokenizer):
@@ -51,7 +51,7 @@ def metadata_of(tokenizer: Tokenizer, rows: int, where: str, pre: str = "", also
 
 
 def _tables(tokenizer: Tokenizer, where: str, pre: str) -> Iterator[dict[str, Any]]:
-    """Ways to express the vocabulary: model, tokens, token_type and what belongs to the model."""
+    """Candidate tables for the vocabulary: model, tokens, token_type and the fields of the model."""
     vocabulary = tokenizer.vocabulary
     if isinstance(vocabulary, spm.SentencePieceVocabulary):
         yield gguf_scored.of_sentencepiece(vocabulary, where)
@@ -85,7 +85,7 @@ def _types(vocabulary: Any, texts: list[str | None]) -> list[int]:
 
 
 def _rules(vocabulary: LibraryVocabulary, model: Mapping[str, Any], where: str, pre: str) -> list[str]:
-    """Names of rules that cut texts as this tokenizer does; usually one."""
+    """Names of the pre-tokenizer rules that split texts like this tokenizer; usually one."""
     if pre:
         return [pre]
     ours = vocabulary.library
@@ -93,21 +93,22 @@ def _rules(vocabulary: LibraryVocabulary, model: Mapping[str, Any], where: str, 
     for rule in names()["rule"]:
         if "spaces" in rule or rule.get("ignore_merges", False) != bool(model.get("ignore_merges")):
             continue
-        normalizer, cutter = pretokenize.build(rule)
-        if all(_cut(ours.normalizer, ours.pre_tokenizer, text) == _cut(normalizer, cutter, text) for text in probes()):
+        normalizer, splitter = pretokenize.build(rule)
+        if all(_cut(ours.normalizer, ours.pre_tokenizer, text) == _cut(normalizer, splitter, text)
+               for text in probes()):
             found.append(rule["names"][0])
     if not found:
         raise TokenizerError(f"{where}: no rule of GGUF files cuts text as this tokenizer does (tokenizer.ggml.pre)")
     return found
 
 
-def _cut(normalizer: Any, cutter: Any, text: str) -> list[str]:
+def _cut(normalizer: Any, splitter: Any, text: str) -> list[str]:
     text = text if normalizer is None else normalizer.normalize_str(text)
-    return [text] if cutter is None else [piece for piece, _ in cutter.pre_tokenize_str(text)]
+    return [text] if splitter is None else [piece for piece, _ in splitter.pre_tokenize_str(text)]
 
 
 def _wordpiece(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[str, Any], where: str) -> dict[str, Any]:
-    """The first piece of a word is marked with U+2581 in place of ## before the others."""
+    """GGUF table of WordPiece: the first piece of a word is marked by U+2581, instead of ## before the others."""
     prefix = model["continuing_subword_prefix"]
     texts = [text if text is None or kind != spm.NORMAL or (text.startswith("[") and text.endswith("]"))
              else text[len(prefix):] if text.startswith(prefix) else f"\u2581{text}"
@@ -120,14 +121,14 @@ def _wordpiece(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[st
 
 
 def _of_rows(table: dict[str, Any], rows: int, where: str) -> dict[str, Any]:
-    """The table with one entry for each row of the embeddings, all of them different."""
+    """The table with one unique entry for each row of the embeddings."""
     texts, types = list(table["tokens"]), list(table["token_type"])
     if any(kind == spm.NORMAL for kind in types[rows:]):
         raise TokenizerError(f"{where}: the tokenizer has {len(texts)} tokens, the model {rows}")
     more = max(0, rows - len(texts))
     texts, types = texts[:rows] + [None] * more, types[:rows] + [spm.UNUSED] * more
     texts = [f"[PAD{id}]" if text is None else text for id, text in enumerate(texts)]
-    if "scores" in table:  # tokens that are matched in text as it stands, which has spaces
+    if "scores" in table:  # user-defined tokens are matched in the raw text, which has spaces
         texts = [text.replace("\u2581", " ") if kind == spm.USER_DEFINED else text for text, kind in zip(texts, types)]
     if len(set(texts)) < len(texts):
         raise TokenizerError(f"{where}: two tokens have the same text, which GGUF files cannot have")
@@ -149,8 +150,8 @@ def _roles(tokenizer: Tokenizer, table: Mapping[str, Any], where: str) -> dict[s
 
 
 def _around(tokenizer: Tokenizer, bracketed: bool, where: str) -> dict[str, Any]:
-    """Metadata of the tokens around a text: BOS and EOS, or for WordPiece (`bracketed`) always CLS and SEP."""
-    slots = [what for what, _ in tokenizer.wrapping.single]
+    """Metadata of special tokens around a text: BOS and EOS, or always CLS and SEP for WordPiece (`bracketed`)."""
+    slots = [content for content, _ in tokenizer.wrapping.single]
     before, after = slots[:slots.index(TEXT)], slots[slots.index(TEXT) + 1:]
     if any(not isinstance(id, int) for id in (*before, *after)) or len(before) > 1 or len(after) > 1:
         raise TokenizerError(f"{where}: the tokenizer puts {len(before)} tokens before a text and {len(after)} after "
@@ -169,7 +170,7 @@ def _around(tokenizer: Tokenizer, bracketed: bool, where: str) -> dict[str, Any]
 
 
 def _difference(tokenizer: Tokenizer, meta: dict[str, Any], rows: int, where: str) -> str:
-    """The first difference between the tokenizer and its GGUF table read back; "" if there is none."""
+    """First difference between the tokenizer and its GGUF table read back; "" if there is none."""
     try:
         read = gguf_vocabulary.load(meta, {}, where)
     except NumflowError as error:
@@ -177,7 +178,7 @@ def _difference(tokenizer: Tokenizer, meta: dict[str, Any], rows: int, where: st
     for text in probes(tokenizer, rows):
         ours, theirs = tokenizer.encode(text), read.encode(text)
         if ours != theirs:
-            at = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
-            near = tokenizer.decode(ours[max(0, at - 3):at + 3])
-            return f"as GGUF ({meta['tokenizer.ggml.model']}) it would cut text otherwise, such as {near!r}"
+            index = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+            context = tokenizer.decode(ours[max(0, index - 3):index + 3])
+            return f"as GGUF ({meta['tokenizer.ggml.model']}) it would cut text otherwise, such as {context!r}"
     return ""

@@ -16,9 +16,9 @@ from numflow.tokenizer.vocabulary import AddedToken, LibraryVocabulary, Vocabula
 
 MAX_TOKEN = 1 << 16  # characters
 _END_TEXTS = frozenset(END_TEXTS)
-_END = "</s>"  # ends a text too, where it is a control token
+_END = "</s>"  # also an end token, if it is a control token
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
-_ROLE_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # where the key has another name; so spelt
+_ROLE_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # keys with other names, spelt so
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Table:
         return self.meta.get(f"tokenizer.ggml.{key}", default)
 
     def id(self, role: str, default: int | None = None) -> int | None:
-        """Id of a role; none for a number below 0.
+        """Id of a role, None if negative.
 
-        A missing key, or an id beyond the vocabulary, means the default, unless the file says that the default is
+        A missing key, or an id beyond the vocabulary, means the default, unless the file marks the default token as
         ordinary text.
 
         Raises:
@@ -54,16 +54,17 @@ class Table:
         return None if ordinary else default
 
     def flag(self, key: str, default: bool) -> bool:
-        """A truth value; a missing key means the default."""
+        """A boolean; a missing key means the default."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise FormatError(f"{self.where}: tokenizer.ggml.{key} should be true or false, is {quoted(value)}")
         return value
 
     def added(self, keep: str | None = None) -> list[AddedToken]:
-        """Tokens matched as whole texts: control tokens, and the user-defined ones, which are text.
+        """Added tokens, matched as whole texts: control tokens and user-defined tokens, which are text.
 
-        keep: texts of those that do not swallow the white space behind them; None: none does.
+        keep: tokens (separated by spaces) that keep the white space after them, while others strip it; None: all keep
+            it.
         """
         ids = np.flatnonzero(np.isin(self.types, (spm.CONTROL, spm.USER_DEFINED, spm.UNKNOWN)))
         kept = () if keep is None else keep.split()
@@ -71,7 +72,7 @@ class Table:
                            rstrip=keep is not None and text not in kept) for id in ids]
 
     def unused(self) -> frozenset[int]:
-        """Rows of the model that are no tokens; their texts are placeholders, such as [PAD31999]."""
+        """Rows of the model without a token; their texts are placeholders, such as [PAD31999]."""
         return frozenset(np.flatnonzero(self.types == spm.UNUSED).tolist())
 
 
@@ -79,7 +80,7 @@ def load(meta: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Tok
     """The tokenizer in a GGUF file's metadata.
 
     Raises:
-        TokenizerError: the file has none, or one of a kind that is not supported.
+        TokenizerError: the file has no tokenizer, or one of an unsupported kind.
         FormatError: its tables contradict each other.
     """
     model = meta.get("tokenizer.ggml.model", "none")
@@ -105,19 +106,19 @@ def _table(meta: Mapping[str, Any], where: str) -> Table:
         raise FormatError(f"{where}: tokenizer.ggml.tokens has a token of more than {MAX_TOKEN} characters")
     scores = _numbers(meta, "scores", where)
     types = _numbers(meta, "token_type", where)
-    for key, numbers in (("scores", scores), ("token_type", types)):
-        if len(numbers) not in (0, len(texts)):
+    for key, values in (("scores", scores), ("token_type", types)):
+        if len(values) not in (0, len(texts)):
             raise FormatError(f"{where}: tokenizer.ggml.{key} should have {len(texts)} numbers, one per token, "
-                              f"has {len(numbers)}")
+                              f"has {len(values)}")
     types = types.astype(np.int64) if len(types) else np.full(len(texts), spm.NORMAL)
     types[(types < spm.NORMAL) | (types > spm.BYTE)] = spm.NORMAL
-    for text in _END_TEXTS.intersection(texts):  # whatever the file calls them
+    for text in _END_TEXTS.intersection(texts):  # regardless of their type in the file
         types[texts.index(text)] = spm.CONTROL
     return Table(where, meta, texts, scores if len(scores) else np.zeros(len(texts)), types)
 
 
 def _numbers(meta: Mapping[str, Any], key: str, where: str) -> np.ndarray:
-    """A list of finite numbers that fit 32 bits, as float64; empty where the key is missing."""
+    """A list of finite numbers that fit 32 bits, as float64; empty if the key is missing."""
     try:
         numbers = np.asarray(_list(meta, key, where), dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
@@ -136,7 +137,7 @@ def _list(meta: Mapping[str, Any], key: str, where: str) -> Any:
 
 def _finish(table: Table, options: Mapping[str, Any], vocabulary: Vocabulary, defaults: Mapping[str, int | None],
             add_bos: bool, add_eos: bool) -> Tokenizer:
-    """Roles, and what goes around text, from the metadata's keys; then the options."""
+    """Tokenizer with roles and special tokens around a text from the metadata, overridden by the options."""
     given = {role: table.id(role, defaults.get(role)) for role in ROLES}
     ends = {id for role in ("eot", "eom") if (id := table.id(role)) is not None}
     ends |= {id} & vocabulary.special_ids if (id := vocabulary.added.get(_END)) is not None else set()
@@ -170,9 +171,9 @@ def _sentencepiece(table: Table, options: Mapping[str, Any], kind: int, defaults
     if unk is None:
         raise FormatError(f"{table.where}: tokenizer.ggml.unknown_token_id is no id of {len(table.texts)} tokens")
     charsmap = _numbers(table.meta, "precompiled_charsmap", table.where).astype(np.int64).astype(np.uint8).tobytes()
-    squeezed = table.flag("remove_extra_whitespaces", False) and kind == spm.UNIGRAM
+    collapse_spaces = table.flag("remove_extra_whitespaces", False) and kind == spm.UNIGRAM
     types = table.types if kind == spm.UNIGRAM else _with_bytes(table)
-    proto = spm.write_proto(table.texts, table.scores, types, kind, unk, prefix, squeezed, charsmap)
+    proto = spm.write_proto(table.texts, table.scores, types, kind, unk, prefix, collapse_spaces, charsmap)
     added = AddedTokens(table.added(options.get("keep_space_after")))
     vocabulary = spm.SentencePieceVocabulary(proto, added, strip_first=prefix, texts=table.texts, where=table.where,
                                             unused=table.unused())
@@ -180,7 +181,7 @@ def _sentencepiece(table: Table, options: Mapping[str, Any], kind: int, defaults
 
 
 def _with_bytes(table: Table) -> np.ndarray:
-    """Types, with tokens of bytes known by their texts where the file has not marked all of them."""
+    """Token types; byte tokens are recognised by their texts if the file has not marked all of them."""
     if (table.types == spm.BYTE).sum() == 256 or len(_BYTES.intersection(table.texts)) < 256:
         return table.types
     named = np.array([text in _BYTES for text in table.texts])
@@ -209,11 +210,11 @@ def _merges(table: Table) -> list[tuple[str, str]]:
     if wrong is not None:
         raise FormatError(f"{table.where}: tokenizer.ggml.merges[{wrong}] should be two tokens, "
                           f"is {quoted(table.get('merges')[wrong])}")
-    return list(dict.fromkeys(merges))  # of two that are the same the first counts
+    return list(dict.fromkeys(merges))  # of equal merges, the first one counts
 
 
 def _wordpiece(table: Table, options: Mapping[str, Any]) -> Tokenizer:
-    """The file marks the first piece of a word with U+2581; WordPiece marks the others with ##."""
+    """WordPiece tokenizer. The file marks the first piece of a word by U+2581; WordPiece marks the others by ##."""
     texts = [_wordpiece_text(text, type) for text, type in zip(table.texts, table.types.tolist(), strict=True)]
     unk = table.id("unk", _WORDPIECE_ROLES["unk"])
     if unk is None:

@@ -1,15 +1,15 @@
-"""Prompt templates in Inferflow's notation, straight to token ids.
+"""Prompt templates in Inferflow's notation, encoded directly to token ids.
 
-    {query} {question}          the text; {_query} {_question}: with a space before it
+    {query} {question}          the text; {_query} {_question}: the text with a space before it
     {system_prompt}             the system prompt
     {res_prefix} {answer}       the answer starts here: the template ends, the response prefix follows
-    {bos} {eos}                 the model's own tokens, also {user_token} {assistant_token}
+    {bos} {eos}                 special tokens, also {user_token} {assistant_token}
     {#64790}                    the token of that id
     {\\n}                        a line end
-    {anything else}             the token written exactly so: {<|im_start|>}, {__zh__}, { }
+    {anything else}             the token with exactly this written form: {<|im_start|>}, {__zh__}, { }
 
-Text between the pieces is tokenised piece by piece, and special tokens are not recognised in it. Nothing is put
-before or after.
+Text between the pieces is tokenised piece by piece, without recognising special tokens. No special tokens are added
+around the prompt.
 """
 
 import re
@@ -31,7 +31,7 @@ def encode_template(template: str, tokenizer: Tokenizer, query: str, system_prom
     texts = {"query": query, "question": query, "_query": " " + query, "_question": " " + query,
              "system_prompt": system_prompt}
     ids: list[int] = []
-    for n, part in enumerate(_PIECE.split(template)):  # literal texts at even places, pieces between them
+    for n, part in enumerate(_PIECE.split(template)):  # literal texts at even indices, pieces at odd ones
         if n % 2 == 0 or part in texts:
             ids += _plain(tokenizer, part if n % 2 == 0 else texts[part])
         elif part in ("res_prefix", "answer"):

@@ -1,4 +1,4 @@
-"""tokenizer.json, by the `tokenizers` package: BPE, unigram and WordPiece, whatever the file describes."""
+"""tokenizer.json, by the `tokenizers` package: BPE, unigram or WordPiece."""
 
 import json
 import re
@@ -15,15 +15,15 @@ from numflow.tokenizer.side_files import MAX_ID, SideFiles, read_bytes
 from numflow.tokenizer.tokenizer import Tokenizer
 from numflow.tokenizer.vocabulary import LibraryVocabulary, library_errors
 
-_LONG_NUMBER = re.compile(rb":\s*[0-9]{8}")  # such an id would make the library allocate as many places
+_LONG_NUMBER = re.compile(rb":\s*[0-9]{8}")  # such an id would make the library allocate that many entries
 
 
 def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer a tokenizer.json describes.
+    """The tokenizer of a tokenizer.json.
 
     Raises:
         FormatError: the file cannot be read or is no tokenizer.json.
-        TokenizerError: its decoder is not supported, or a type of tokens is one that no model has.
+        TokenizerError: its decoder is not supported, or a token type is out of range.
     """
     from tokenizers import Tokenizer as Library
 
@@ -39,7 +39,7 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
 
 
 def of_library(library: Any, side: SideFiles, options: Mapping[str, Any], where: str) -> Tokenizer:
-    """A Tokenizer around a `tokenizers.Tokenizer` that is complete with its decoder and post-processor."""
+    """A Tokenizer for a `tokenizers.Tokenizer` with decoder and post-processor."""
     decoder = None if library.decoder is None else json.loads(library.decoder.__getstate__())
     vocabulary = LibraryVocabulary(library, piece_rule(decoder), where)
     given = side.roles()

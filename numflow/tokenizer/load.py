@@ -1,4 +1,4 @@
-"""Choice of the file of a checkpoint that describes its tokenizer."""
+"""Choice of the tokenizer file of a checkpoint."""
 
 import re
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from numflow.errors import TokenizerError, did_you_mean, quoted
 from numflow.tokenizer.names import names
 from numflow.tokenizer.tokenizer import ROLES, Tokenizer
 
-# What a spec's [tokenizer] section may say, and the type of each value.
+# Options of a spec's [tokenizer] section -> type of the value.
 OPTIONS = {"file": str, "kind": str, "pre": str, "keep_space_after": str, "add_bos": bool, "add_eos": bool,
            **dict.fromkeys(ROLES, str), "chat_template": str, "language_codes": list, "added_tokens": dict}
 
-# The file that decides -> those that must be there too, and the module that reads it. In order of preference.
+# Tokenizer file -> (files required with it, module that reads it). In order of preference.
 READERS = {
     "tokenizer.json": ((), "json_file"),
     "tokenizer.model": ((), "sentencepiece_file"),
@@ -31,7 +31,7 @@ def load_tokenizer(checkpoint: Any, options: Mapping[str, Any] | None = None) ->
     """The tokenizer of a checkpoint.
 
     checkpoint: a numflow.formats.checkpoint.Checkpoint (its path, format, naming, config and files are used).
-    options:    the [tokenizer] section of a spec (OPTIONS); what is absent is found out.
+    options:    the [tokenizer] section of a spec (OPTIONS); missing options are detected.
 
     Raises:
         TokenizerError: there is no tokenizer (the message lists the files looked for), it is of an unsupported
@@ -50,12 +50,12 @@ def load_tokenizer(checkpoint: Any, options: Mapping[str, Any] | None = None) ->
 
 
 def named_file(checkpoint: Any, name: str) -> Path:
-    """The file of the model's folder, or of what came inside its file, that a spec names.
+    """The file named by a spec, in the model's folder or attached to the model's file.
 
     Raises:
-        TokenizerError: there is none, or the name leads elsewhere.
+        TokenizerError: there is no such file, or the name leads out of the folder.
     """
-    # Both systems' ways to leave a folder, on either: whoever wrote a model's file may not choose what is read.
+    # Refuse path separators and drive letters of all systems: an untrusted model must not choose files outside.
     if {"..", ""} & set(re.split(r"[\\/]", name)) or ":" in name or "\0" in name:
         raise TokenizerError(f"[tokenizer] file: {quoted(name)} is not the name of a file in the model's folder")
     path = checkpoint.folder / name
@@ -65,7 +65,7 @@ def named_file(checkpoint: Any, name: str) -> Path:
 
 
 def _chosen(checkpoint: Any, options: Mapping[str, Any]) -> tuple[str, Path]:
-    """The role of the file that decides, and its path."""
+    """Role and path of the chosen tokenizer file."""
     role = names()["kinds"][options["kind"]] if "kind" in options else None
     if "file" in options:
         path = named_file(checkpoint, options["file"])
@@ -83,7 +83,7 @@ def _chosen(checkpoint: Any, options: Mapping[str, Any]) -> tuple[str, Path]:
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are set: None, "" and kind "auto" stand for what is found out."""
+    """Options that are set, checked; None, "" and kind "auto" mean detection."""
     options = {key: value for key, value in options.items()
                if value is not None and value != "" and (key, value) != ("kind", "auto")}
     for key, value in options.items():

@@ -1,4 +1,4 @@
-"""names.toml: the names that files and specs use, and what they mean here."""
+"""names.toml: names used in files and specs, and their meaning here."""
 
 import tomllib
 from functools import cache

@@ -1,7 +1,8 @@
-"""Bytes that one token adds to decoded text: the decoders of tokenizer.json, token by token.
+"""Bytes of one token in decoded text: the decoders of tokenizer.json, token by token.
 
-A rule is a function (token text, is it the first) -> bytes. Bytes, because one character may be spread over
-several tokens; joining the bytes of all tokens and decoding once (or incrementally) never cuts a character.
+A rule is a function (written form, whether the token is the first) -> bytes. Bytes, because a character may be split
+over
+several tokens: the bytes of all tokens are joined and decoded once (or incrementally).
 """
 
 import re
@@ -20,7 +21,7 @@ _WORDPIECE_CLEANUP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' "
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character; this maps the character back to the byte."""
+    """Byte-level BPE writes each byte as one printable character: character -> byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -28,7 +29,7 @@ def byte_of_character() -> dict[str, int]:
 
 
 def byte_level(text: str, first: bool) -> bytes:
-    """Byte-level BPE; a token with a character outside the table (an added token) stands for itself."""
+    """Byte-level BPE; a token with a character outside the table (an added token) is plain UTF-8 text."""
     table = byte_of_character()
     try:
         return bytes([table[character] for character in text])
@@ -62,15 +63,15 @@ def wordpiece(prefix: str = "##", cleanup: bool = True) -> Piece:
 
 
 def spaced(text: str, first: bool) -> bytes:
-    """No decoder: tokens with a space between them."""
+    """Rule without a decoder: tokens separated by spaces."""
     return (text if first else " " + text).encode("utf-8")
 
 
 def piece_rule(decoder: dict[str, Any] | None) -> Piece:
-    """The rule of tokenizer.json's "decoder".
+    """Rule for the "decoder" of a tokenizer.json.
 
     Raises:
-        TokenizerError: the decoder is of a type that cannot be applied token by token.
+        TokenizerError: the decoder cannot be applied token by token.
     """
     if decoder is None:
         return spaced

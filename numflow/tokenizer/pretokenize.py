@@ -7,14 +7,14 @@ from typing import Any
 from numflow.errors import TokenizerError, did_you_mean, quoted
 from numflow.tokenizer.names import names
 
-MARK = "\u2581"  # in place of a space
+MARK = "\u2581"  # replaces a space
 
 
 def rule_of(name: Any, where: str) -> Mapping[str, Any]:
-    """The rule in names.toml for a value of tokenizer.ggml.pre.
+    """Rule in names.toml for a value of tokenizer.ggml.pre.
 
     Raises:
-        TokenizerError: no rule has this name; the message lists those there are.
+        TokenizerError: no rule has this name; the message lists the known names.
     """
     rules = {value: rule for rule in names()["rule"] for value in rule["names"]}
     if not isinstance(name, str) or name not in rules:
@@ -28,7 +28,7 @@ def rule_of(name: Any, where: str) -> Mapping[str, Any]:
 def build(rule: Mapping[str, Any], lowercase: bool = False) -> tuple[Any, Any]:
     """Normalizer (or None) and pre-tokenizer (or None) of a rule.
 
-    lowercase: small letters first, where the rule drops spaces.
+    lowercase: whether to lower-case first; only for rules that drop spaces.
     """
     from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -48,7 +48,7 @@ def build(rule: Mapping[str, Any], lowercase: bool = False) -> tuple[Any, Any]:
 
 
 def faster(pre_tokenizer: Any) -> Any:
-    """A pre-tokenizer that cuts the same, with the steps of [faster] for the patterns that they replace."""
+    """Equivalent pre-tokenizer with slow patterns replaced by the steps of [faster]."""
     patterns = names()["patterns"]
     steps = {patterns[slow]: quick for slow, quick in names()["faster"].items()}
     state = json.loads(pre_tokenizer.__getstate__())
@@ -64,7 +64,7 @@ def faster(pre_tokenizer: Any) -> Any:
 
 
 def _pattern(part: Mapping[str, Any]) -> str | None:
-    """The expression whose matches a part isolates, None where it does something else."""
+    """Regular expression of a part that isolates matches, None for other parts."""
     isolates = part["type"] == "Split" and part["behavior"] == "Isolated" and not part["invert"]
     return part["pattern"].get("Regex") if isolates else None
 

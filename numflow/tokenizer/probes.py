@@ -1,4 +1,4 @@
-"""Texts on which two tokenizers are held against each other."""
+"""Texts on which two tokenizers are compared."""
 
 import random
 from functools import cache
@@ -37,7 +37,7 @@ def _mixed() -> tuple[str, ...]:
 
 
 def probes(tokenizer: Any = None, rows: int = 0) -> list[str]:
-    """Texts of many scripts, and such as are made of a tokenizer's own tokens below `rows`, the same each time."""
+    """Texts of many scripts, and random texts of a tokenizer's tokens below `rows`; deterministic."""
     texts = [*_TEXTS, *_mixed()]
     if tokenizer is not None:
         rng = random.Random(1)

@@ -1,4 +1,4 @@
-"""Token ids with a role: those that files declare, those that options override, and the known ends of a turn."""
+"""Token ids by role: declared in files, overridden by options, and known end-of-turn tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,14 @@ from numflow.errors import TokenizerError
 from numflow.tokenizer.tokenizer import ROLES, Roles
 from numflow.tokenizer.vocabulary import Vocabulary
 
-# Texts that end a turn or a text wherever they are added tokens, whatever else the files say.
+# End tokens of a turn or a text, if they are added tokens, regardless of other declarations in the files.
 END_TEXTS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>",
     "<EOT>", "_<EOT>", "<|EOT|>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<eos>",
     "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|call|>", "<|eot|>", "<|endofturn|>", "<|tool_response>", "<|flush|>",
     "<|calls|>",
 )
-# Where messages end in "<|end|>" and turns in one of these, "<|end|>" does not end the turn.
+# If the vocabulary has one of these, it ends the turn, and "<|end|>" ends only a message.
 _TURN_AFTER_MESSAGE = ("<|return|>", "<|call|>", "<|flush|>", "<|calls|>")
 
 
@@ -40,7 +40,7 @@ def resolve(vocabulary: Vocabulary, given: Mapping[str, Any], options: Mapping[s
 
 
 def _id(vocabulary: Vocabulary, token: Any) -> int | None:
-    """Id of a role given as text, id, or an added-token table; None where the vocabulary lacks it."""
+    """Id of a role given as text, id, or added-token table; None if the vocabulary lacks the token."""
     if isinstance(token, Mapping):
         token = token.get("content")
     if isinstance(token, str):

@@ -1,9 +1,9 @@
-"""A Jinja environment for templates nobody has checked: Jinja's own sandbox, and bounds on time and size.
+"""Jinja environment for untrusted templates: Jinja's sandbox with limits on time and size.
 
-Jinja's sandbox keeps a template away from Python; it does not keep it from running for days or filling the memory.
-Here loops, conditions, look-ups, comparisons, calls, filters, tests and operators look at the clock, and every value a
-template assigns, compares, passes on or prints is measured before it can grow further, so that no single one of them
-takes long. What the caller gives (messages, tools) is measured once, when rendering starts.
+Jinja's sandbox isolates a template from Python, but does not limit its time and memory. Here loops, conditions,
+look-ups, comparisons, calls, filters, tests and operators check the clock, and the size of every value that a template
+assigns, compares, passes on or prints is checked before it can grow further, so that no single operation takes long.
+Variables of the caller (messages, tools) are measured once, when rendering starts.
 """
 
 import re
@@ -23,34 +23,34 @@ from jinja2.utils import pass_environment
 from jinja2.visitor import NodeTransformer
 
 MAX_SECONDS = 5.0
-MAX_SIZE = 1 << 24  # characters of the output, or of any value on the way
-ITEM_SIZE = 64  # what an item of a container counts for
-MAX_NUMBER = 1 << 16  # of an argument to a filter or string method: widths, counts
-MAX_BITS = 1 << 12  # of an integer
-_LEFT_OUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # slow on long text, and in no chat template
-_WIDTH = re.compile(r"\d{5}|%[-+ #0]*\*|%[^%]*\.\*|\{[^{}]*\{")  # given outright, or as an argument
+MAX_SIZE = 1 << 24  # maximum characters of the output, and of any intermediate value
+ITEM_SIZE = 64  # size counted for an item of a container
+MAX_NUMBER = 1 << 16  # maximum integer argument of a filter or string method (width, count)
+MAX_BITS = 1 << 12  # maximum bits of an integer
+_REMOVED = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # slow on long text, and not used in chat templates
+_WIDTH = re.compile(r"\d{5}|%[-+ #0]*\*|%[^%]*\.\*|\{[^{}]*\{")  # a literal width, or one from an argument
 _clock = threading.local()
 
 
 class TooLarge(SecurityError):
-    """A template passed one of the bounds."""
+    """A template exceeded a limit."""
 
 
 def start_clock(variables: Mapping[str, Any]) -> None:
-    """From now on this thread's templates have MAX_SECONDS, and know how large what is in `variables` is."""
+    """Start the time limit of this thread's template, and measure `variables`."""
     _clock.deadline = time.monotonic() + MAX_SECONDS
-    _clock.known = {}
-    _learn(variables)
+    _clock.sizes = {}
+    _measure(variables)
 
 
-def _learn(value: Any) -> int:
-    """The size of a value, kept for it and all that is in it: the caller holds them while the template runs."""
+def _measure(value: Any) -> int:
+    """Size of a value, cached by id for the value and its items: the caller holds them while the template runs."""
     if isinstance(value, str | bytes):
         return len(value)
     if not isinstance(value, Mapping | list | tuple):
         return 1
     items = (*value, *value.values()) if isinstance(value, Mapping) else value
-    _clock.known[id(value)] = total = len(value) * ITEM_SIZE + sum(map(_learn, items))
+    _clock.sizes[id(value)] = total = len(value) * ITEM_SIZE + sum(map(_measure, items))
     return total
 
 
@@ -60,22 +60,22 @@ def check_time() -> None:
 
 
 def in_time(value: Any) -> Any:
-    """The value, if there is time left."""
+    """Return the value if the time limit is not exceeded."""
     check_time()
     return value
 
 
 def size(value: Any, budget: int = MAX_SIZE) -> int:
-    """Characters of text, and ITEM_SIZE per item of a container, all the way down.
+    """Size of a value: characters of text, and ITEM_SIZE per item of a container, recursively.
 
     Raises:
-        TooLarge: it is above the budget.
+        TooLarge: the size exceeds the budget.
     """
     items: Iterable[Any] = ()
     if isinstance(value, str | bytes):
         total = len(value)
-    elif id(value) in _clock.known:
-        return _clock.known[id(value)]
+    elif id(value) in _clock.sizes:
+        return _clock.sizes[id(value)]
     elif isinstance(value, Mapping):
         total, items = len(value) * ITEM_SIZE, (*value, *value.values())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -92,14 +92,14 @@ def size(value: Any, budget: int = MAX_SIZE) -> int:
 
 
 def bounded(value: Any) -> Any:
-    """The value, if it is not too large and there is time left."""
+    """Return the value if neither size nor time limit is exceeded."""
     check_time()
     size(value)
     return value
 
 
 def metered(items: Iterator[Any]) -> Iterator[Any]:
-    """The items of a lazy filter, while there is time left and they are not too large together."""
+    """Items of a lazy filter, with checks of time and total size."""
     total = 0
     for item in items:
         check_time()
@@ -110,18 +110,18 @@ def metered(items: Iterator[Any]) -> Iterator[Any]:
 
 
 def check_growth(subject: Any, arguments: tuple[Any, ...]) -> None:
-    """Refuse a filter or string method if the size of `subject` times the largest argument is too large."""
-    whole, largest = max(1, size(subject)), 1
+    """Refuse a filter or string method if the size of `subject` times the largest argument exceeds the limit."""
+    total, largest = max(1, size(subject)), 1
     for argument in arguments:
         if isinstance(argument, int) and abs(argument) > MAX_NUMBER:
             raise TooLarge(f"uses a number above {MAX_NUMBER} as an argument")
         largest = max(largest, size(argument), abs(argument) if isinstance(argument, int) else 1)
-    if whole * largest > 16 * MAX_SIZE:
+    if total * largest > 16 * MAX_SIZE:
         raise TooLarge(f"may make a value of more than {16 * MAX_SIZE} characters")
 
 
 class _Watch(NodeTransformer):
-    """Puts the clock into loops and conditions, and the measure on values that are assigned, compared or joined."""
+    """Add time checks to loops and conditions, and size checks to values that are assigned, compared or joined."""
 
     def visit_If(self, node: nodes.If) -> nodes.If:
         self.generic_visit(node)
@@ -162,7 +162,7 @@ def _filtered(node: Any, name: str = "bounded") -> nodes.Filter:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox with the bounds above."""
+    """Jinja's immutable sandbox with the limits above."""
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
     check_time = staticmethod(check_time)
@@ -170,23 +170,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any):
         super().__init__(finalize=bounded, **options)
         self.globals.pop("lipsum")
-        for name in _LEFT_OUT:
+        for name in _REMOVED:
             self.filters.pop(name)
         for name, function in list(self.filters.items()):
             self.add_filter(name, function)
         self.add_filter("sum", self._sum)
         self.filters |= {"bounded": bounded, "in_time": in_time}
         for name, function in list(self.tests.items()):
-            self.tests[name] = _watched(function, grows=False)
+            self.tests[name] = _checked(function, grows=False)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Give templates a filter."""
-        self.filters[name] = _watched(function)
+        """Add a filter, with checks of time and size."""
+        self.filters[name] = _checked(function)
 
     @staticmethod
     @pass_environment
     def _sum(environment: "BoundedEnvironment", items: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
-        """Jinja's filter by the environment's own `+`, which looks at the clock and measures at every step."""
+        """Jinja's filter "sum" by the environment's `+`, which checks time and size at every step."""
         take = make_attrgetter(environment, attribute) if attribute is not None else lambda item: item
         for item in items:
             start = environment.call_binop(None, "+", start, take(item))
@@ -234,18 +234,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _check_format(template: str, arguments: tuple[Any, ...]) -> None:
-    """A format string may not ask for a width of more than 9999, or take one from its arguments."""
+    """Refuse format strings with a width above 9999, or a width from an argument."""
     if _WIDTH.search(template):
         raise TooLarge("uses a width of more than 9999, or one from an argument, in a format")
     size(arguments)
 
 
-def _watched(function: Callable[..., Any], grows: bool = True) -> Callable[..., Any]:
-    """A filter or test that looks at the clock and measures what it gets and makes; keeps Jinja's marks on it."""
+def _checked(function: Callable[..., Any], grows: bool = True) -> Callable[..., Any]:
+    """A filter or test with checks of time, arguments and result; keeps Jinja's attributes of the function."""
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> Any:
         check_time()
         subject, *others = args[skipped:]
         if function.__name__ == "do_format":
@@ -254,4 +254,4 @@ def _watched(function: Callable[..., Any], grows: bool = True) -> Callable[..., 
         result = function(*args, **kwargs)
         return metered(result) if isinstance(result, Iterator) else bounded(result)
 
-    return watched
+    return checked

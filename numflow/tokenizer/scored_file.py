@@ -2,7 +2,7 @@
 
     longest token in bytes i32 | per token, to the end of the file: score f32, length i32, bytes
 
-Ids 0, 1 and 2 are unknown, BOS and EOS; id 3 + b is byte b. Special tokens are never recognised in text.
+Ids 0, 1 and 2 are unknown, BOS and EOS; id 3 + b is byte b. Special tokens written in a text are not recognised.
 """
 
 import struct
@@ -41,18 +41,18 @@ def _read(path: Path) -> tuple[list[str], list[float]]:
     data = read_bytes(path)
     texts: list[str] = []
     scores: list[float] = []
-    at = 4
-    while at < len(data):
-        if at + _HEAD.size > len(data):
+    offset = 4
+    while offset < len(data):
+        if offset + _HEAD.size > len(data):
             raise FormatError(f"{path}: truncated at token {len(texts)}")
-        score, length = _HEAD.unpack_from(data, at)
-        at += _HEAD.size
-        if not 0 <= length <= len(data) - at:
+        score, length = _HEAD.unpack_from(data, offset)
+        offset += _HEAD.size
+        if not 0 <= length <= len(data) - offset:
             raise FormatError(f"{path}: token {len(texts)} should fit in the file's {len(data)} bytes, "
                               f"says it has {length}")
-        texts.append(data[at : at + length].decode("utf-8", errors="replace").replace(" ", "\u2581"))
+        texts.append(data[offset : offset + length].decode("utf-8", errors="replace").replace(" ", "\u2581"))
         scores.append(score)
-        at += length
+        offset += length
     if len(texts) <= len(_FIXED):
         raise FormatError(f"{path}: should have more than {len(_FIXED)} tokens (3 special ones and 256 bytes), "
                           f"has {len(texts)}")

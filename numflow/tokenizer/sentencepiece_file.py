@@ -12,15 +12,15 @@ from numflow.tokenizer.roles import resolve
 from numflow.tokenizer.side_files import SideFiles, read_bytes, read_vocab, text_of
 from numflow.tokenizer.tokenizer import Roles, Tokenizer
 
-_AROUND = ("[CLS]", "[SEP]")  # control pieces of a model whose texts are [CLS] A [SEP] B [SEP]
-_LANGUAGE = re.compile(r">>[^<>]+<<")  # what tells a translator the language to translate to
+_AROUND = ("[CLS]", "[SEP]")  # control pieces of encoders: texts are [CLS] A [SEP] B [SEP]
+_LANGUAGE = re.compile(r">>[^<>]+<<")  # token of the target language of a translation model
 
 
 def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a SentencePiece model and the files beside it.
+    """The tokenizer of a SentencePiece model and its side files.
 
     Raises:
-        FormatError: a file is broken.
+        FormatError: a file is damaged.
         TokenizerError: an option does not fit.
     """
     side = SideFiles(checkpoint)
@@ -55,9 +55,9 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
 
 def _around(roles: Roles, bos_first: bool, encoder: bool, side: SideFiles,
             options: Mapping[str, Any]) -> wrapping.Wrapping:
-    """BOS first, else EOS last, or the two tokens of an encoder, unless the files or the options say otherwise.
+    """Default special tokens: BOS first, else EOS last, or [CLS] and [SEP] of an encoder; files and options override.
 
-    Decoders know BOS; other encoders, and models that translate (a vocab.json of their own), end with EOS.
+    Decoders have BOS; other encoders, and translation models (with a vocab.json), end with EOS.
     """
     add_bos, add_eos = (options.get(name, side.flag(f"{name}_token")) for name in ("add_bos", "add_eos"))
     if encoder:
@@ -69,7 +69,7 @@ def _around(roles: Roles, bos_first: bool, encoder: bool, side: SideFiles,
 
 
 def _other_ids(path: Path, pieces: list[str], side: SideFiles) -> tuple[list[str], list[int]]:
-    """Tokens by vocab.json's ids, and its id for each id of the model."""
+    """Tokens by the ids of vocab.json, and the vocab.json id of each SentencePiece id."""
     vocab = read_vocab(path)
     unk = text_of(side.roles()["unk"]) or "<unk>"
     if unk not in vocab:

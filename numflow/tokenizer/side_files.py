@@ -1,4 +1,4 @@
-"""Small files beside a vocabulary: roles, added tokens, chat template, generation settings."""
+"""Side files of a vocabulary: roles, added tokens, chat template, generation settings."""
 
 import json
 import re
@@ -12,15 +12,15 @@ from numflow.tokenizer.vocabulary import AddedToken
 
 MAX_BYTES = 256 << 20
 MAX_ID = 1 << 24
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character, or the two of one
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")  # the only special tokens whose ids count down
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # one half of a surrogate pair, or both
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")  # special tokens with descending ids
 
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file.
 
     Raises:
-        FormatError: it cannot be read, or is too large to be a tokenizer file.
+        FormatError: the file cannot be read, or is too large for a tokenizer file.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -56,12 +56,12 @@ def read_vocab(path: Path, highest: int | None = None) -> dict[str, int]:
     """vocab.json or added_tokens.json: token -> id.
 
     Raises:
-        FormatError: it is not a table of tokens and ids below `highest` (if None, near the number of tokens).
+        FormatError: the file is not a table of tokens and ids below `highest` (if None, near the number of tokens).
     """
     vocab = read_json(path)
     if not isinstance(vocab, dict) or not (vocab or highest):
         raise FormatError(f"{path}: should be a JSON object of tokens and ids")
-    highest = highest or 4 * len(vocab) + 10_000  # ids may have gaps, but an absurd one must not size a table
+    highest = highest or 4 * len(vocab) + 10_000  # ids may have gaps, but a huge id must not make a huge table
     bad = next(((text, id) for text, id in vocab.items() if type(id) is not int or not 0 <= id < highest), None)
     if bad:
         raise FormatError(f"{path}: token {quoted(bad[0])} should have an id, has {quoted(bad[1])}")
@@ -89,7 +89,7 @@ class SideFiles:
         self._model_config = checkpoint.config if checkpoint.naming == "hf" else {}
 
     def roles(self) -> dict[str, Any]:
-        """Role -> token text or id; the tokenizer's own files come before the model's."""
+        """Role -> token text or id; the tokenizer's files take precedence over the model's."""
         roles: dict[str, Any] = {}
         for role in ROLES:
             texts = (source.get(f"{role}_token") for source in (self.tokenizer_config, self._special_tokens_map))
@@ -98,12 +98,12 @@ class SideFiles:
         return roles
 
     def flag(self, name: str) -> bool | None:
-        """A truth value of tokenizer_config.json, None where it has none."""
+        """Boolean of tokenizer_config.json, None if missing."""
         value = self.tokenizer_config.get(name)
         return value if isinstance(value, bool) else None
 
     def end_ids(self) -> frozenset[int]:
-        """Every end-of-text id that the generation or the model configuration lists."""
+        """All end token ids in the generation and model configuration."""
         ids: set[int] = set()
         for source in (self._generation_config, self._model_config):
             value = source.get("eos_token_id")
@@ -132,7 +132,7 @@ class SideFiles:
         return found
 
     def named_tokens(self) -> list[AddedToken]:
-        """Special tokens that the files name without an id (it is -1): roles, then the additional ones in order."""
+        """Special tokens named in the files without an id (-1 here): roles, then additional special tokens in order."""
         sources = (self.tokenizer_config, self._special_tokens_map)
         more: Any = next((tokens for s in sources if (tokens := s.get("additional_special_tokens"))), [])
         more = more if isinstance(more, list) else []

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies by the `sentencepiece` package, and its model file written from a table of tokens."""
+"""SentencePiece vocabularies by the `sentencepiece` package, and serialisation of its models from a table of tokens."""
 
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -17,15 +17,15 @@ UNIGRAM, BPE = 1, 2
 
 
 class SentencePieceVocabulary:
-    """Added tokens are cut out first; each text between them is encoded on its own.
+    """SentencePiece vocabulary. The text is split at added tokens first; each part is encoded separately.
 
-    proto:       a serialised SentencePiece model.
+    proto:       serialised SentencePiece model.
     added:       tokens matched as whole texts.
     texts:       tokens by id.
-    remap:       the id of each of the model's ids, where they differ.
-    special_ids: those of `added`, if not given.
-    prefix_each: the space before a text is put before each text between added tokens, not only before the first.
-    strip_first: `piece` drops one space at the start of a text.
+    remap:       vocabulary id of each SentencePiece id, if they differ.
+    special_ids: special tokens; by default those of `added`.
+    prefix_each: whether the dummy prefix space is added to each part, not only to the first.
+    strip_first: whether `piece` drops one space at the start of a text.
     """
 
     def __init__(self, proto: bytes, added: AddedTokens, *, texts: Sequence[str],
@@ -72,7 +72,8 @@ class SentencePieceVocabulary:
         return text.encode("utf-8") if token in self._whole else self._piece(text, first)
 
     def _unprefixed(self) -> Any:
-        """The same model without the space before a text; a later field of a message overrides an earlier one."""
+        """The same model without the dummy prefix space: a later field of a protobuf message overrides an earlier
+        one."""
         with self._unprefixed_lock:
             if self._unprefixed_processor is None:
                 changed = _message(3, _integer(3, 0))
@@ -81,17 +82,17 @@ class SentencePieceVocabulary:
 
 
 def load_proto(proto: bytes, where: str) -> Any:
-    """A SentencePieceProcessor of a serialised model.
+    """SentencePieceProcessor of a serialised model.
 
     Raises:
-        FormatError: naming the file.
+        FormatError: no valid model; the message names the file.
     """
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor()
     try:
         loaded = processor.LoadFromSerializedProto(proto)
-    except (RuntimeError, OSError, ValueError) as error:  # its message itself may not be UTF-8
+    except (RuntimeError, OSError, ValueError) as error:  # the message itself may be invalid UTF-8
         raise FormatError(f"{where}: not a SentencePiece model: {' '.join(str(error).split())}") from None
     if not loaded or processor.GetPieceSize() == 0:
         raise FormatError(f"{where}: not a SentencePiece model")
@@ -108,12 +109,12 @@ def texts_of(processor: Any, where: str) -> list[str]:
 
 def write_proto(texts: Sequence[str], scores: ArrayLike, types: ArrayLike, kind: int, unk: int,
                 add_dummy_prefix: bool, remove_extra_whitespaces: bool, charsmap: bytes = b"") -> bytes:
-    """A serialised SentencePiece model (its protocol buffer, written field by field) from a table of tokens.
+    """Serialise a SentencePiece model (a protocol buffer, written field by field) from a table of tokens.
 
-    Tokens that the format does not allow (empty, repeated, with a NUL) become unused ones.
+    Tokens that the format does not allow (empty, repeated, with a NUL) become unused tokens.
     """
     kinds = np.asarray(types, dtype=np.uint8).copy()
-    kinds[kinds == USER_DEFINED] = CONTROL  # cut out before, by AddedTokens
+    kinds[kinds == USER_DEFINED] = CONTROL  # matched before, by AddedTokens
     kinds[kinds == UNKNOWN] = CONTROL
     kinds[unk] = UNKNOWN
     tail = np.zeros(len(texts), dtype=[("score_key", "u1"), ("score", "<f4"), ("type_key", "u1"), ("type", "u1")])
@@ -127,9 +128,9 @@ def write_proto(texts: Sequence[str], scores: ArrayLike, types: ArrayLike, kind:
 
 
 def _pieces(texts: Sequence[str], tail: np.ndarray) -> bytes:
-    """Field 1, once per token: text (1), score (2), type (3); the tail of 7 bytes has the last two.
+    """Field 1, once per token: text (1), score (2), type (3); `tail` has score and type in 7 bytes.
 
-    Records of the same length are written together: a large vocabulary is loaded at every start.
+    Records of the same length are written together, for speed: large vocabularies are loaded at every start.
     """
     if len(set(texts)) < len(texts) or "" in texts or "\0" in "".join(texts):
         texts = _made_valid(texts, tail)
@@ -155,7 +156,7 @@ def _pieces(texts: Sequence[str], tail: np.ndarray) -> bytes:
 
 
 def _made_valid(texts: Sequence[str], tail: np.ndarray) -> list[str]:
-    """With unused tokens in the place of those the format does not allow."""
+    """Texts with tokens that the format does not allow replaced by unused tokens."""
     seen, valid = {""}, []
     for n, text in enumerate(texts):
         if text in seen or "\0" in text:

@@ -1,4 +1,4 @@
-"""Tokenizer: a vocabulary, the special tokens around text, and the way back from ids to text."""
+"""Tokenizer: a vocabulary, special tokens around texts, and decoding."""
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ ROLES = ("bos", "eos", "unk", "pad", "mask", "sep", "cls", "user", "assistant")
 
 @dataclass(frozen=True)
 class Roles:
-    """Ids with a meaning; None where the model has none.
+    """Ids of special tokens by role; None if the model has none.
 
     user, assistant: tokens that start a turn.
-    ends:            every id that ends a text or a turn.
+    ends:            all end tokens, of a text or a turn.
     """
 
     bos: int | None = None
@@ -34,7 +34,7 @@ class Roles:
 
 
 class Tokenizer:
-    """Text to token ids and back, the same for every kind of vocabulary."""
+    """Text to token ids and back, with the same interface for every kind of vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, roles: Roles, wrapping: Wrapping, chat_template: str | None = None):
         self.vocabulary = vocabulary
@@ -59,9 +59,9 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
 
-        add_special:   put the model's own tokens around it (BOS, EOS, [CLS], ...), none of the first ones twice
-                       when the text itself starts with them, as a rendered chat template may.
-        parse_special: recognise special tokens written in the text; off, they are ordinary characters.
+        add_special:   add the model's special tokens (BOS, EOS, [CLS], ...). Tokens before the text are not repeated if
+                       the text starts with them, as a rendered chat template may.
+        parse_special: recognise special tokens written in the text; if False, they are ordinary characters.
 
         Raises:
             TokenizerError: the text has lone surrogates.
@@ -76,35 +76,35 @@ class Tokenizer:
         return self.wrapping.apply(ids)[0]
 
     def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
-        """Token ids and token type ids of one text or a pair, with the model's own tokens around them."""
+        """Token ids and token type ids of one text or a pair, with special tokens."""
         texts = [first] if second is None else [first, second]
         for text in texts:
             check_text(text)
         return self.wrapping.apply(*(self.vocabulary.encode(text, True) for text in texts))
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, continues: bool = False) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that are no tokens become nothing.
+        """Text of `ids`; invalid UTF-8 becomes U+FFFD, ids without a token are ignored.
 
-        continues: the text goes on after other text, so that the space a SentencePiece vocabulary drops at the
-                   very start of a text is kept.
+        continues: the text continues another text: the leading space, which a SentencePiece vocabulary drops at the
+                   start of a text, is kept.
         """
         stream = self.stream(skip_special, continues)
         return b"".join([stream.piece(id) for id in ids]).decode("utf-8", errors="replace")
 
     def stream(self, skip_special: bool = True, continues: bool = False) -> "StreamDecoder":
-        """A decoder that takes ids one by one; its pieces joined are what `decode` returns."""
+        """Incremental decoder: takes ids one by one; its pieces joined are the result of `decode`."""
         return StreamDecoder(self, skip_special, continues)
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest token; special ones count as they are written."""
+        """Length of the longest token in bytes; special tokens count with their written form."""
         vocabulary = self.vocabulary
         texts = ((id, vocabulary.text(id)) for id in range(self.vocab_size))
         return max((max(len(text.encode("utf-8", "replace")), len(vocabulary.piece(id, first=False)))
                     for id, text in texts if text is not None), default=1)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes a token adds inside a text: UTF-8, possibly only a part of a character.
+        """Bytes of a token inside a text: UTF-8, possibly only a part of a character.
 
         Raises:
             TokenizerError: no such id.
@@ -116,7 +116,7 @@ class Tokenizer:
         return piece
 
     def token_text(self, id: int) -> str:
-        """The token as the vocabulary writes it, such as "Ġthe", "▁the" or "<0x0A>".
+        """Written form of a token in the vocabulary, such as "Ġthe", "▁the" or "<0x0A>".
 
         Raises:
             TokenizerError: no such id.
@@ -127,7 +127,7 @@ class Tokenizer:
         return text
 
     def id_of(self, text: str) -> int | None:
-        """Id of the token the vocabulary writes as `text`, else of the first one that decodes to it, else None."""
+        """Id of the token with the written form `text`, else of the first token that decodes to `text`, else None."""
         id = self.vocabulary.id(text)
         if id is None:
             if self._ids_of_plain_text is None:
@@ -138,20 +138,20 @@ class Tokenizer:
         return id
 
     def special_texts(self) -> dict[str, str]:
-        """Texts of the tokens with a role: {"bos_token": "<s>", ...}, for templates."""
+        """Special tokens by role, for templates: {"bos_token": "<s>", ...}."""
         ids = {role: getattr(self.roles, role) for role in ROLES}
         return {f"{role}_token": self.token_text(id) for role, id in ids.items() if id is not None}
 
     def apply_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True,
                    template: str | None = None, **variables: Any) -> str:
-        """The text of a conversation in the model's own format.
+        """Text of a conversation in the model's chat template.
 
-        messages:  dicts with "role" and "content", and whatever else the template knows.
-        template:  Jinja text to use instead of the model's own.
-        variables: more names for the template (tools, enable_thinking, ...).
+        messages:  dicts with "role" and "content", and further keys that the template uses.
+        template:  Jinja template instead of the model's.
+        variables: further variables of the template (tools, enable_thinking, ...).
 
         Raises:
-            TokenizerError: there is no template, or it is wrong, refuses the messages or takes too long.
+            TokenizerError: there is no template, or the template is invalid, refuses the messages or takes too long.
         """
         from numflow.tokenizer.chat import render
 
@@ -176,7 +176,7 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Text of ids that come one by one; holds back the bytes of a character that is not complete."""
+    """Incremental decoder of ids; holds back the bytes of an incomplete character."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, continues: bool = False):
         self._tokenizer = tokenizer
@@ -185,15 +185,15 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
-        """Text that is certain now that `id` has come; often "" inside a character of several tokens."""
+        """Text released by `id`; "" inside a character of several tokens."""
         return self._utf8.decode(self.piece(id))
 
     def flush(self) -> str:
-        """The text held back so far, once no more tokens come."""
+        """Release the text that is held back, after the last token."""
         return self._utf8.decode(b"", final=True)
 
     def piece(self, id: int) -> bytes:
-        """The bytes `id` adds at this place."""
+        """Bytes of `id` at this position."""
         id = int(id)
         if id in self._skip or not 0 <= id < self._tokenizer.vocab_size:
             return b""

@@ -1,4 +1,4 @@
-"""The interface of every vocabulary, whatever file it came from, and the vocabulary run by the `tokenizers` package."""
+"""Interface of vocabularies, and the vocabulary of the `tokenizers` package."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from numflow.errors import FormatError, NumflowError, TokenizerError
 
-LONG = 1 << 14  # characters of a text that is encoded while other threads run
+LONG = 1 << 14  # characters from which a text is encoded without holding the GIL
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token matched as a whole text. lstrip, rstrip: it swallows the white space before or after it."""
+    """A token matched as a whole text. lstrip, rstrip: whether white space before or after the token is removed."""
 
     id: int
     text: str
@@ -25,12 +25,12 @@ class AddedToken:
 
 
 class Vocabulary(Protocol):
-    """Token ids of a text without anything added around it, and the bytes of each token.
+    """Token ids of a text without special tokens around it, and the bytes of each token.
 
-    size:        one more than the highest id.
+    size:        highest id + 1.
     added:       tokens matched as whole texts before the vocabulary's algorithm runs, text -> id.
-    special_ids: ids that are no text: left out by `decode`, not matched when parse_special is off.
-    unused:      rows of the model that are no tokens: they add nothing to a text.
+    special_ids: ids that are no text: skipped by `decode`, not matched without parse_special.
+    unused:      rows of the model without a token: they add nothing to a text.
     """
 
     @property
@@ -43,34 +43,34 @@ class Vocabulary(Protocol):
     def unused(self) -> frozenset[int]: ...
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """Token ids of `text`, nothing added before or after."""
+        """Token ids of `text`, without special tokens."""
 
     def text(self, token: int) -> str | None:
-        """The token as the vocabulary writes it ("Ġthe", "▁the", "##s"), None where there is no such id."""
+        """Written form of a token ("Ġthe", "▁the", "##s"), None for an unused id."""
 
     def id(self, text: str) -> int | None:
-        """Id of the token the vocabulary writes as `text`, added tokens first."""
+        """Id of the token with the written form `text`, added tokens first."""
 
     def piece(self, token: int, first: bool) -> bytes:
-        """Bytes that the token adds to decoded text; `first`: nothing precedes the token."""
+        """Bytes of a token in decoded text. first: whether the token is the first of the text."""
 
 
 @contextmanager
 def library_errors(where: str) -> Iterator[None]:
-    """Whatever the `tokenizers` package raises, panics of its Rust code included, as one FormatError."""
+    """Convert all exceptions of the `tokenizers` package, including Rust panics, to FormatError."""
     try:
         yield
     except (NumflowError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the package raises plain Exception, a panic is not even that
+    except BaseException as error:  # the package raises Exception; a panic is a BaseException
         raise FormatError(f"{where}: {' '.join(str(error).split())[:300]}") from None
 
 
 class LibraryVocabulary:
-    """A `tokenizers.Tokenizer`, with a rule for the bytes of a token.
+    """Vocabulary of a `tokenizers.Tokenizer`, with a rule for the bytes of a token.
 
-    The library's decoder joins tokens into a string and cannot say what an incomplete character is; the rule
-    (see pieces.py) gives the same text token by token, as bytes.
+    The library's decoder returns a string and cannot represent incomplete characters; the rule (see pieces.py) gives
+    the same text token by token, as bytes.
     """
 
     def __init__(self, library: Any, piece: Callable[[str, bool], bytes], where: str,
@@ -89,7 +89,7 @@ class LibraryVocabulary:
     def encode(self, text: str, parse_special: bool) -> list[int]:
         ids = self._encode(text, parse_special)
         if not parse_special and not self.special_ids.isdisjoint(ids):
-            # A special token that the algorithm itself knows: cut it, so that it cannot be matched as a whole.
+            # The algorithm itself has merged a special token: split its text, so that it cannot match as a whole.
             found = [re.escape(t) for id in self.special_ids.intersection(ids) if len(t := self.text(id) or "") > 1]
             cuts = sorted({match.start() + 1 for t in found for match in re.finditer(t, text)})
             parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
@@ -101,11 +101,12 @@ class LibraryVocabulary:
         with library_errors(self._where):
             if len(text) < LONG:
                 return library.encode(text, add_special_tokens=False).ids
-            return library.encode_batch_fast([text], add_special_tokens=False)[0].ids  # lets other threads run
+            return library.encode_batch_fast([text], add_special_tokens=False)[0].ids  # releases the GIL
 
     @property
     def _plainly(self) -> Any:
-        """The library's tokenizer as one that takes special tokens for ordinary text: a setting of the object."""
+        """Copy of the library's tokenizer that encodes special tokens as ordinary text, which is a setting of the
+        object."""
         with self._lock:
             if self._without_special is None:
                 with library_errors(self._where):
@@ -125,7 +126,7 @@ class LibraryVocabulary:
 
 
 def check_text(text: str) -> None:
-    """Raises TokenizerError where `text` is not Unicode text (a lone surrogate), naming the character."""
+    """Raise TokenizerError if `text` is not Unicode text (a lone surrogate); the message names the character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -18,10 +18,10 @@ _MAX_WORD = 100  # characters; a longer word is unknown
 
 
 def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a vocab.txt and what the side files add.
+    """The tokenizer of a vocab.txt and its side files.
 
     Raises:
-        FormatError: a file is broken, or the vocabulary has no unknown token.
+        FormatError: a file is damaged, or the vocabulary has no unknown token.
         TokenizerError: an option does not fit.
     """
     vocab = {text: id for id, text in enumerate(read_text(path).removesuffix("\n").replace("\r\n", "\n").split("\n"))}
@@ -40,7 +40,8 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
 
 
 def build(vocab: dict[str, int], unk: str, lowercase: bool, strip_accents: bool | None, chinese: bool = True) -> Any:
-    """A `tokenizers.Tokenizer` for WordPiece; strip_accents None: as lowercase; chinese: ideographs are words."""
+    """A `tokenizers.Tokenizer` for WordPiece. strip_accents None: as lowercase. chinese: whether each ideograph is a
+    word."""
     from tokenizers import Tokenizer as Library
     from tokenizers import models, normalizers, pre_tokenizers
 

@@ -8,7 +8,7 @@ from typing import Any
 from numflow.errors import TokenizerError
 
 TEXT, SECOND = "A", "B"
-TYPES = 256  # of tokens: models have up to 4
+TYPES = 256  # maximum token types; models have up to 4
 
 
 Slot = tuple[int | str, int]
@@ -16,7 +16,7 @@ Slot = tuple[int | str, int]
 
 @dataclass(frozen=True)
 class Wrapping:
-    """Slots in order, each (what, type id); `what` is a token id, or TEXT or SECOND for the ids of a text."""
+    """Slots in order, each (content, type id); the content is a token id, or TEXT or SECOND for the ids of a text."""
 
     single: tuple[Slot, ...] = ((TEXT, 0),)
     pair: tuple[Slot, ...] = ((TEXT, 0), (SECOND, 0))
@@ -24,21 +24,21 @@ class Wrapping:
     @property
     def prefix(self) -> list[int]:
         """Ids before a single text."""
-        before = takewhile(lambda what: what != TEXT, (what for what, _ in self.single))
-        return [what for what in before if isinstance(what, int)]
+        before = takewhile(lambda content: content != TEXT, (content for content, _ in self.single))
+        return [content for content in before if isinstance(content, int)]
 
     def apply(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Token ids and type ids of one text or two."""
         ids: list[int] = []
         types: list[int] = []
-        for what, type_id in self.single if second is None else self.pair:
-            part = [what] if isinstance(what, int) else first if what == TEXT else second or ()
+        for content, type_id in self.single if second is None else self.pair:
+            part = [content] if isinstance(content, int) else first if content == TEXT else second or ()
             ids += part
             types += [type_id] * len(part)
         return ids, types
 
     def changed(self, bos: int | None, eos: int | None, add_bos: bool | None, add_eos: bool | None) -> "Wrapping":
-        """With the first and last token put in or taken out as told; None leaves them as they are."""
+        """Copy with BOS added or removed at the start, and EOS at the end; None: unchanged."""
 
         def change(slots):
             if bos is not None and add_bos is not None:
@@ -67,17 +67,17 @@ def each(bos: int | None, eos: int | None) -> Wrapping:
     """bos A eos, and for two texts bos A eos bos B eos."""
 
     def one(text: str, type_id: int) -> tuple[Slot, ...]:
-        slots: list[Slot] = [(what, type_id) for what in (bos, text, eos) if what is not None]
+        slots: list[Slot] = [(content, type_id) for content in (bos, text, eos) if content is not None]
         return tuple(slots)
 
     return Wrapping(one(TEXT, 0), one(TEXT, 0) + one(SECOND, 1))
 
 
 def of_library(library: Any, where: str) -> Wrapping:
-    """Wrapping of a `tokenizers.Tokenizer`, read off an encoded probe, which covers every kind of post-processor.
+    """Wrapping of a `tokenizers.Tokenizer`, derived from an encoded probe, so that every post-processor is supported.
 
     Raises:
-        TokenizerError: a type that no model has.
+        TokenizerError: a token type out of range.
     """
     if not (probe := _probe(library)):
         return Wrapping()
@@ -98,7 +98,7 @@ def _probe(library: Any) -> str:
 def _slots(encoding: Any) -> tuple[Slot, ...]:
     slots: list[Slot] = []
     for id, type_id, sequence in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
-        what = id if sequence is None else (TEXT, SECOND)[sequence]
-        if isinstance(what, int) or (what, type_id) not in slots:
-            slots.append((what, type_id))
+        content = id if sequence is None else (TEXT, SECOND)[sequence]
+        if isinstance(content, int) or (content, type_id) not in slots:
+            slots.append((content, type_id))
     return tuple(slots)

@@ -60,4 +60,4 @@ def test_all_but_models_are_removed_without_a_kind(filled, run):
 def test_an_empty_home_is_fine_and_an_unknown_kind_is_not(run):
     assert run("cache", "clear", "models").code == 0
     wrong = run("cache", "clear", "kernel")
-    assert wrong.code == 1 and wrong.err == "error: no kind 'kernel' of what is kept; did you mean 'kernels'?\n"
+    assert wrong.code == 1 and wrong.err == "error: there is no cache 'kernel'; did you mean 'kernels'?\n"

@@ -33,7 +33,7 @@ def test_chat_fails_in_a_pipe_at_the_first_line_that_fails(run, loader):
     done = run("chat", stdin="y" * 600 + "\nshort\n")
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert "the model's context holds 512: /trim drops the oldest turns" in done.err
-    assert "/undo stands alone" in run("chat", stdin="/undo 3\n").err
+    assert "/undo takes no argument" in run("chat", stdin="/undo 3\n").err
     assert "not UTF-8" in run("chat", stdin=b"caf\xe9\n").err
     assert "close the text" in run("chat", stdin='"""one\ntwo\n').err
 
@@ -51,7 +51,7 @@ def test_texts_of_several_lines_and_paths(run, loader):
 
 def test_undo_regen_and_system(run, loader):
     done = run("chat", stdin="one\n/regen\ntwo\n/undo\n/system Be kind\n/system\nthree\n/system \"\"\n/reset\nfour\n")
-    assert done.code == 0 and "Be kind\n" in done.out and "(taken back: two)" in done.err
+    assert done.code == 0 and "Be kind\n" in done.out and "(removed: two)" in done.err
     assert loader.tokenizer.prompts == [
         "<user>one<assistant>", "<user>one<assistant>", f"<user>one<assistant>{ANSWER}<user>two<assistant>",
         f"<system>Be kind<user>one<assistant>{ANSWER}<user>three<assistant>", "<user>four<assistant>"]
@@ -96,7 +96,7 @@ def test_files_go_with_the_next_question(run, loader, tmp_path):
     with open(tmp_path / "large", "w") as file:
         file.truncate(1_000_001)
     done = run("chat", stdin=f"/attach {tmp_path}/a.md\nsum up\ngo on\n/attach\n")
-    assert (done.code, "no file goes with the next question" in done.err) == (0, True)
+    assert (done.code, "no file is attached to the next question" in done.err) == (0, True)
     first, second = loader.tokenizer.prompts
     assert first == "<user>sum up\n\na.md:\n````\nx\n```\ny\n````<assistant>"
     assert second.endswith("<user>go on<assistant>") and second.count("a.md") == 1
@@ -240,7 +240,7 @@ def test_ctrl_c_before_the_first_word_takes_the_question_back(run, loader, termi
     terminal("one", "two")
     interrupted(loader, monkeypatch, 0)
     done = run("chat")
-    assert done.code == 0 and "the question is taken back" in done.err
+    assert done.code == 0 and "the question is removed" in done.err
     assert loader.tokenizer.prompts[-1] == "<user>two<assistant>"
 
 
@@ -253,7 +253,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_twice_leaves(run, loader, term
     terminal(KeyboardInterrupt(), "one", KeyboardInterrupt(), KeyboardInterrupt(), "two")
     done = run("chat")
     assert (done.code, done.out) == (130, f"{ANSWER}\n")
-    assert "Ctrl-C again or Ctrl-D leaves" in done.err
+    assert "Ctrl-C again or Ctrl-D exits" in done.err
 
 
 def test_ctrl_c_leaves_a_text_of_several_lines(run, loader, terminal):

@@ -92,7 +92,7 @@ def test_no_prompt_on_a_terminal(run, loader, monkeypatch):
     monkeypatch.setattr("io.TextIOWrapper", Terminal)
     done = run("generate")
     assert done.code == 1
-    assert done.err == 'error: no prompt: numflow generate "..." (or -f FILE, or standard input)\n'
+    assert done.err == 'error: no prompt: numflow generate "..." (or -f FILE, or text on standard input)\n'
 
 
 def test_json(run, loader):
@@ -176,7 +176,7 @@ def test_guesses_are_counted(run, loader):
     loader.answer = b"abcdefgh" * 8
     done = run("generate", "--stats", "--speculate", "ngram", "--set", "draft_tokens=4", "x")
     assert done.out == "abcdefgh" * 8 + "\n"
-    right, drafts = map(int, re.search(r"(\d+) of (\d+) guesses right", done.err).groups())
+    right, drafts = map(int, re.search(r"(\d+) of (\d+) drafts accepted", done.err).groups())
     assert 20 < right <= drafts
 
 
@@ -256,7 +256,8 @@ def walked(monkeypatch):
 
 def test_trace_prints_the_walk_of_a_token(run, loader, walked):
     lines = run("generate", "--trace", "x").out.splitlines()
-    assert lines[:3] == [r'text  "a\nb"  template: applied', r'ids   5 "a" 6 "\nb"', "walk of the last one, position 1"]
+    assert lines[:3] == [r'text  "a\nb"  template: applied', r'ids   5 "a" 6 "\nb"',
+                         "steps of the last token, position 1"]
     assert lines[4:8] == [
         "#  label       op        shapes            min  max   rms      µs  kernel",
         "0  token_embd  embed     [1] -> [1, 4]      -1  2.5  0.75     1.2  numflow/cpu/embed.py:12",
@@ -277,7 +278,7 @@ def test_a_trace_as_a_page(run, loader, walked, tmp_path):
     assert "def rms_norm(" in page and "&lt;c&gt;" in page and "<c>" not in page and page.count("<details") == 3
     assert "://" not in page.replace("arXiv", "")
     done = run("generate", "--html", tmp_path / "x", "x")
-    assert done.code == 1 and "--html is a part of --trace" in done.err
+    assert done.code == 1 and "--html needs --trace" in done.err
     done = run("generate", "--trace", "--html", tmp_path / "gone" / "x", "x")
     assert done.code == 1 and done.err.endswith("No such file or directory\n")
 

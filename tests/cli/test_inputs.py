@@ -50,7 +50,7 @@ def test_a_pipe(pipe):
 def test_a_pipe_that_never_closes_and_never_speaks_is_left(pipe, monkeypatch, capsys):
     monkeypatch.setattr(inputs, "PATIENCE", 0.01)
     assert read_prompt("Say hello", None, "x") == "Say hello"
-    assert capsys.readouterr().err.startswith("nothing came on standard input in ")
+    assert capsys.readouterr().err.startswith("no data on standard input in ")
     pipe.close()
 
 

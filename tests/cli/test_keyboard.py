@@ -55,11 +55,11 @@ def test_ctrl_c_clears_the_line_and_twice_leaves(typist):
         typist.type(b"\x03")
 
     interrupt(b"forgotten")
-    typist.wait_for(b"leaves)")
+    typist.wait_for(b"exits)")
     typist.wait_for(b"> ")
     typist.type(b"kept\r")
     typist.wait_for(b"GOT 'kept'")
-    for word in (b"leaves)", b"LEFT"):
+    for word in (b"exits)", b"LEFT"):
         typist.wait_for(b"> ")
         interrupt(b"x")
         typist.wait_for(word)

@@ -32,7 +32,7 @@ def test_a_lab_from_start_to_end(run, quick, tmp_path):
     assert "\x1b" not in failed.out
     (folder / "rms_norm.py").write_text("mine", encoding="utf-8")
     solved = run("learn", "solution", "1", "--dir", folder)
-    assert solved.code == 0 and "what was there is rms_norm.yours-1.py" in solved.out
+    assert solved.code == 0 and "your file is now rms_norm.yours-1.py" in solved.out
     assert (folder / "rms_norm.yours-1.py").read_text(encoding="utf-8") == "mine"
     passed = run("learn", "check", "1", "--dir", folder, "--json")
     assert passed.code == 0 and json.loads(passed.out)["passed"] is True
@@ -47,7 +47,7 @@ def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
     run("learn", "start", "rope", "--dir", tmp_path)
     (tmp_path / "rope.py").write_text("mine", encoding="utf-8")
     again = run("learn", "start", "rope", "--dir", tmp_path)
-    assert again.code == 1 and "is there already: --again begins anew" in again.err
+    assert again.code == 1 and "exists already: --again starts again" in again.err
     assert run("learn", "start", "rope", "--dir", tmp_path, "--again").code == 0
     assert (tmp_path / "rope.yours-1.py").read_text(encoding="utf-8") == "mine"
 

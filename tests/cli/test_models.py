@@ -132,7 +132,7 @@ def test_spec_new(run, tiny, tmp_path):
     assert 'extends = "' in target.read_text()
     assert run("spec", "check", target, tiny).code == 0
     again = run("spec", "new", tiny, "-o", target)
-    assert (again.code, again.err) == (1, f"error: {target} is there already and is kept\n")
+    assert (again.code, again.err) == (1, f"error: {target} exists already and is not overwritten\n")
 
 
 def test_spec_new_prints_a_draft_that_does_not_run_yet_and_fails(run, tiny, monkeypatch):
@@ -158,7 +158,7 @@ def test_bench(run, tiny):
     assert {"load_s", "first_token_s", "compile_s", "peak_rss_mib", "weights_bytes", "host"} <= found.keys()
     assert done.err == "run 1 of 2\nrun 2 of 2\n"
     table = run("bench", *options).out
-    assert "decode_tok_s" in table and "(least " in table
+    assert "decode_tok_s" in table and "(min " in table
 
 
 def test_perplexity(run, tiny, tmp_path):
@@ -168,7 +168,7 @@ def test_perplexity(run, tiny, tmp_path):
     found = json.loads(run("perplexity", "--text", text, *options, "--json").out)
     assert found["tokens"] == 45 and found["perplexity"] > 1
     done = run("perplexity", "--text", "-", *options, stdin=text.read_text())
-    assert f"{found['perplexity']:.4f}" in done.out and done.err.startswith("window 1 of 3: ")
+    assert f"{found['perplexity']:.4f}" in done.out and done.err.startswith("chunk 1 of 3: ")
 
 
 def test_warmup(run, tiny):

@@ -19,5 +19,5 @@ def test_generate_with_the_block_of_the_model(run, tmp_path):
     drafted = run("generate", *options, "--draft", "mtp", "--set", "draft_tokens=4", "hello")
     assert (plain.code, drafted.code) == (0, 0), plain.err + drafted.err
     assert drafted.out == plain.out and plain.out.strip()
-    right, guesses = map(int, re.search(r"(\d+) of (\d+) guesses right", drafted.err).groups())
+    right, guesses = map(int, re.search(r"(\d+) of (\d+) drafts accepted", drafted.err).groups())
     assert right == guesses >= 16 and "guesses" not in plain.err

@@ -29,7 +29,7 @@ def test_a_model_is_quantised_checked_and_measured(run, source, text, tmp_path):
     assert done.code == 0, done.err
     assert "q3h        14   86,144" in done.out and "bits per weight of its quantised matrices" in done.out
     assert "without calibration" not in done.out
-    assert "down_proj.weight stays as it is: q3h has blocks of 32 weights, which do not divide 80 columns" in done.out
+    assert "down_proj.weight is not quantised: q3h has blocks of 32 weights, which do not divide 80 columns" in done.out
     assert container.read_report(file)["calibration"]["tokens"] == 256
     done = run("verify", file, "--against", source)
     assert done.code == 0 and "sizes and hashes, source and errors" in done.out
@@ -60,7 +60,7 @@ def test_few_bits_without_calibration_are_told(run, source, tmp_path, weights, c
     file = tmp_path / ("x.gguf" if weights == "Q8_0" else "x")
     done = run("quantize", source, file, "--weights", weights, "--no-calibration")
     assert done.code == 0, done.err
-    assert ("found without calibration" in done.out) == could
+    assert ("quantised without calibration" in done.out) == could
 
 
 def types(file):
@@ -96,7 +96,7 @@ def test_a_size_to_meet_with_a_recipe(run, source, text, tmp_path):
     (("--weights", "q4_b32t1a", "--target-bpw", "4", "--imatrix", os.devnull),
      "--target-bpw measures with one of q2, q3, q3h, q4, q5, q6, q8; 'q4_b32t1a' is none"),
     (("--target-bpw", "4", "--no-calibration"), "give a text or a calibration with --imatrix"),
-    (("--weights", "q4", "--no-calibration", "--imatrix", os.devnull), "--imatrix is a calibration"),
+    (("--weights", "q4", "--no-calibration", "--imatrix", os.devnull), "--imatrix and --no-calibration contradict"),
     (("--weights", "q44"), "no quantisation scheme, preset or recipe file 'q44'; did you mean 'q4'"),
     (("--recipe", "nowhere.toml"), "no quantisation scheme, preset or recipe file 'nowhere.toml'"),
 ])

@@ -108,7 +108,7 @@ def test_no_calibration_is_left_unused(run, source, text, tmp_path):
     for words, message in (
             (("--weights", "q4_b32t1a", "--imatrix", made), "q4_b32t1a: Inferflow's schemes have one way"),
             (("--weights", "q4_b32t1a+1%", "--imatrix", made), "which uses no calibration; leave it out"),
-            (("--weights", "q4", "--context", 64), "--context and --chunks are of the text to calibrate on"),
+            (("--weights", "q4", "--context", 64), "--context and --chunks are for a calibration text"),
             (("--weights", "q4", "--imatrix", made, "--chunks", 2), "is a calibration already: --context")):
         done = run("quantize", source, tmp_path / "x", *words)
         assert done.code == 1 and message in done.err, done.err

@@ -47,7 +47,7 @@ def test_ctrl_c_clears_then_leaves_and_ctrl_d_ends(keys, capsys):
     pipe.send_text("wrong\x03right\r\x03kept\r\x04")
     ready = keyboard()
     assert [ready.question() for _ in range(2)] == ["right", "kept"]
-    assert capsys.readouterr().err.count("Ctrl-C again or Ctrl-D leaves") == 1
+    assert capsys.readouterr().err.count("Ctrl-C again or Ctrl-D exits") == 1
     assert ready.question() is None
     pipe.send_text("text\x03\x03\x03")
     with pytest.raises(KeyboardInterrupt):

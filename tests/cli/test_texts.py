@@ -106,7 +106,7 @@ def test_fill_mask(run, model):
 def test_who_names_no_model_gets_the_one_of_numflow_and_is_told_of_another(run, model, command, own, name, licence):
     done = run(command, "x")
     assert done.code == 0 and model.options[0]["name"] == own
-    assert done.err.startswith(f"using {own} (") and f"one to fetch: -m {name} (" in done.err and licence in done.err
+    assert done.err.startswith(f"using {own} (") and f"one to download: -m {name} (" in done.err and licence in done.err
     assert run("models").out.count(name) == 1
 
 

@@ -104,13 +104,16 @@ def outcome(python: Path, name: str, url: str, model: str) -> dict:
 
 def table(found: dict[tuple[str, str], dict]) -> str:
     """The page."""
-    lines = ["# Client programs", "", "Programs and libraries made for other services, as they come from the package "
-             "index, against `numflow serve`: SmolLM2-135M,", "whose chat template knows no tools (so the generic "
-             "format tells it of them), and a toy of random weights whose template does.", "",
-             "`python -m tests.clients.run --out docs/clients.md` runs them and writes such a page. `make nightly` runs"
-             " them, and fails where one does.", "The toy ends no answer by itself, so programs that want answers to "
-             "be complete hold it to a few words by `regex`; and models of",
-             "programs that cannot say that a tool has to be called are held to a call so.",
+    lines = ["# Client programs", "", "This page lists the client programs and libraries that were tested against "
+             "`numflow serve`. All of them were written for the", "services of OpenAI, Anthropic or Ollama, and were "
+             "installed unchanged from the package index. Most ran with two models:", "",
+             "- `smollm2`, SmolLM2-135M. Its chat template has no tools, so numflow describes the tools in its generic "
+             "format.", "- `toy`, a small model with random weights. Its chat template has tools.", "",
+             "OpenAI's embeddings client ran with `minilm`, an encoder.", "",
+             "A random model never ends an answer by itself. Where a program needs complete answers, the setting "
+             "`regex` limits `toy` to", "a few words. Where a program cannot demand a tool call, `regex` forces the "
+             "call.", "", "`python -m tests.clients.run --out docs/clients.md` runs all programs and writes this page. "
+             "`make nightly` runs them too,", "and fails where one of them fails.",
              "", f"| Program | version | model | {' | '.join(KINDS)} |", f"|---|---|---|{'---|' * len(KINDS)}"]
     for (name, model), told in found.items():
         cells = " | ".join(told["found"][kind].replace("|", "\\|").replace("\n", " ") for kind in KINDS)

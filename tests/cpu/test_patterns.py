@@ -10,7 +10,7 @@ from numflow.cpu.program import Program
 from numflow.errors import NetworkError
 from numflow.learn.cases.build import VOCABULARY
 from numflow.learn.cases.build import CaseBuilder as Builder
-from numflow.network.passes.dataflow import adds_taken_over
+from numflow.network.passes.dataflow import fusible_adds
 from numflow.ops import Batch, Step, View
 from tests.cpu.matrices import stored
 
@@ -129,16 +129,16 @@ def copy(a, b):
 
 
 def test_which_adds_are_taken_over():
-    assert adds_taken_over([linear(X, Y), add(Z, Y, Z)], ()) == {0: 1}
-    assert adds_taken_over([linear(X, Y), add(Z, Y, Z), copy(X, Y), copy(Y, X)], ()) == {0: 1}
+    assert fusible_adds([linear(X, Y), add(Z, Y, Z)], ()) == {0: 1}
+    assert fusible_adds([linear(X, Y), add(Z, Y, Z), copy(X, Y), copy(Y, X)], ()) == {0: 1}
     refused = {"read later": [linear(X, Y), add(Z, Y, Z), copy(Y, X)], "added to itself": [linear(X, Y), add(Y, Y, Z)],
                "the other operand": [linear(X, Y), add(Y, Z, Z)], "not neighbours": [linear(X, Y), copy(X, Z),
                                                                                        add(Z, Y, Z)],
                "a part is read": [linear(X, Y), add(Z, Y, Z), copy(View("y", 4, 2), X)],
                "not a linear": [copy(X, Y), add(Z, Y, Z)]}
     for why, steps in refused.items():
-        assert adds_taken_over(steps, ()) == {}, why
-    assert adds_taken_over([linear(X, Y), add(Z, Y, Z)], [View("y", 7, 1)]) == {}  # somebody wants it
+        assert fusible_adds(steps, ()) == {}, why
+    assert fusible_adds([linear(X, Y), add(Z, Y, Z)], [View("y", 7, 1)]) == {}  # somebody wants it
 
 
 def test_which_operands_are_made():

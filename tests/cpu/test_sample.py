@@ -54,7 +54,7 @@ def by_kernel(rows, choices, threads=1):
     """The token of each row, picked by its choice."""
     ctx, width = Logits(rows), rows.shape[1]
     drawn, found = Draws.of(len(rows), width, threads), np.full(len(rows), -7, np.int32)
-    drawn.settings[:], drawn.numbers[:] = encode(choices), draws(choices, 1, MOST_STEPS)
+    drawn.settings[:], drawn.random[:] = encode(choices), draws(choices, 1, MOST_STEPS)
     call = pick_tokens(ctx, SimpleNamespace(width=width), found, drawn=drawn)
     for thread in range(threads):
         call(thread, threads)

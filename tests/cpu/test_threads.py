@@ -239,7 +239,7 @@ def test_each_may_walk_a_table_of_its_own():
     for run in range(1, 4):
         for pool, table, rows in zip(pools, tables, (len(tables[0]), 2), strict=True):
             pool.hold(table, rows)
-        shared_threads(3).run(_table((threads_kernels.walk_own, own)), 1)
+        shared_threads(3).run(_table((threads_kernels.walk_group, own)), 1)
         assert memories[0, :3].tolist() == [run * REPEAT, run * REPEAT, 0] and memories[0, 15] == 0
         assert memories[1, :3].tolist() == [run, 0, 0]
     for pool in pools:

@@ -1,4 +1,4 @@
-"""Attention at chosen sizes: cases for tests and experiments, and the kernels that the compile gate looks at."""
+"""Attention cases of chosen sizes for tests and experiments, and the attention kernels of the compile test."""
 
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.survey import kernels_of
@@ -7,11 +7,11 @@ from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.ops import View
 from numflow.quant.kv import CODED
 
-FORMS = ("q8", "q6", "q3h")  # types whose codes are read in the three ways there are
+FORMS = ("q8", "q6", "q3h")  # one type for each of the three ways in which codes are read
 
 
 def attention_case(heads, kv_heads, k_dim, v_dim, schedule=(((0, 5),),), name="attention", **params):
-    """A case of its own sizes."""
+    """A case of `attention` with these sizes."""
     b = Builder(f"{name}-{heads}-{kv_heads}-{k_dim}-{v_dim}")
     q, k, v = b.inputs(heads * k_dim, kv_heads * k_dim, kv_heads * v_dim)
     y, cache = b.buffer(heads * v_dim), b.cache(kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim)
@@ -21,7 +21,7 @@ def attention_case(heads, kv_heads, k_dim, v_dim, schedule=(((0, 5),),), name="a
 
 
 def latent_case(heads, k_dim, prefix, schedule=(((0, 5),),)):
-    """A case in which values are a prefix of the keys of one head."""
+    """A case of latent attention: one key head, and values that are a prefix of the keys."""
     b = Builder(f"latent-{heads}-{k_dim}-{prefix}")
     q, k = b.inputs(heads * k_dim, k_dim)
     y, cache = b.buffer(heads * prefix), b.cache(kv_heads=1, k_dim=k_dim, prefix=prefix)
@@ -31,7 +31,7 @@ def latent_case(heads, k_dim, prefix, schedule=(((0, 5),),)):
 
 
 def entries_case(heads, size, every, top_k=0, schedule=(((0, 5),),), **params):
-    """A case of a window of 8 keys beside entries, if every is not 0, of which an index may choose the best; with
+    """A case with a window of 8 keys and, if `every` is not 0, entries, of which an index may choose the best; with
     sinks."""
     b = Builder(f"entries-{heads}-{size}-{every}-{top_k}")
     q, k, entry, query, weights = b.inputs(heads * size, size, size, 2 * 128, 2)
@@ -51,7 +51,7 @@ def entries_case(heads, size, every, top_k=0, schedule=(((0, 5),),), **params):
 
 
 def every_bias():
-    """Softcap, slopes and sinks together, in heads of an odd size."""
+    """A case with softcap, slopes and sinks together, and heads of an odd size."""
     b = Builder("attention-every-bias")
     q, k, v = b.inputs(6 * 20, 2 * 20, 2 * 20)
     y, cache = b.buffer(6 * 20), b.cache(kv_heads=2, k_dim=20)
@@ -62,8 +62,10 @@ def every_bias():
 
 
 def attention_kernels() -> dict[str, Kernel]:
-    """Kernels on tensor cores by name, and the exact ones that decode: all biases, then every type of keys and values
-    at a usual size, then wide heads, then those of latent attention, and beside entries."""
+    """Attention kernels by name: those on tensor cores, and the exact ones for decoding.
+
+    All biases; every type of keys and values at an ordinary size; wide heads; latent attention; and entries.
+    """
     found, usual, wide = {}, attention_case(4, 1, 128, 128), attention_case(4, 1, 256, 256)
     buckets, far = (next(case for case in attention_cases() if case.name == f"attention-{name}")
                     for name in ("buckets-both-ways", "distances"))

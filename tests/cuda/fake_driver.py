@@ -1,7 +1,7 @@
-"""A driver of a GPU that is not there: memory of this process, kernels on the simulator, streams that record.
+"""A fake CUDA driver: device memory of this process, kernels on the simulator, streams that can be captured.
 
-It has the functions of cuda.bindings.driver that numflow/cuda/device/gpu.py calls, with their way of returning errors,
-and unpacks what they are given as a driver would: kernels see only the bytes of their parameters.
+It has the functions of cuda.bindings.driver that numflow/cuda/device/gpu.py calls, with the same return values, and
+unpacks kernel arguments as a driver does: kernels see only the bytes of their parameters.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ OK = Code(0)
 
 
 class FakeDriver:
-    """Devices of compute capability 9.0, one if nothing is said."""
+    """A driver with one or more devices of compute capability 9.0."""
 
     CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=9,
                                          CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0)
@@ -39,7 +39,7 @@ class FakeDriver:
 
     def __init__(self, devices=1):
         self.memory, self.launches, self.replays, self.graphs, self.peer_copies = {}, 0, 0, 0, 0
-        self.devices, self.captured = devices, {}  # what a stream that records was given
+        self.devices, self.captured = devices, {}  # captured: the launches on each stream that is being captured
 
     @staticmethod
     def CUlaunchAttribute():
@@ -209,5 +209,5 @@ class FakeDriver:
 
 
 def fake_binary(kernel, capability) -> Binary:
-    """What the fake driver takes for machine code: the kernel's name."""
+    """A binary for the fake driver: its machine code is the kernel's name."""
     return Binary(kernel.name, kernel.name, kernel.name.encode(), 32, 0, 0, 0)

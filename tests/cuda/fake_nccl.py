@@ -1,7 +1,7 @@
-"""NCCL on GPUs that are not there: its functions as nccl4py has them, over streams of a driver that waits.
+"""A fake NCCL: the functions of nccl4py, over streams of a fake driver.
 
-What a rank calls goes into its stream and gets on once all ranks have come that far, as in the library: sums are made
-from the last rank to the first, which is not the order of copies; results of an aborted communicator are NaN.
+A rank's call goes into its stream and is executed once all ranks have called, as in the library. Sums are taken from
+the last rank to the first, unlike the order of copies. Results of an aborted communicator are NaN.
 """
 
 import ctypes
@@ -17,7 +17,8 @@ from tests.cuda.lazy_driver import LazyDriver
 
 
 class PatientDriver(LazyDriver):
-    """Who waits for a stream that cannot get on waits for what other threads do. Streams are numbers, as real ones."""
+    """A LazyDriver whose waits for a blocked stream also wait for other threads. Streams are integers, as real handles
+    are."""
 
     def __init__(self, devices=2, seed=0):
         super().__init__(devices, seed)
@@ -30,12 +31,12 @@ class PatientDriver(LazyDriver):
             return OK, self.streams[-1]
 
     def put(self, stream, act, ready=lambda: True):
-        """Something else than a driver's own into a stream."""
+        """Append an operation that is not the driver's own to a stream."""
         assert stream not in self.captured, "a stream that records was given a collective"
         self._put(stream, act, ready)
 
     def wake(self):
-        """What streams wait for may have come."""
+        """Notify waiting threads that a stream may be able to continue."""
         with self._changed:
             self._changed.notify_all()
 
@@ -56,7 +57,8 @@ class PatientDriver(LazyDriver):
 
 @dataclass(eq=False)
 class Communicator:
-    """rank: of the `ranks`. state: "alive", "aborted" or "destroyed". rounds: shared: what each rank has brought."""
+    """One rank's communicator. state: "alive", "aborted" or "destroyed". rounds: shared by all ranks: the calls of
+    each."""
 
     rank: int
     ranks: int
@@ -67,7 +69,8 @@ class Communicator:
 
 @dataclass
 class FakeNccl:
-    """calls: (function, rank, elements, queue) of each. made: all communicators so far. refuse: they cannot be made."""
+    """The library. calls: (function, rank, elements, stream) of each call. made: all communicators. refuse: fail to
+    make any."""
 
     driver: PatientDriver
     refuse: bool = False

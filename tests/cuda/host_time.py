@@ -1,8 +1,8 @@
-"""The host's time of a token, without a GPU: `python -m tests.cuda.host_time [LAYERS] [WEIGHTS]`.
+"""The host's time per token, without a GPU: `python -m tests.cuda.host_time [LAYERS] [WEIGHTS]`.
 
-numflow's runtime over cuda.bindings as they are published, over a driver of C that does nothing, with recorded graphs.
-A decoder of toy width with the layers of an 8B model; the median processor time of `Program.sample` and of
-`Program.decode`, greedy and drawn.
+Measures numflow's runtime with the published cuda.bindings over a C stub of the driver that does nothing, with CUDA
+graphs. The model is a decoder of toy width with the number of layers of an 8B model. Prints the median processor time
+of `Program.sample` and `Program.decode`, greedy and sampled.
 """
 
 import os
@@ -19,7 +19,7 @@ TOKENS = 200
 
 
 def main(layers: int, weights: str) -> None:
-    """Print microseconds of a token."""
+    """Print the microseconds per token."""
     from numflow.cuda.compiler import compat
     from numflow.cuda.compiler.compile import Binary
     from numflow.cuda.device.gpu import Gpu

@@ -1,4 +1,4 @@
-"""All kernels of the executor, found by binding every op case with every type of weight, cache and activations."""
+"""All kernels of the executor, found by binding every op case with every type of weights, cache and activations."""
 
 import functools
 import os
@@ -29,10 +29,10 @@ from tests.cuda.on_ptx.device import assembly
 from tests.cuda.small import CASES
 
 CAPABILITIES = ((8, 0), (9, 0))
-NEWER = ((8, 9), (12, 0))  # with kernels that these do not have
-GROUPED = ("F16", "BF16", "q4", "q3h", "Q6_K")  # others differ as the kernels of `linear` do
+NEWER = ((8, 9), (12, 0))  # compute capabilities with kernels that CAPABILITIES do not have
+GROUPED = ("F16", "BF16", "q4", "q3h", "Q6_K")  # types of experts; kernels of others differ as those of `linear` do
 EVERY = ("F16", "BF16", *QUANTISED)
-APART = ("q3h+0.5%", "q6+0.5%")  # with outliers; others differ as the kernels of `linear` do
+APART = ("q3h+0.5%", "q6+0.5%")  # types with outliers; kernels of others differ as those of `linear` do
 
 
 def compiler_is_there() -> bool:
@@ -40,12 +40,14 @@ def compiler_is_there() -> bool:
     return all(find_spec(name) for name in ("numba_cuda", "cuda")) and find_spec("nvidia") is not None
 
 
-WIDTHS = (512, 2048)  # of decoders, whose steps kernels do together; from 2048 on norms have blocks of 1024 threads
+WIDTHS = (512, 2048)  # widths of decoders with fused steps; from 2048 on, norms have blocks of 1024 threads
 
 
 def decoder(shape: Shape, kind: str, rows: Callable | None = blank_rows):
-    """(network, weights) of a decoder whose matrices are rows(kind, n, k), zero bytes for what only looks at kernels;
-    None: the checkpoint's own random ones."""
+    """(network, weights) of a decoder whose matrices are rows(kind, n, k).
+
+    The default is rows of zero bytes, for tests that only look at kernels. None: the checkpoint's own random matrices.
+    """
     made = random_checkpoint(shape, kind)
     matrices = {name: replace(tensor, read=partial(rows, kind, *tensor.shape))
                 for name, tensor in made.tensors.items() if rows and len(tensor.shape) == 2}
@@ -55,7 +57,7 @@ def decoder(shape: Shape, kind: str, rows: Callable | None = blank_rows):
 
 @contextmanager
 def many_rows():
-    """Matrices of more than 32 rows count as ones with more rows than a block for each multiprocessor has."""
+    """Select the kernels for matrices with many rows already from 33 rows on, as if the GPU had one multiprocessor."""
     before, few_gemm.MULTIPROCESSORS = few_gemm.MULTIPROCESSORS, 1
     try:
         yield
@@ -65,7 +67,7 @@ def many_rows():
 
 @functools.cache
 def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
-    """By name. grouped: types that experts may have."""
+    """All kernels by name. grouped: types of weights that experts may have."""
     found = {}
     for case in CASES:
         for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
@@ -74,7 +76,7 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
             found |= kernels_of(case.network, case.weights, activations="f32", state_type=state_type)
     found |= attention_kernels()
     for kind in (*EVERY, *APART):
-        for k in (512, 2048):  # a warp for each row, and a block
+        for k in (512, 2048):  # selects kernels with a warp for each row, and with a block for each row
             case = linear_case(kind, 64, k, 1, fill="blank")
             for activations in ("int8", "f32"):
                 found |= kernels_of(case.network, case.weights, activations=activations)
@@ -109,16 +111,16 @@ def binary(name: str, capability: tuple[int, int]) -> Binary:
 
 
 def binaries(names: list[str], capability: tuple[int, int]) -> list[Binary]:
-    """Kernels compiled for a capability, by as many processes as there are processors."""
+    """Kernels compiled for a capability, by as many processes as there are CPU cores."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ProcessPoolExecutor(count) as pool:
-        return list(pool.map(_compile, names, repeat(capability), chunksize=8))  # neighbours share what they call
+        return list(pool.map(_compile, names, repeat(capability), chunksize=8))  # neighbours share device functions
 
 
 def _compile(name, capability):
     made, kernel = binary(name, capability), all_kernels()[name]
     if capability == CAPABILITIES[0] or kernel.target != "sm_80":
-        assembly(kernel)  # kept for the machine that runs it; made a moment ago
+        assembly(kernel)  # stores the PTX for the interpreter; it was generated just before
     return made
 
 

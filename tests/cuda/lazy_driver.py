@@ -1,7 +1,7 @@
-"""A fake driver whose streams are queues: work is done when somebody waits for it, in any order that events allow.
+"""A fake driver with asynchronous streams: work runs only when somebody waits for it, in any order that events allow.
 
-A copy or a launch that lacks an event between streams runs too early or too late under some seed, and the numbers show
-it: memory that nobody wrote yet is NaN, and pieces that are used again hold something else.
+A copy or launch that lacks an event between streams runs too early or too late under some seed, which shows in the
+results: memory that was not written yet is NaN, and a reused buffer holds other values.
 """
 
 import ctypes
@@ -13,13 +13,13 @@ from tests.cuda.fake_driver import OK, FakeDriver
 
 
 class Event:
-    """How often it was put into a queue, and how often it has come."""
+    """A CUDA event: how many times it was recorded, and how many of these records have been reached."""
 
     recorded = come = 0
 
 
 class LazyDriver(FakeDriver):
-    """seed: of the order in which streams get on. swaps: how often the order left the stream it was in."""
+    """seed: of the order in which streams make progress. swaps: how often execution switched to another stream."""
 
     def __init__(self, devices=1, seed=0):
         super().__init__(devices)
@@ -44,7 +44,7 @@ class LazyDriver(FakeDriver):
         return (OK,)
 
     def cuMemFree(self, address):
-        self._until(lambda: not any(self._queues.values()))  # as a real one: all that runs may still use it
+        self._until(lambda: not any(self._queues.values()))  # like cuMemFree, which waits for all running work
         return super().cuMemFree(address)
 
     cuMemFreeHost = cuMemFree
@@ -85,7 +85,7 @@ class LazyDriver(FakeDriver):
         return (OK,)
 
     def _until(self, reached):
-        """Let streams get on, one step of one of them at a time, until it is so."""
+        """Let randomly chosen streams make progress, one operation at a time, until the condition holds."""
         with self._lock:
             while not reached():
                 able = [stream for stream, queue in self._queues.items() if queue and queue[0][0]()]

@@ -1,4 +1,4 @@
-"""Networks of one quantised matrix, for every tensor type the executor keeps as it is."""
+"""Networks with one quantised matrix, for every tensor type that the executor stores without conversion."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ from numflow.quant.hub_types import HUB_TYPES, TABLES
 from numflow.quant.stored import STORED
 from tests.quant.hub import TYPES_TESTED, hub_rows
 
-FLOAT4 = {"E2M1_ROW": "nvfp4", "NVFP4": "nvfp4", "MXFP4": "mxfp4"}  # and the operand that they meet
-FLOAT8 = ("E4M3_ROW", "E4M3_128", "E5M2_128")  # that tokens of 8-bit floats meet, with activations "fp8"
+FLOAT4 = {"E2M1_ROW": "nvfp4", "NVFP4": "nvfp4", "MXFP4": "mxfp4"}  # with activations "nvfp4": the operand by type
+FLOAT8 = ("E4M3_ROW", "E4M3_128", "E5M2_128")  # types that are multiplied by 8-bit floats with activations "fp8"
 QUANTISED = tuple(name for name in TYPES_TESTED if not STORED[name].kind.is_float)
 _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
            "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q1_0": (0,), "Q2_0": (0,),
@@ -26,26 +26,27 @@ _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0,
            "TQ1_0": (52,), "TQ2_0": (64,), **dict.fromkeys(set(GRIDS) - {"IQ1_M"}, (0,))}
 
 
-# Scales of types whose codes are so large that keys and values of wide models would be beyond float16.
+# Scales for types with so large codes that keys and values of wide models would exceed the float16 range.
 _MOST = {"Q5_K": 0.02, "Q6_K": 0.01, "IQ4_XS": 0.01}
 
-REPEATED = 32  # random rows of matrices that repeat theirs
+REPEATED = 32  # distinct random rows of a "repeated" matrix
 
 
 def is_quantised(kind: str) -> bool:
-    """Whether the executor keeps codes of this type: one of QUANTISED or FLOAT8, or such a scheme with outliers."""
+    """Whether the executor stores codes of this type: one of QUANTISED or FLOAT8, or such a scheme with outliers."""
     return kind.partition("+")[0] in (*QUANTISED, *FLOAT8)
 
 
 def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
-    """Rows of random codes and sensible headers, uint8 [n, row_bytes]; with outliers, of weights of heavy tails."""
+    """Rows of random codes and plausible headers, uint8 [n, row_bytes]; for types with outliers, of heavy-tailed
+    weights."""
     rng = np.random.default_rng(seed)
     if kind.endswith("%"):
         return encode(rng.standard_t(4, (n, k)).astype(np.float32), find(kind), threads=1)
-    if kind in SCHEMES and kind != "q4_b16":  # of whose headers any byte is a number
+    if kind in SCHEMES and kind != "q4_b16":  # for q4_b16, any byte is a valid header
         return encode(rng.standard_normal((n, k)).astype(np.float32), find(kind), threads=1)
     if kind in HUB_TYPES:
-        # Tensor cores take weights up to 127, also of the largest scale of a row times that of 16 columns.
+        # Tensor cores take weights up to 127, so the row's scale times the largest scale of 16 columns is limited.
         return hub_rows(kind, n, k, rng, most=4 if HUB_TYPES[kind].by_16 else 16)
     block, size = TYPES[kind].block, TYPES[kind].size
     raw = rng.integers(0, 256, (n, k // block, size), dtype=np.uint8)
@@ -67,7 +68,7 @@ def values(kind: str, raw: np.ndarray, k: int) -> np.ndarray:
 
 
 class Stored(FakeWeights):
-    """FakeWeights of which some matrices are stored as a type: name -> (type, rows)."""
+    """FakeWeights with some matrices stored as another type: name -> (type, rows)."""
 
     def __init__(self, other: FakeWeights, matrices: dict[str, tuple[str, np.ndarray]]):
         super().__init__(other.arrays, other.weights)
@@ -88,7 +89,7 @@ def stored_as(case, matrices: dict[str, tuple[str, np.ndarray]]):
 
 
 def _rows_and_values(b: Builder, kind: str, n: int, k: int, fill: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as stored, uint8, and what they mean, float32 [n, k]. fill: as of linear_case."""
+    """Rows as stored, uint8, and their values, float32 [n, k]. fill: as in linear_case."""
     if fill == "blank":
         return blank_rows(kind, n, k), np.zeros((n, k), np.float32)
     if fill == "repeated":
@@ -104,7 +105,7 @@ def _rows_and_values(b: Builder, kind: str, n: int, k: int, fill: str) -> tuple[
 
 
 def blank_rows(kind: str, n: int, k: int) -> np.ndarray:
-    """Rows of zero bytes, but for the columns of outliers, which are those of random rows."""
+    """Rows of zero bytes, except for the columns of outliers, which are random."""
     rows = np.zeros((n, stored_bytes(kind, k)), np.uint8)
     if kind.endswith("%"):
         first, count = find(kind).base.row_bytes(k), find(kind).count(k)
@@ -116,9 +117,9 @@ def blank_rows(kind: str, n: int, k: int) -> np.ndarray:
 def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, fill: str = "random", copies: int = 1):
     """A Case of op `linear` whose matrix is stored as `kind`; FakeWeights.f32 has its de-quantised values.
 
-    fill:   "random"; "blank": zero bytes, for what only looks at kernels; "repeated": a few random rows, for what
-            measures time. Of the last two FakeWeights.f32 has zeros.
-    copies: products of x with as many matrices, which are the same in places of their own; y is the last one's.
+    fill:   "random"; "blank": zero bytes, for tests that only look at kernels; "repeated": a few random rows, for
+            measurements. For the last two, FakeWeights.f32 has zeros.
+    copies: number of equal matrices in separate memory, each multiplied with x; y is the last product.
     """
     b = Builder(f"linear-{kind}-{n}x{k}-{tokens}")
     x, _ = b.inputs(k, 4)
@@ -134,7 +135,7 @@ def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, fill
 
 
 def of_float8(case, k: int):
-    """A case whose x, of k columns, is of 8-bit floats times a number for each token: rounding changes nothing."""
+    """A case whose x, of k columns, has 8-bit floats times one scale a token, so that quantising x is exact."""
     weights = case.weights
     table = weights.arrays["table.0"].copy()
     scale = np.abs(table[:, :k]).max(1, keepdims=True) / 448
@@ -172,8 +173,10 @@ def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):
 
 def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: int = 0, held: int = 0,
                  bias: bool = False, fill: str = "random"):
-    """A Case of `moe_route`, `expert_linear`, `expert_combine` whose matrices are stored as `kind`. held: experts that
-    are here, from `first` on; 0: all. fill: as of linear_case."""
+    """A Case of `moe_route`, `expert_linear`, `expert_combine` whose matrices are stored as `kind`.
+
+    held: number of experts on this device, from `first` on; 0: all. fill: as in linear_case.
+    """
     b, held = Builder(f"experts-{kind}-{n}x{k}-{experts}"), held or experts
     x, logits = b.inputs(k, experts)
     ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
@@ -190,7 +193,7 @@ def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: in
 
 
 def embed_case(kind: str, width: int, blank: bool = False, held: int = 0, first: int = 0):
-    """A Case of op `embed` whose table is stored as `kind`. held: rows that are here, from `first` on; 0: all."""
+    """A Case of op `embed` whose table is stored as `kind`. held: rows on this device, from `first` on; 0: all."""
     b, held = Builder(f"embed-{kind}"), held or VOCABULARY
     y = b.buffer(width)
     rows = blank_rows(kind, held, width) if blank or not is_quantised(kind) else stored(kind, held, width)

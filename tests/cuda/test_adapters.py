@@ -1,4 +1,4 @@
-"""Adapters of rows on the simulator: as merged ones, in any company, loaded and unloaded; also on two devices."""
+"""LoRA adapters on the simulator: equal to merged weights in any batch, loaded and unloaded; also on two devices."""
 
 from contextlib import closing
 
@@ -83,7 +83,7 @@ def test_requests_choose(base, adapters, expected, more):
 
 
 def test_matrices_come_and_go(base):
-    """What is freed is taken again, and nothing that stays is overwritten when memory grows."""
+    """Freed memory is reused, and remaining matrices keep their content when the memory grows."""
     found = numflow.formats.open_checkpoint(base)
     built = adaptable(network.build(network.choose_spec(found), found), found)
     device, rng = Simulated(seed=1), np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Attention and the cache of keys and values on the simulator, under shuffled thread orders, against the reference."""
+"""Attention and the KV cache on the simulator, in random thread orders, against the reference."""
 
 from dataclasses import replace
 
@@ -20,9 +20,9 @@ pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet"
 pytestmark = pytest.mark.slow  # .ci/cuda runs them
 
 CASES = {case.name: case for case in attention_cases()}
-# Many new tokens beside few, then few of both; a sequence alone with many; sequences with few, at different lengths.
+# Sequences with many and with few new tokens; both with few; one with many; several with few, of different lengths.
 MIXED, ALONE, FEW = (((0, 20), (1, 3)), ((1, 2), (0, 1))), (((0, 19),), ((0, 1),)), (((0, 2), (1, 1)), ((1, 1), (0, 1)))
-HALF = 4e-3  # queries, weights and decoded numbers have 11 bits
+HALF = 4e-3  # error bound: queries, weights and decoded values are float16
 
 
 def _compare(case, bound, activations="int8", kv_k="f16", kv_v="f16", seed=1):
@@ -70,7 +70,7 @@ def test_keys_and_values_of_two_types(kv_k, kv_v):
 
 @pytest.mark.parametrize("schedule", [ALONE, FEW, MIXED], ids=["many", "few", "both"])
 def test_parts(schedule, monkeypatch):
-    """Parts of 8 keys, most of them empty."""
+    """Parts of 8 keys, most of which are empty."""
     monkeypatch.setattr("numflow.cuda.attention.attention.PART_KEYS", 8)
     case = replace(CASES["attention-sinks-window"], schedule=schedule)
     _compare(case, HALF)
@@ -116,7 +116,8 @@ def test_bytes_of_a_region():
     ("f16", "28-20"), ("f16", "96-48"), ("f16", "352-320"), ("q8", "352-320"), ("q8", "28-20"), ("q3h", "96-48"),
     ("q5", "64-64")])
 def test_values_that_are_a_prefix_of_keys(kind, name):
-    """On tensor cores, and in float32; of the widest, blocks have slices of the values and rows go round several."""
+    """On tensor cores and in float32. For the widest values, a block has a slice of columns, and several blocks share
+    rows."""
     case = replace(CASES[f"attention-values-in-keys-{name}"], schedule=FEW if name == "352-320" else MIXED)
     for activations, bound in (("int8", HALF), ("f32", 2e-5)):
         _compare(case, bound, activations, kind, kind)

@@ -1,6 +1,6 @@
-"""The runtime through cuda.bindings as they are published, over a driver compiled here that computes nothing.
+"""The runtime with the published cuda.bindings, over a stub driver in C, compiled here, that computes nothing.
 
-What fake_driver.py cannot show: whether the bindings take the arguments that device/gpu.py gives them.
+It checks what fake_driver.py cannot: that the bindings accept the arguments of device/gpu.py.
 """
 
 import os

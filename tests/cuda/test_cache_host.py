@@ -1,4 +1,4 @@
-"""Keys and values in the host's memory: their copies overlap with the layers, in an order that events keep."""
+"""Keys and values in host memory: copies that overlap with the layers, ordered by events."""
 
 from collections import defaultdict
 
@@ -24,11 +24,12 @@ pytestmark = pytest.mark.slow  # .ci/cuda runs them
 
 
 class TwoQueues(LazyDriver):
-    """Records the second stream too, once it waits for the first, and replays both in the order of their events."""
+    """A driver that captures a second stream once it waits for the captured one, and replays both in the order of
+    events."""
 
     def __init__(self, seed):
         super().__init__(seed=seed)
-        self.inside = set()  # events of the graph that is being recorded
+        self.inside = set()  # events recorded during the capture
 
     def cuEventRecord(self, event, stream):
         if stream not in self.captured:
@@ -72,7 +73,7 @@ def program(layers, **options) -> Program:
 
 
 def logits(layers, gpu, **options) -> np.ndarray:
-    """Of four tokens each behind random keys: 70 in two blocks, and 3 in one."""
+    """Logits of four tokens, each after random keys: 70 keys in two blocks, and 3 keys in one block."""
     made, found, rng = program(layers, gpu=gpu, **options), [], np.random.default_rng(0)
     made.load_blocks(range(4), rng.normal(size=(4, made.block_bytes // 4)).astype(np.float32).view(np.uint8))
     for i in range(4):
@@ -89,7 +90,7 @@ def expected():
 
 @pytest.mark.parametrize(("seed", "percent"), [(0, 100), (1, 67)])
 def test_queues_that_get_on_as_they_like(seed, percent, expected):
-    """Also as a graph: the last two tokens replay one."""
+    """Streams in any order that events allow, also in a CUDA graph: the last two tokens replay one."""
     fake = TwoQueues(seed)
     found = logits(3, Gpu(fake, 0, fake_binary), host_kv_percent=percent)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)  # graphs are for more keys, cut into more parts
@@ -99,7 +100,7 @@ def test_queues_that_get_on_as_they_like(seed, percent, expected):
 
 
 def test_the_order_of_copies_and_layers():
-    """The second next copy begins behind a layer's last use of the room, a layer waits for its own copy alone."""
+    """A copy starts after the last use of its buffer by an earlier layer, and a layer waits for its own copy only."""
     made = program(4, gpu=Notebook(), host_kv_percent=100)
     text = []
     for _, calls in made.bound("main"):
@@ -126,7 +127,7 @@ def test_blocks_come_from_where_they_are_kept():
 
 
 def test_memory_of_an_encoder():
-    """Written in one entry, read in another."""
+    """Keys of an encoder are written in one entry and read in another."""
     case = next(case for case in CASES if case.encoder)
     plain, hosted = (run_case(case, Program, activations="f32", gpu=Simulated(), host_kv_percent=percent)
                      for percent in (0, 100))

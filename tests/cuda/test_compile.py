@@ -10,11 +10,11 @@ from tests.cuda.kernels import CAPABILITIES, NEWER, all_kernels, binaries, compi
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
               pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with")]
 
-MOST_REGISTERS = 128   # of a thread, unless the kernel says how many blocks must fit
-MOST_SHARED = 48 << 10  # bytes of a block that need no opt-in
-MOST_DYNAMIC = 227 << 10  # bytes of a block on Hopper, the only cards whose kernels ask for more
-PARTS = 8  # of all kernels, so that a merge may run some of them
-STACKS = {"rope_angles", "rope_angles_by_length"}  # the exact cosine of huge arguments keeps a table there
+MOST_REGISTERS = 128   # per thread, unless the kernel says how many blocks must fit on a multiprocessor
+MOST_SHARED = 48 << 10  # bytes of static shared memory of a block
+MOST_DYNAMIC = 227 << 10  # bytes of shared memory of a block on Hopper; only kernels for Hopper use dynamic memory
+PARTS = 8  # parts into which the kernels are divided, so that a merge may run some of them
+STACKS = {"rope_angles", "rope_angles_by_length"}  # the accurate cosine of huge arguments has a table on the stack
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=["sm_80", "sm_90"])
@@ -45,7 +45,7 @@ def over_budget(names: list[str], capability: tuple[int, int]) -> list[str]:
 
 
 def test_no_approximate_tanh():
-    """Its 11 bits would show in what is promised to be float32; other approximations have 22 and more."""
+    """tanh.approx has only 11 correct bits, too few for float32 results; other approximations have 22 or more."""
     named = [name for name in all_kernels() if "tanh" in name or "softcap" in name]
     assert named
     assert [name for name in named if "tanh.approx" in to_ptx(all_kernels()[name], CAPABILITIES[0])] == []

@@ -1,4 +1,4 @@
-"""Assembly for cards whose kernels begin before the one in front of them ends (compiler/dependent.py)."""
+"""PTX for programmatic dependent launch (compiler/dependent.py)."""
 
 from numflow.cuda.compiler.dependent import RELEASE, dependent
 from numflow.cuda.lang.intrinsic import NEWER, WAIT

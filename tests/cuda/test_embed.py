@@ -1,4 +1,4 @@
-"""`embed` from tables of every type on the simulator."""
+"""`embed` from tables of every type, on the simulator."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_rows_of_a_table(kind):
 @pytest.mark.parametrize("host", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_K", "q3h"])
 def test_rows_of_a_part_of_a_table(kind, host):
-    """Of tokens that are elsewhere, -0.0."""
+    """Tokens whose rows are on another device get -0.0."""
     case = embed_case(kind, 256, held=48, first=30)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1), host_embeddings=host)
     (expected,) = run_case(case, Reference)

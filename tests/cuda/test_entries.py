@@ -1,4 +1,4 @@
-"""DeepSeek V4 on the simulator: entries of windows, an index over them, balanced streams and experts by a table."""
+"""DeepSeek V4 on the simulator: entries of windows, an index over them, balanced streams, experts chosen by a table."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def _model(name):
 
 @pytest.mark.parametrize("name", ["attention-entries-2-of-4-best-3", "attention-entries-1-of-1"])
 def test_steps_of_entries(name):
-    """Each op: pooled, stored, chosen, attended to. More cases are in test_ops.py."""
+    """Each op: pooling, storing, choosing and attention. More cases are in test_ops.py."""
     case = next(case for case in CASES if case.name == name)
     actual = run_case(case, Program, activations="f32", gpu=Simulated(seed=1))
     for a, e in zip(actual, run_case(case, Reference), strict=True):
@@ -44,7 +44,7 @@ def test_steps_of_entries(name):
 
 @pytest.mark.parametrize("name", ["index_select-5-of-3-heads", "attention-entries-2-of-4-best-3"])
 def test_memory_of_an_index_and_of_entries(name):
-    """What an index chooses from, what entries are made of, and entries are brought as keys are: from other blocks."""
+    """Caches of the index and of entries in host memory are copied to the device like keys."""
     case = replace(next(case for case in CASES if case.name == name), schedule=(((0, 9), (1, 3)), ((1, 2), (0, 1))))
     found = []
     for percent in (0, 100):
@@ -83,7 +83,7 @@ def test_numbers_of_transformers(name, prompt):
 
 @pytest.mark.slow
 def test_the_engine_s_tokens(tmp_path):
-    """As the CPU's: read in pieces, then one by one, where a text is known; keys in few bits beside entries as well."""
+    """The tokens of the CPU: prompts in pieces, then token by token, with a known prefix, and with quantised keys."""
     case = load_case("deepseek_v4_default_layers")
     save_file({name: values(name, shape).astype(np.float32) for name, shape in case.tensors.items()},
               tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Several GPUs: a tiny model cut by layer and by tensor over simulated ones, and over queues of a lazy driver."""
+"""Several GPUs: a tiny model cut by layer and by tensor, on simulated GPUs and on streams of a lazy driver."""
 
 from collections import deque
 
@@ -26,13 +26,13 @@ needs_compiler = pytest.mark.skipif(not compiler_is_there(), reason="no numba-cu
 
 @pytest.fixture(scope="module")
 def model():
-    """As small as a model that can be cut in all ways is: simulated GPUs are slow."""
+    """The smallest model that can be cut in all ways, because simulated GPUs are slow."""
     return (*random_network(Shape(2, 32, 2, 2, 32, 40, 64), "F16", fuse=False), {"ids": [3, 9, 27]})
 
 
 @pytest.fixture(scope="module")
 def alone(model):
-    """Logits of one simulated GPU."""
+    """Logits of a single simulated GPU."""
     return _logits(model, "0", "simulator")
 
 
@@ -46,7 +46,7 @@ def _logits(model, devices, gpu, **options):
 
 
 def _use(monkeypatch, driver) -> dict[int, int]:
-    """Let this driver be the machine's; returns how many devices each GPU became."""
+    """Replace the machine's driver by this one. Returns the number of devices on each GPU."""
     opened = {}
 
     def open_gpu(index, careful=None):
@@ -77,12 +77,12 @@ def test_by_tensor_the_same_but_for_rounding(model, alone):
 
 @pytest.mark.parametrize(("devices", "gpus", "seed"), [("0;1", 1, 1), ("0&1", 1, 2), ("0&1", 2, 3), ("0;1&2", 2, 4)])
 def test_queues_that_get_on_in_any_order(monkeypatch, model, devices, gpus, seed):
-    """Events order what streams do: the numbers are those of the simulator, whoever comes first."""
+    """Events order the streams: results equal those of the simulator in every order of execution."""
     driver = LazyDriver(gpus, seed)
     opened = _use(monkeypatch, driver)
     expected = _logits(model, devices, "simulator")
     runs = 0
-    while runs < 4 and driver.swaps <= 10:  # how often they take turns depends on the threads that fill them
+    while runs < 4 and driver.swaps <= 10:  # the number of swaps depends on the timing of the host threads
         np.testing.assert_array_equal(_logits(model, devices, "gpu"), expected)
         runs += 1
     assert driver.swaps > 10
@@ -94,8 +94,8 @@ def test_queues_that_get_on_in_any_order(monkeypatch, model, devices, gpus, seed
 @needs_compiler
 @pytest.mark.parametrize(("devices", "gpus", "seed"), [("0;1", 2, 1), ("0&1", 2, 2), ("0;1&2", 3, 3)])
 def test_several_machines_that_run_ptx(monkeypatch, model, devices, gpus, seed):
-    """Kernels from their PTX, with queues and warps in random orders: nothing is found, and the numbers are the same
-    in every order, those of the simulator but for rounding."""
+    """Kernels from their PTX, with streams and warps in random order: no findings, the same results in every order, and
+    equal to those of the simulator up to rounding."""
     found, expected = [], _logits(model, devices, "simulator")
     for order in range(3):
         driver = PtxDriver(gpus, 10 * seed + order)
@@ -109,7 +109,7 @@ def test_several_machines_that_run_ptx(monkeypatch, model, devices, gpus, seed):
 
 @needs_compiler
 def test_an_exchange_without_events_is_noticed(monkeypatch, model):
-    """The planted bug of the test above."""
+    """The planted bug for the test above."""
     right, noticed = _logits(model, "0&1", "simulator"), 0
     for seed in range(3):
         driver = PtxDriver(2, seed, ordered=False)
@@ -140,11 +140,11 @@ def test_long_batches_go_through_in_pieces(monkeypatch, model, alone):
 
 
 def test_a_parcel_is_an_array_for_whoever_takes_it():
-    """... and comes back to the stock that it is from."""
+    """A parcel converts to an array and then returns to its stock."""
     device = Simulated()
     stock = deque()
     parcel = Parcel(device, device.alloc_host(4096), stock, shape=(2, 3))
-    device.host_array(parcel.place)[:24].view(np.float32)[:] = range(6)
+    device.host_array(parcel.pinned)[:24].view(np.float32)[:] = range(6)
     target = np.empty((2, 3), np.float32)
     target[:] = parcel
     np.testing.assert_array_equal(target, [[0, 1, 2], [3, 4, 5]])
@@ -152,7 +152,7 @@ def test_a_parcel_is_an_array_for_whoever_takes_it():
 
 
 def test_devices_that_make_the_same_kernel_at_the_same_time():
-    """functools.cache lets two threads in; whoever comes second gets the first one's kernel."""
+    """functools.cache lets two threads in at once; the second one gets the kernel of the first."""
     def made(factor):
         @kernel("scale_in_two_threads", 32)
         def _scale(y: f32.ptr, n: u32):
@@ -176,6 +176,6 @@ def test_mistakes(model):
 
 
 def test_a_part_of_a_table_in_the_host_s_memory(model):
-    """Each device brings the rows of its own tokens: -0.0 of the others', so that the sum has the same bits."""
+    """Each device copies the rows of its own tokens, and has -0.0 for the others, so that the sum has the same bits."""
     np.testing.assert_array_equal(_logits(model, "0&1", "simulator", host_embeddings=True),
                                   _logits(model, "0&1", "simulator"))

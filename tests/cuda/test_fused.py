@@ -1,4 +1,4 @@
-"""Steps that kernels do together: the same results as one by one, and how many launches a layer takes."""
+"""Fused steps: the same results as separate steps, and the number of launches of a layer."""
 
 from dataclasses import replace
 
@@ -26,7 +26,8 @@ ACTS = {"act": {"kind": "gelu"}, "act_mul": {"kind": "silu"}, "clamped": {"kind"
 
 
 def produced(op: str, kind: str, width: int, tokens: int, kept: bool = False):
-    """A step whose output only a matrix of `kind` reads, and an add behind it; kept: and a second output wants it."""
+    """A step whose output is read by a matrix of `kind`, then an add. kept: a second network output includes the step's
+    output."""
     b = Builder(f"{op}-{kind}-{width}-{tokens}")
     x, up, a = b.inputs(width, width, 16, spread=2.0)
     hidden, product, y = b.buffer(width), b.buffer(16), b.buffer(16)
@@ -52,7 +53,7 @@ def produced(op: str, kind: str, width: int, tokens: int, kept: bool = False):
 
 
 def both(case, **options):
-    """The outputs fused and not."""
+    """The outputs with and without fusion."""
     return [run_case(case, Program, fused=fused, gpu=Simulated(seed=seed), **options)[0]
             for seed, fused in enumerate((True, False))]
 
@@ -74,8 +75,8 @@ def test_a_row_of_a_thousand_threads(width):
     ("q4", "q4"), ("q3h", "q3h"), ("Q6_K", "q4"), ("q4", "F16"), ("q3h", "q6+1%")])
 @pytest.mark.parametrize("spread", [1.0, 400.0])
 def test_gate_and_up_of_several_tokens(kind, behind, spread):
-    """Their activation ends their product. Where it is beyond float16, products with it are taken anew; kernels that
-    cannot do so get a scaled operand."""
+    """The product's epilogue computes the activation. If it exceeds the float16 range, the next product is repeated
+    with a scale; kernels that cannot do so get a scaled operand."""
     b = Builder(f"gates-{kind}-{behind}-{spread}")
     (x,) = b.inputs(256, spread=spread)
     pair, hidden, y = b.buffer(1024), b.buffer(512), b.buffer(16)
@@ -118,7 +119,7 @@ def model(layers: int, kind: str, **options) -> Program:
 
 @pytest.mark.parametrize(("kind", "kv_type"), [("q4", "f16"), ("F16", "f32")])
 def test_a_decoder(kind, kv_type):
-    """A prompt of 3, a prompt of 10 for tensor cores, and single tokens of both."""
+    """A prompt of 3 tokens, a prompt of 10 for tensor cores, and single tokens of both."""
     found = []
     for fused in (True, False):
         program = model(2, kind, kv_type=kv_type, gpu=Simulated(seed=1), fused=fused)
@@ -134,7 +135,7 @@ def test_a_decoder(kind, kv_type):
 
 
 def test_as_many_sequences_as_one_launch_serves():
-    """A token each; the last layer works on wanted rows alone, of which there is room for as many."""
+    """One token of each sequence. The last layer computes logit rows only, for as many rows as there is memory for."""
     found = []
     for fused in (True, False):
         program = model(1, "F16", gpu=Simulated(seed=2), fused=fused)
@@ -147,7 +148,8 @@ def test_as_many_sequences_as_one_launch_serves():
 
 @pytest.mark.parametrize(("kind", "alone", "neighbours", "units"), [("q4", 18, 10, 7), ("F16", 14, 9, 6)])
 def test_launches_of_a_layer(kind, alone, neighbours, units):
-    """One token whose keys are not shared out; what a third layer adds, for in the last only wanted rows go on."""
+    """One token without parts of keys: the launches that a third layer adds (the last layer continues with logit rows
+    only)."""
     for options, expected in (({"fused": False}, alone), ({"units": False}, neighbours), ({}, units)):
         counts = []
         for layers in (2, 3):

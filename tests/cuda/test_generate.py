@@ -1,4 +1,4 @@
-"""A toy model on the simulator: the same greedy tokens as the CPU; what a machine without GPU is told."""
+"""A toy model on the simulator: the greedy tokens of the CPU; messages on a machine without a GPU."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_the_same_greedy_tokens_as_the_cpu(folder):
 
 @pytest.mark.merge
 def test_keys_and_values_in_few_bits(folder):
-    """The same codes as the CPU's, so the same tokens; with int8 activations attention is that of tensor cores."""
+    """The same codes as on the CPU, hence the same tokens; with int8 activations, attention runs on tensor cores."""
     pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
     logits = {}
     for backend, options in (("cpu", {}), ("cuda", {"gpu": "simulator"})):

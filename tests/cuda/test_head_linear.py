@@ -1,4 +1,5 @@
-"""Products with a matrix for each head on the simulator, of every kind of matrix; a whole model of latent attention."""
+"""Products with one matrix for each head, on the simulator, for every kind of matrix; a whole model of latent
+attention."""
 
 import pytest
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow  # .ci/cuda runs them
     ("q4+1%", 128, 2)])
 @pytest.mark.parametrize("activations", ["int8", "f32"])
 def test_every_kind_of_matrix(kind, k, tokens, activations):
-    """Arithmetic is float32 whatever the activations are."""
+    """Arithmetic is float32 for all activations."""
     case = heads_case(kind, 21, k, 3, tokens)
     actual = run_case(case, Program, activations=activations, gpu=Simulated(seed=1))
     for a, e in zip(actual, run_case(case, Reference), strict=True):

@@ -1,4 +1,4 @@
-"""Embeddings, keys and values in the host's memory, and tokens chosen on the device."""
+"""Embeddings, keys and values in host memory, and sampling on the device."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # .ci/cuda runs them
 
 
 def run(gpu, steps=4, greedy=False, **options):
-    """Logits (or ids) of a prompt and some single tokens."""
+    """Logits, or ids, of a prompt and some single tokens."""
     network, checkpoint = random_network(Shape(2, 32, 2, 1, 32, 40, 64), "q4")
     program = Program(network, WeightSource(network, checkpoint), activations="f32", gpu=gpu, **options)
     program.reserve(2)
@@ -44,7 +44,7 @@ def test_memory_of_the_host():
     assert device.host_bytes > alone.host_bytes
     fake = FakeDriver()
     np.testing.assert_array_equal(run(Gpu(fake, 0, fake_binary), host_embeddings=True)[0], hosted)
-    assert fake.replays == 2  # what the host brings comes before the graph
+    assert fake.replays == 2  # the host's copies come before the graph
     assert fake.memory == {}
 
 

@@ -1,4 +1,4 @@
-"""The twins of intrinsics, against NumPy and against what the instruction set says."""
+"""The Python twins of intrinsics, against NumPy and against the PTX ISA."""
 
 import math
 import re
@@ -20,7 +20,7 @@ pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet"
 
 
 def run(made, grid, *args, seed=0):
-    """Run a kernel on NumPy arrays and numbers; the arrays afterwards."""
+    """Run a kernel with NumPy arrays and scalars as arguments; return the arrays afterwards."""
     del REGISTRY[made.name]
     device, memories = Simulated(seed=seed), []
     values = []
@@ -76,7 +76,7 @@ def test_integers_wrap():
 
 
 def _bfloats(x):
-    """The bits of small whole numbers as bfloat16."""
+    """The bits of small integers as bfloat16."""
     return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -92,7 +92,7 @@ def _e5m2(x):
     (arithmetic.mma_f16, np.float16, np.float16, 16), (arithmetic.mma_bf16, _bfloats, _bfloats, 16),
     (float8.mma_e4m3, _e4m3, _e4m3, 32), (float8.mma_e5m2, _e5m2, _e4m3, 32)])
 def test_matrices_of_a_warp(op, left, right, k):
-    """Fragments as the instruction set lays them out, built here element by element."""
+    """mma fragments in the layout of the PTX ISA, built here element by element."""
     rng = np.random.default_rng(0)
     numbers = rng.integers(-5, 6, (16, k)), rng.integers(-5, 6, (k, 8))
     a, b = left(numbers[0]), right(numbers[1])
@@ -170,7 +170,7 @@ def test_floats_of_4_bits():
 
 
 def test_loading_matrices():
-    """Row r of matrix m is at 4 * (8 m + r) words; lane l gets word l % 4 of row l // 4 of each."""
+    """Row r of matrix m is at word 4 * (8 m + r); lane l gets word l % 4 of row l // 4 of each matrix."""
     memory = SharedArray(u32, 128)
 
     @kernel("ldmatrix_probe", 32)
@@ -253,7 +253,7 @@ def test_vectors_must_be_aligned():
 
 def test_vectors_and_views_of_memory():
     words = SimulatedPointer(np.arange(16, dtype=np.uint32))
-    at = -words.address // 4 % 4  # the first that lies on 16 bytes
+    at = -words.address // 4 % 4  # the first element that is aligned to 16 bytes
     assert i.stream4(words, at) == i.load4(words, at) == tuple(range(at, at + 4))
     assert i.stream2(words + at, 2) == (at + 2, at + 3)
     assert i.stream1(words, 5) == 5
@@ -294,7 +294,7 @@ def test_mathematics(name, expected):
 
 
 def test_tanh_everywhere():
-    """Relative to its value, also where it is small; signs, saturation and NaN."""
+    """The error relative to the value, also for small values; signs, saturation and NaN."""
     x = np.concatenate([10.0 ** np.linspace(-30, 4, 400), np.linspace(0.2, 0.3, 50)]).astype(np.float32)
     x = np.concatenate([x, -x])
     found = np.array([arithmetic.tanh(value) for value in x])
@@ -323,7 +323,7 @@ def test_larger_and_smaller():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_two_halves_at_a_time(seed):
-    """As NumPy rounds once from exact numbers, infinities and the smallest ones too."""
+    """The same rounding as NumPy from exact values, including infinities and subnormals."""
     x = np.random.default_rng(seed).normal(0, 100, (3, 2, 40)).astype(np.float16)
     x[0, 0, :4], x[1, 0, :4] = (60000, 6e-8, np.inf, 2048), (-60000, 6e-8, 1, 1)
     words = np.ascontiguousarray(x.transpose(0, 2, 1)).view(np.uint32)[..., 0].tolist()
@@ -337,7 +337,7 @@ def test_two_halves_at_a_time(seed):
 
 
 def test_what_is_asked_for_early_is_in_memory():
-    """On the simulator kernels before this one have ended, and nothing needs to be asked for."""
+    """On the simulator, earlier kernels have ended, and prefetch has no effect."""
     words = SimulatedPointer(np.arange(8, dtype=np.uint32))
     i.prefetch(words, 7)
     with pytest.raises(SimulatorError, match="accessed at 8"):

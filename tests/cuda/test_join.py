@@ -1,4 +1,4 @@
-"""Parts of attention joined: any number of parts and columns, and the operand made of the result."""
+"""The join of attention parts: any number of parts and columns, and the operand made of the result."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ SIZES = ((2, 128), (5, 96), (33, 160), (MOST_PARTS, 32))
     *((parts, width, "") for parts, width in (*SIZES, (3, 20), (7, 130))),
     *((*size, kind) for size in SIZES for kind in ("int8", "f16"))])
 def test_parts_are_joined(parts, width, kind):
-    """A row beyond the batch is left alone, and so is what lies behind the columns."""
+    """Rows beyond the batch, and memory beyond the columns, stay unchanged."""
     rng, stride = np.random.default_rng(parts), -(-HEADS * width // 32) * 32 + 32
     partial = rng.standard_normal((ROWS + 1, HEADS, parts, width + 2)).astype(np.float32)
     partial[..., 0] *= 8
@@ -51,7 +51,7 @@ def test_parts_are_joined(parts, width, kind):
 
 
 def _check_operand(device, codes, aux, units: int, y: np.ndarray) -> None:
-    """weights/operand.py says where its numbers are."""
+    """Check the layout of weights/operand.py."""
     words = device.download(codes.at(), 32 * ROWS * units).view(np.int8).reshape(ROWS, 2, units, 16)
     numbers = words.transpose(0, 2, 1, 3).reshape(ROWS, units, 32).astype(np.float32)
     scale, total, half, _ = device.download(aux.at(), 16 * ROWS * units).view(np.float32).reshape(ROWS, units, 4).T
@@ -66,8 +66,8 @@ def _check_operand(device, codes, aux, units: int, y: np.ndarray) -> None:
 @pytest.mark.parametrize(("kind", "width", "heads", "expected"), [
     ("q4", 128, 2, 1), ("F16", 128, 2, 0), ("q4", 96, 4, 0)])
 def test_which_attentions_make_an_operand(kind, width, heads, expected):
-    """Those in front of a matrix that meets int8, whose heads fill units of 32 columns; not the last, of which only
-    wanted rows go on."""
+    """Attention steps whose heads fill units of 32 columns, before a matrix with int8 activations. Not the last
+    layer's: it continues with logit rows only."""
     network, _ = random_network(Shape(2, width, heads, 1, 96, 40, 64), kind)
     found = together(network, "main", "int8", network.caches).joined
     assert len(found) == expected and all(network.entries["main"][index].op == "attention" for index in found)

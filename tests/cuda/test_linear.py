@@ -1,4 +1,4 @@
-"""`linear` for every type of weight on the simulator, against the reference on the de-quantised matrix."""
+"""`linear` for every type of weights on the simulator, against the reference on the de-quantised matrix."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_float_activations(kind):
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_int8_activations(kind):
-    """The matrix times x rounded to int8 per 32 columns, worked out here in NumPy; tables of floats take x as it is."""
+    """The product with x rounded to int8 per 32 columns, computed here in NumPy; float tables multiply x unrounded."""
     case = linear_case(kind, 5, 512, 3)
     if STORED[kind].kind.table:
         (actual,) = run_case(case, Program, activations="int8", gpu=Simulated(seed=2))
@@ -41,7 +41,7 @@ def test_a_row_shared_by_the_warps_of_a_block(kind, k):
 
 
 def test_many_rows_with_a_warp_each():
-    """Units left over by the loop that loads several at a time."""
+    """Units that remain after the loop that loads several at a time."""
     _check_int8(linear_case("q4", 6, 5 * 32, 1), 160, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("numflow.cuda.linear.gemv.SPLIT_BELOW", 1)
@@ -61,16 +61,16 @@ def _check_int8(case, k, tokens):
 @pytest.mark.parametrize(("kind", "tokens"), [(kind, 9) for kind in ("F16", "BF16", *QUANTISED)]
                          + [("q4", 40), ("F16", 70), ("q3h", 130)])
 def test_tensor_cores(kind, tokens):
-    """Weights and activations of 11 bits (8 of bfloat16), sums in float32."""
+    """Weights and activations in float16 (or bfloat16), accumulation in float32."""
     case = linear_case(kind, 20, 256, tokens, bias=tokens > 9)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
     (expected,) = run_case(case, Reference)
-    # Zeros of their own, times the step, are rounded to 11 bits as well.
+    # The product of a zero point and the step is rounded to float16 too.
     assert error(actual, expected) < (1e-2 if kind == "BF16" else 8e-3 if kind.startswith("U") else 4e-3)
 
 
 def test_columns_in_parts():
-    """Codes: parts of 36 units and of 31; floats: 4 parts of 9 units, but the last of 6."""
+    """Codes: parts of 36 and of 31 units. Floats: 4 parts of 9 units, the last one of 6."""
     for case in linear_case("q4", 34, 32 * 67, 9, bias=True), linear_case("F16", 130, 32 * 33, 9, bias=True):
         (actual,) = run_case(case, Program, gpu=Simulated(seed=3))
         assert error(actual, run_case(case, Reference)[0]) < 4e-3

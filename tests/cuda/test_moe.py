@@ -1,4 +1,4 @@
-"""Experts on the device: routes in order, grouped products of every kind of matrix, and a whole toy model."""
+"""Experts on the device: sorted routes, grouped products with every kind of matrix, and a whole toy model."""
 
 import json
 from dataclasses import replace
@@ -55,7 +55,7 @@ def test_routes_in_the_order_of_experts(tokens, chosen, experts, first, tile):
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"])
 def test_routes_of_what_is_no_number(score, grouped):
-    """A token whose logits are NaN goes to experts that exist, and others beside it to theirs."""
+    """A token with NaN logits is routed to valid experts, and other tokens to theirs."""
     if grouped and score == "sparsemixer":
         pytest.skip("has no groups")
     experts, chosen, stride = 40, 3, 64
@@ -104,7 +104,7 @@ def test_odd_shapes_and_experts_of_other_devices(n, tokens, chosen, first, held)
 
 @pytest.mark.slow
 def test_a_graph_finds_the_tiles_of_each_batch():
-    """Buckets of four tokens: three sequences, then four, then three others, by one graph."""
+    """A bucket of four tokens: three sequences, then four, then three others, by one CUDA graph."""
     case = replace(experts_case("F16", 20, 64, experts=3, chosen=2), schedule=tuple(
         tuple((sequence, 1) for sequence in some) for some in ((0, 1, 2), (0, 1, 2, 3), (3, 1, 2), (0, 2, 3))))
     fake = FakeDriver()
@@ -115,7 +115,7 @@ def test_a_graph_finds_the_tiles_of_each_batch():
 
 
 def write_experts(folder):
-    """A tiny checkpoint with four experts of which each token has two, as published on model hubs, in float16."""
+    """A tiny checkpoint with four experts, two for each token, as published on model hubs, in float16."""
     rng, d, f, v, kv, experts = np.random.default_rng(0), 32, 32, 40, 16, 4
     config = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": d, "vocab_size": v,
               "intermediate_size": f, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
@@ -144,7 +144,7 @@ def folder(tmp_path_factory):
 
 
 def generated(folder, **options):
-    """Ids: a greedy text, then two drawn side by side; and what came of it."""
+    """Ids of a greedy text and of two sampled ones side by side, and the program's facts."""
     drawn = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 7}
     with numflow.load(folder, **options) as model:
         greedy = model.generate([1, 7, 30], max_tokens=4, ignore_eos=True).ids
@@ -154,7 +154,7 @@ def generated(folder, **options):
 
 @pytest.mark.slow
 def test_a_model_of_experts(folder):
-    """The CPU's tokens, greedy and drawn, on the simulator and by graphs of a driver that is not there."""
+    """The CPU's tokens, greedy and sampled, on the simulator and by CUDA graphs of a fake driver."""
     expected = generated(folder, backend="cpu", activations="f32")
     assert generated(folder, backend="cuda", activations="f32", gpu="simulator") == expected
     fake = FakeDriver()
@@ -176,7 +176,7 @@ def test_a_prompt_through_grouped_products(folder):
 
 
 def names(model):
-    """Kernels of a prompt of 11 tokens."""
+    """Names of the kernels of a prompt of 11 tokens."""
     from numflow.cuda.device.call import Sizes
 
     return {work.kernel.name for work in model.program.launches(Sizes((11, 11, 22, 1), 11))}

@@ -1,4 +1,4 @@
-"""Groups that sum and gather by NCCL, over a library and GPUs that are not there."""
+"""All-reduce and all-gather by NCCL, with a fake library and fake GPUs."""
 
 import threading
 from collections import Counter
@@ -28,7 +28,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def alone(model):
-    """Logits of one simulated GPU."""
+    """Logits of a single simulated GPU."""
     program = placed(*model, "cuda", "0", activations="f32", gpu="simulator")
     try:
         return run(program, output="logits", **IDS)
@@ -38,7 +38,7 @@ def alone(model):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Two GPUs and NCCL."""
+    """A machine with two GPUs and NCCL."""
     driver = PatientDriver(2, seed=5)
     library = FakeNccl(driver)
     _use(monkeypatch, driver)
@@ -58,7 +58,7 @@ def _placed(model, devices="0&1", **options):
 @pytest.mark.slow  # .ci/cuda runs them
 @pytest.mark.parametrize("choice", ["auto", "nccl"])
 def test_a_group_of_two_cards(machine, model, alone, choice):
-    """Every exchange is one call of each rank, on the queue of its device, and no piece is copied."""
+    """Every exchange is one call of each rank, in its device's stream, without copied buffers."""
     driver, library = machine
     program = _placed(model, collectives=choice)
     assert error(run(program, output="logits", **IDS), alone) < TOLERANCE
@@ -78,7 +78,7 @@ def test_a_group_of_two_cards(machine, model, alone, choice):
 
 @pytest.mark.slow
 def test_decoding_keeps_calls_out_of_graphs(machine, model):
-    """The fake library refuses a queue that records."""
+    """The fake library refuses a stream that is being captured."""
     driver, library = machine
     program = _placed(model)
     found = [run(program, output="logits", ids=[3]) for _ in range(4)]
@@ -90,7 +90,7 @@ def test_decoding_keeps_calls_out_of_graphs(machine, model):
 
 @pytest.mark.slow
 def test_uneven_shares_and_pieces(machine, model, alone):
-    """What devices give is not equally wide: pieces are as large as the largest."""
+    """Devices contribute different widths: buffers are as wide as the widest."""
     _, library = machine
     program = _placed(model, "0*3&1", collectives="nccl")
     assert error(run(program, output="logits", **IDS), alone) < TOLERANCE
@@ -100,7 +100,8 @@ def test_uneven_shares_and_pieces(machine, model, alone):
 
 @pytest.mark.slow
 def test_a_device_that_fails_leaves_nobody_waiting(machine, model, alone):
-    """The other GPU waits inside the library: it is let go, the run ends with the error, and the next one is right."""
+    """The other GPU waits inside the library: its call is aborted, the run ends with the error, and the next run is
+    correct."""
     driver, library = machine
     program = _placed(model, collectives="nccl")
     device = program._world.of(1).devices[1]
@@ -142,7 +143,7 @@ def test_auto_falls_back_to_copies(machine, model, alone, caplog):
     assert error(run(program, output="logits", **IDS), alone) < TOLERANCE
     assert driver.peer_copies and not library.calls
     assert [record.message for record in caplog.records] == [
-        "NCCL cannot join GPUs 0, 1: UnhandledCudaError (1): unhandled cuda error; they meet by copies"]
+        "NCCL cannot join GPUs 0, 1: UnhandledCudaError (1): unhandled cuda error; copies are used instead"]
     program.close()
     program = _placed(model, collectives="nccl")
     with pytest.raises(DeviceError, match="NCCL cannot join GPUs 0, 1: UnhandledCudaError"):
@@ -165,10 +166,10 @@ def test_who_meets_by_nccl(monkeypatch):
     assert clique("nccl", device, (0,), {0: 0}) is None
     for numbers in ({0: 0, 1: 2}, {0: 0, 1: 1, 2: 2, 3: 3}):  # two on a card, in this group or another
         assert clique("auto", device, (0, 1), numbers) is None
-        with pytest.raises(DeviceError, match="collectives 'nccl': NCCL wants a card for each .* on GPU 0 of 2"):
+        with pytest.raises(DeviceError, match="collectives 'nccl': NCCL needs a GPU for each .* on GPU 0 of 2"):
             clique("nccl", device, (0, 1), numbers)
     assert clique("auto", Simulated(), (0, 1), {0: 0, 1: 1}) is None
-    with pytest.raises(DeviceError, match="collectives 'nccl': simulated GPU 0 is no card; 'copies' need no more"):
+    with pytest.raises(DeviceError, match="collectives 'nccl': simulated GPU 0 is not a GPU; 'copies' need only"):
         clique("nccl", Simulated(), (0, 1), {0: 0, 1: 1})
 
 
@@ -197,12 +198,12 @@ def test_abort_of_what_all_have_called_keeps_the_communicators():
         gpu.upload(memory[rank], np.full(4, 1 + rank, np.float32))
         made.all_reduce(rank, gpu, memory[rank], memory[rank], 4)
     made.abort()
-    with pytest.raises(DeviceError, match="GPUs 0, 1 were about to meet when the run was broken off"):
+    with pytest.raises(DeviceError, match="GPUs 0, 1 were about to exchange data when the run was broken off"):
         made.all_reduce(0, gpus[0], memory[0], memory[0], 4)
     made.reset()
     for rank, gpu in enumerate(gpus):
         np.testing.assert_array_equal(gpu.download(memory[rank], 16).view(np.float32), 3)
-    made.all_reduce(0, gpus[0], memory[0], memory[0], 4)  # one that the other does not make
+    made.all_reduce(0, gpus[0], memory[0], memory[0], 4)  # a call that the other rank does not make
     other = threading.Timer(0.1, made.abort)
     other.start()
     assert np.isnan(gpus[0].download(memory[0], 16).view(np.float32)).all(), "it waited for the abort, no longer"
@@ -232,7 +233,7 @@ def test_a_call_that_the_library_refuses_ends_the_clique(monkeypatch):
     monkeypatch.setattr(library, "all_reduce", refused)
     with pytest.raises(DeviceError, match=r"NCCL between GPUs 0, 1: InternalError \(3\)"):
         made.all_reduce(1, gpus[1], memory[1], memory[1], 4)
-    made.abort()  # as many calls of each, but one has not happened
+    made.abort()  # both ranks have made the same number of calls, but one call has failed
     assert {comm.state for comm in library.made} == {"aborted"}
 
 
@@ -253,7 +254,7 @@ def test_broken_off_while_communicators_are_made(monkeypatch):
 
 @pytest.mark.slow
 def test_the_suite_measures_both_ways(machine, model, monkeypatch, tmp_path):
-    """... where there are two cards; with one it says so."""
+    """With two GPUs the suite measures NCCL and copies; with one it reports that it cannot."""
     from experiments.gpu_suite import collectives
     from experiments.gpu_suite.setting import Setting
 

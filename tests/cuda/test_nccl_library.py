@@ -1,4 +1,4 @@
-"""nccl4py as it is installed: a library of this test's own behind it, and NVIDIA's where that is there."""
+"""The installed nccl4py, over a stub library compiled by this test, and over NVIDIA's library if it is installed."""
 
 import os
 import shutil
@@ -14,8 +14,8 @@ from tests.conftest import REPO
 
 pytest.importorskip("nccl.bindings", reason="nccl4py is not installed")
 
-# Calls say what they were given; a sum ends when both ranks are in it, so a caller that keeps other threads from
-# running while it calls ends the process by the alarm.
+# A stub library. Calls print their arguments. An all-reduce returns when both ranks have entered it, so a caller that
+# holds the GIL during the call is ended by the alarm.
 LIBRARY = r"""
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +73,7 @@ made.abort()
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_what_the_library_is_given(tmp_path):
-    """... and two threads are in it at once."""
+    """The arguments of the calls, made by two threads at once."""
     (tmp_path / "nccl.c").write_text(LIBRARY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnccl.so.2", tmp_path / "nccl.c"], check=True)
     place = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1"}
@@ -87,7 +87,7 @@ def test_what_the_library_is_given(tmp_path):
 
 
 def test_the_library_itself():
-    """It loads and has a version; without GPUs it says that it cannot join them."""
+    """NCCL loads and reports its version; without GPUs it reports an error."""
     try:
         library = compat.nccl()
     except DeviceError as error:

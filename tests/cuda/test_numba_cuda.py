@@ -1,4 +1,5 @@
-"""The page that shows our kernels beside numba.cuda's (docs/numba-cuda.md): both forms run, and its tables are true."""
+"""The page that shows numflow's kernels beside numba.cuda's (docs/numba-cuda.md): both forms run, and its tables are
+true."""
 
 import math
 import os
@@ -22,14 +23,14 @@ LOWERING = "".join((REPO / f"numflow/cuda/compiler/lowering_{name}.py").read_tex
 
 
 def table(heading: str) -> list[list[str]]:
-    """Cells of the table below a heading, by rows."""
+    """Cells of the table under a heading, by rows."""
     part = TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
     return rows[2:]
 
 
 def code(cell: str) -> list[str]:
-    """What is in backticks."""
+    """The text in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -53,7 +54,7 @@ def test_both_forms_give_the_same_bits(tmp_path):
 
 
 def test_the_forms_differ_in_names_only():
-    """Line for line the same kernel, once names are those of the tables."""
+    """The same kernel line for line, after names are replaced by the tables."""
     names = {"uint32": "u32", "float32": "f32", "math.sqrt": "sqrt", "cuda.syncthreads": "sync_block",
              "cuda.blockIdx.x": "block_x()", "cuda.threadIdx.x": "thread_index()",
              "cuda.shared.array(64, float32)": "sums()"}
@@ -105,7 +106,7 @@ def test_types_have_the_names_of_numba():
 
 
 def test_kernels_are_compiled_by_numba_cuda():
-    """As the page says: the body by cuda.compile, helpers by cuda.jit."""
+    """As the page says: kernels by cuda.compile, device functions by cuda.jit."""
     source = (REPO / "numflow/cuda/compiler/compile.py").read_text(encoding="utf-8")
     assert "cuda.compile(rewired(kernel.body" in source and "cuda.jit(device=True" in source
     assert compiling.PTX_FOR == (8, 0)

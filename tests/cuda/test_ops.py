@@ -1,4 +1,4 @@
-"""The CUDA executor's kernels on the simulator, under shuffled thread orders, against the reference."""
+"""The CUDA executor's kernels on the simulator, in random thread orders, against the reference."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(case):
 @pytest.mark.parametrize("name", ["attention-grouped", "attention-sinks-window", "attention-softcap"])
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
 def test_keys_shared_by_several_warps(name, kv_type, monkeypatch):
-    """Parts of 16 keys, some of them empty; float16 keeps 11 bits."""
+    """Parts of 16 keys, some of them empty; float16 has 11 significant bits."""
     monkeypatch.setattr("numflow.cuda.attention.attention.PART_KEYS", 16)
     case = next(case for case in ALL if case.name == name)
     case = replace(case, schedule=(((0, 35), (1, 1)), ((0, 1), (1, 1))))

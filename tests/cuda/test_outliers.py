@@ -1,4 +1,4 @@
-"""Matrices with outliers kept apart: packed codes and a sparse matrix, for few tokens, prompts, experts and tables."""
+"""Matrices with outliers: quantised codes and a sparse matrix, for few tokens, prompts, experts and tables."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ KIND = "q3h+2%"
 
 
 def cut(raw: RawMatrix, begin: int, end: int) -> RawMatrix:
-    """Columns of a matrix with outliers, as a plan cuts them out."""
+    """The columns of a matrix with outliers that a plan assigns to one device."""
     base, outliers = take_apart(raw.rows, find(raw.type), raw.shape[1])
     kind = find(raw.type).base.name
     return RawMatrix(raw.name, kind, stored_columns(base, tensor_type(kind), raw.shape[1], begin, end),
@@ -41,7 +41,7 @@ def cut(raw: RawMatrix, begin: int, end: int) -> RawMatrix:
 
 
 class Cut(Stored):
-    """Stored, of some columns."""
+    """FakeWeights with a matrix of which only some columns are stored."""
 
     def __init__(self, other, matrices, shape, columns):
         super().__init__(other, matrices)
@@ -53,7 +53,7 @@ class Cut(Stored):
 
 
 def cut_case(kind, n, k, columns, tokens):
-    """linear_case of some columns of a matrix [n, k]."""
+    """linear_case with some columns of a matrix [n, k]."""
     begin, end = columns
     case, rows = linear_case("F16", n, end - begin, tokens), stored(kind, n, k)
     (name,) = case.weights.matrices
@@ -63,7 +63,8 @@ def cut_case(kind, n, k, columns, tokens):
 
 
 def rounded(case, kind, k):
-    """What int8 activations should give: the base meets rounded ones, outliers those that they are."""
+    """The expected product with int8 activations: the base matrix times rounded x, plus the outliers times unrounded
+    x."""
     table = next(a for name, a in case.weights.arrays.items() if name.startswith("table"))
     tokens = case.runs(64)[0].batch.tokens
     x = table[tokens][:, :k].reshape(len(tokens), k // 32, 32)
@@ -92,7 +93,7 @@ def test_few_tokens(kind, n, k, tokens):
 
 @pytest.mark.parametrize("tokens", [2, pytest.param(11, marks=pytest.mark.slow)])
 def test_float32_activations(tokens):
-    """Exact whatever the number of tokens: those beyond 8 are a second tile."""
+    """Exact for any number of tokens; more than 8 need a second tile."""
     case = linear_case(KIND, 18, 128, tokens, bias=True)
     (actual,) = run_case(case, Program, activations="f32", gpu=Simulated(seed=2))
     assert error(actual, run_case(case, Reference)[0]) < 1e-5
@@ -111,7 +112,7 @@ def test_tensor_cores(kind, n, k, tokens):
 
 @pytest.mark.parametrize("columns", [(0, 256), (64, 128), (192, 256)])
 def test_columns_cut_out(columns):
-    """Rows differ in how many they have; zeros of the others are nowhere."""
+    """Rows have different numbers of outliers."""
     case = cut_case(KIND, 20, 256, columns, 2)
     (actual,) = run_case(case, Program, activations="f32", gpu=Simulated(seed=1))
     assert error(actual, run_case(case, Reference)[0]) < 1e-5
@@ -147,11 +148,11 @@ def test_columns_without_outliers_are_a_plain_matrix():
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "held"), [(0, 3), (1, 2)])
 def test_experts(first, held):
-    """A prompt by tiles of routes, then a token by the routes' own matrices; experts that are elsewhere."""
+    """A prompt by tiles of routes, then one token by one pass a route; some experts are on another device."""
     case = experts_case(KIND, 20, 128, experts=3, chosen=2, first=first, held=held, bias=True)
     case = replace(case, schedule=(((0, 11),), ((0, 1),)))
     found = run_case(case, Program, gpu=Simulated(seed=1)), run_case(case, Reference)
-    for actual, expected, bound in zip(*found, (1e-2, 3e-2), strict=True):  # sums of few large weights
+    for actual, expected, bound in zip(*found, (1e-2, 3e-2), strict=True):  # few large weights dominate the sums
         assert error(actual, expected) < bound
 
 
@@ -185,7 +186,8 @@ def test_a_residual_is_added_at_once():
 
 @pytest.mark.parametrize("reader", [KIND, "F16"])
 def test_a_norm_whose_readers_want_both_operands(reader):
-    """Blocks that own 32 results make int8 codes and float32 rows, and leave the norm's scale to both readers."""
+    """Blocks that compute 32 adjacent results write int8 codes and float32 rows; both readers apply the norm's
+    scale."""
     b, matrices = Builder(f"both, {reader}"), {}
     x, a = b.inputs(64, 64)
 
@@ -218,7 +220,7 @@ def decoder(kind, program=Program, layers=2, **options):
 
 @pytest.mark.slow
 def test_a_decoder_by_graphs():
-    """Steps done together, recorded and replayed by a driver that is not there, beside the reference."""
+    """Fused steps, recorded and replayed by a fake driver, against the reference."""
     fake, logits = FakeDriver(), []
     for program in (decoder(KIND, gpu=Gpu(fake, 0, fake_binary)), decoder(KIND, gpu=Simulated(seed=1), fused=False),
                     decoder(KIND, Reference)):
@@ -236,7 +238,7 @@ def test_a_decoder_by_graphs():
 
 @pytest.mark.slow
 def test_a_plan():
-    """Matrices cut by rows and by columns over two devices, beside one."""
+    """Matrices cut by rows and by columns over two devices, against one device."""
     network, checkpoint = random_network(Shape(1, 64, 2, 2, 128, 40, 64), KIND, fuse=False)
     logits = []
     for devices in ("0", "0&1"):
@@ -247,7 +249,7 @@ def test_a_plan():
 
 
 def test_launches_of_a_layer():
-    """As many as of the same steps without outliers."""
+    """The same number of launches as without outliers."""
     counts = {}
     for kind in ("q3h", KIND):
         of = [decoder(kind, layers=layers, gpu=Notebook()) for layers in (2, 3)]
@@ -271,7 +273,7 @@ def test_planned_bytes():
 
 
 def test_inferflows_schemes_and_columns_that_make_no_units():
-    """Kept with outliers as without; blocks of 16 that make no whole units are floats."""
+    """Stored with outliers and without; rows of blocks of 16 that do not fill units become floats."""
     for kind, columns, kept in (("q3h_b64t1+2%", 128, "b3h_base"), ("q4_b16+2%", 64, "b4_bytes16"),
                                 ("q4_b16+2%", 80, "f32")):
         x = 0.1 * np.random.default_rng(0).standard_normal((4, columns)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Matrices on a device: kernels of types, and the host for those without, make the planes of the type's fields."""
+"""Packing of matrices: the device kernels, and the host for types without one, make the planes of the type's fields."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ _SOME = {"Q4_K", "IQ4_NL", "q3h_b64t1", "q4_b16"}  # .ci/cuda has all
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in _SOME else pytest.mark.slow)
                                   for name in QUANTISED])
 def test_a_device_has_the_planes_of_the_fields(name):
-    """Those types that a kernel packs on the device, too."""
+    """Also for the types that a kernel packs on the device."""
     columns = TYPES[name].block * (3 if TYPES[name].block > 16 else 6)
     _check_planes(name, stored(name, 3, columns), columns)
 

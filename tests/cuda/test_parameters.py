@@ -1,4 +1,4 @@
-"""Parameters of kernels that are written together, and passed one by one."""
+"""Groups of kernel parameters: NamedTuples whose fields are passed one by one."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ def _of(x, a, b):
 
 
 def _kernel(count: int):
-    """y[i] = a + b * x[i * stride] for `count` numbers."""
+    """y[i] = a + b * x[i * stride] for `count` elements."""
 
     @kernel(f"parameters_probe_{count}", 32)
     def _probe(y: f32.ptr, line: _Line, x: Rows):

@@ -1,4 +1,4 @@
-"""Steps that kernels of a GPU do together, as data found from stored types alone."""
+"""Fusion patterns, found from stored types alone."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ SHAPE = Shape(2, 64, 2, 1, 96, 40, 64)
 
 
 def test_groups_of_a_decoder():
-    """The last layer goes on with wanted rows alone, so its down-projection ends its group."""
+    """The last layer continues with logit rows only, so its down-projection is not fused with a norm."""
     network, _ = random_network(SHAPE, "q4")
     assert [(row.layers, row.pattern, row.operand) for row in described(network, "int8")] == [
         ("0", "rms_norm (operand)", "f16, int8"), ("0-1", "rope+rope+cache_write", "-"),
@@ -24,7 +24,7 @@ def test_groups_of_a_decoder():
 
 
 def test_float32_arithmetic_leaves_nothing_late():
-    """All numbers of tokens take the same form, so no step has one of its own for few of them."""
+    """With float32 activations, few and many tokens have the same operands, so no reader applies a norm's scale."""
     network, _ = random_network(SHAPE, "q4")
     found = together(network, "main", "f32", network.caches)
     assert not found.units and not found.late and not found.forms
@@ -50,5 +50,5 @@ def test_what_is_in_memory_must_be_what_the_types_tell():
     network, checkpoint = random_network(SHAPE, "q4")
     lying = replace(network, weights={name: replace(weight, types=("q8",)) if weight.types == ("q4",) else weight
                                       for name, weight in network.weights.items()})
-    with pytest.raises(NetworkError, match=r"is kept as q4, its types \(q8\) tell q8"):
+    with pytest.raises(NetworkError, match=r"is stored as q4, its types \(q8\) imply q8"):
         Program(lying, WeightSource(network, checkpoint), gpu=Notebook())

@@ -1,5 +1,5 @@
-"""The machine of tests/cuda/ptx by itself: planted bugs are found, right kernels are not refused, instructions and
-fragments do what NVIDIA's documents say. No compiler is needed but where a kernel of Numba is run."""
+"""The PTX interpreter of tests/cuda/ptx: planted bugs are found, correct kernels have no findings, and instructions and
+fragments follow the PTX ISA. A compiler is needed only to run a Numba kernel."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ from tests.cuda.ptx.launch import launch, run
 from tests.cuda.ptx.memory import GlobalMemory
 from tests.cuda.ptx.model import CARDS, Resources, predict, resident_blocks
 from tests.cuda.ptx.parse import ParseError, parse
-from tests.cuda.ptx.planted import BUGS, COPY, LOAD, Bug, is_found, turned
-from tests.cuda.ptx.planted_bulk import BULK_BUGS, BulkBug, brought
-from tests.cuda.ptx.planted_tiles import TILE_BUGS, TileBug, multiplied
+from tests.cuda.ptx.planted import BUGS, COPY, LOAD, Bug, is_found, run_plain
+from tests.cuda.ptx.planted_bulk import BULK_BUGS, BulkBug, run_bulk
+from tests.cuda.ptx.planted_tiles import TILE_BUGS, TileBug, run_tiles
 from tests.cuda.ptx.timeline import FAR, MIDDLE, NEAR
 
 
@@ -27,36 +27,39 @@ def test_planted_bugs(bug):
 @pytest.mark.parametrize("load", [LOAD, COPY], ids=["plain", "copy"])
 def test_a_right_kernel_is_right_in_any_order(load):
     for seed in range(4):
-        right, checks = turned(Bug("", "", load=load), seed)
+        right, checks = run_plain(Bug("", "", load=load), seed)
         assert right and not checks.notes, checks.notes
 
 
 def test_a_right_product_of_a_warpgroup_is_right_in_any_order():
     for seed in range(6):
-        right, checks = multiplied(TileBug("", ""), seed)
+        right, checks = run_tiles(TileBug("", ""), seed)
         assert right and not checks.notes, checks.notes
 
 
 def test_a_right_cluster_is_right_in_any_order():
     for seed in range(12):
-        right, checks = brought(BulkBug("", ""), seed)
+        right, checks = run_bulk(BulkBug("", ""), seed)
         assert right and not checks.notes, (seed, checks.notes)
 
 
 def test_what_depends_on_an_order_gives_other_results_in_others():
-    assert len({turned(Bug("", "", barrier=""), seed)[0] for seed in range(6)}) == 2
+    assert len({run_plain(Bug("", "", barrier=""), seed)[0] for seed in range(6)}) == 2
 
 
 def on_lanes(body: str, *columns, lanes: int = 32, declared: str = ".reg .b32 %r<40>; .reg .f32 %f<8>;",
              checks: Checks | None = None, width: int = 4) -> np.ndarray:
-    """uint32 [lanes, width]: %r30 .. that `body` leaves; %r0, %r1, ... hold the columns, %r20 the lane."""
+    """Run `body` on each lane: uint32 [lanes, width], the values of %r30, %r31, ...
+
+    %r0, %r1, ... have the columns at the beginning, %r20 the lane.
+    """
     memory = GlobalMemory(1 << 20)
     given = np.zeros((lanes, 4), np.uint32)
     for number, column in enumerate(columns):
         given[:, number] = np.broadcast_to(np.asarray(column), lanes).astype(np.asarray(column).dtype).view(np.uint32)
-    x, y = memory.take(given.nbytes), memory.take(16 * lanes)
+    x, y = memory.allocate(given.nbytes), memory.allocate(16 * lanes)
     x[:] = given.view(np.uint8).ravel()
-    memory.wrote(x)
+    memory.mark_written(x)
     text = f""".visible .entry k(.param .u64 p_x, .param .u64 p_y) {{ .reg .pred %p<4>; .reg .b64 %rd<9>; {declared}
         ld.param.u64 %rd1, [p_x]; ld.param.u64 %rd2, [p_y]; mov.u32 %r20, %tid.x; mul.wide.u32 %rd3, %r20, 16;
         add.s64 %rd4, %rd1, %rd3; add.s64 %rd5, %rd2, %rd3; ld.global.v4.u32 {{%r0, %r1, %r2, %r3}}, [%rd4];
@@ -126,7 +129,7 @@ def test_conversions():
     ("tanh.approx.f32", np.tanh, 11), ("ex2.approx.ftz.f32", np.exp2, 22), ("rsqrt.approx.f32", lambda x: x**-0.5, 22),
     ("rcp.approx.ftz.f32", lambda x: 1 / x, 23)])
 def test_approximations_err_as_documented(instruction, function, bits):
-    """As much or a little more, so that a bound which would not hold on a card does not hold here."""
+    """At least the documented error, so that an error bound that fails on a GPU fails here too."""
     x = np.linspace(0.1, 0.9, 256, dtype=np.float32)
     body = f"mov.b32 %f0, %r0; {instruction} %f1, %f0; mov.b32 %r30, %f1;"
     exact = function(x.astype(np.float64))
@@ -150,7 +153,7 @@ def test_shuffles_and_votes():
 
 @pytest.mark.parametrize(("kind", "depth"), [("f16", 8), ("f16", 16), ("bf16", 16), ("s8", 32)])
 def test_fragments_of_tensor_cores(kind, depth):
-    """D = A B + C in the layouts of the PTX ISA, worked out here lane by lane."""
+    """D = A B + C in the layouts of the PTX ISA, computed here lane by lane."""
     rng, per = np.random.default_rng(2), 4 if kind == "s8" else 2
     a, b = (rng.integers(-9, 9, shape) for shape in ((16, depth), (depth, 8)))
 
@@ -170,9 +173,9 @@ def test_fragments_of_tensor_cores(kind, depth):
     memory, checks = GlobalMemory(1 << 20), Checks()
     given = np.zeros((32, 8), np.uint32)
     given[:, :of_a], given[:, 4:4 + of_b] = left, right
-    x, y = memory.take(given.nbytes), memory.take(512)
+    x, y = memory.allocate(given.nbytes), memory.allocate(512)
     x[:] = given.view(np.uint8).ravel()
-    memory.wrote(x)
+    memory.mark_written(x)
     d, c, number = ("%r", "s32", "%r39") if kind == "s8" else ("%f", "f32", "%f39")
     regs = [f"{{{', '.join(f'%r{at + n}' for n in range(count))}}}" for at, count in ((0, of_a), (4, of_b))]
     out = ", ".join(f"{d}{10 + n}" for n in range(4))
@@ -194,10 +197,10 @@ def test_fragments_of_tensor_cores(kind, depth):
 
 
 def test_halves_of_a_word_may_have_different_writers():
-    """Warps that write neighbouring halves do not race; those that write the same half do."""
+    """Warps that write adjacent 16-bit halves do not race; warps that write the same half do."""
     def write(place):
         memory, checks = GlobalMemory(1 << 20), Checks()
-        y = memory.take(512)
+        y = memory.allocate(512)
         text = f""".visible .entry k(.param .u64 p_y) {{ .reg .b32 %r<9>; .reg .b16 %rs<4>; .reg .b64 %rd<9>;
             ld.param.u64 %rd1, [p_y]; mov.u32 %r1, %tid.x; {place} mul.wide.u32 %rd2, %r2, 2; add.s64 %rd3, %rd1, %rd2;
             mov.u16 %rs1, 7; st.global.u16 [%rd3], %rs1; ret; }}"""
@@ -214,8 +217,8 @@ def test_counters():
         checks = Checks(counted=True)
         bug = Bug("", "", **change)
         memory = GlobalMemory(1 << 20)
-        x, y = memory.take(512), memory.take(512)
-        memory.wrote(x)
+        x, y = memory.allocate(512), memory.allocate(512)
+        memory.mark_written(x)
         launch(parse(bug.text), (1, 1, 1), 128, [np.uint64(y.ctypes.data), np.uint64(x.ctypes.data)], memory, checks)
         return checks.counters["turned"]
 
@@ -228,10 +231,10 @@ def test_counters():
 
 
 def clocks(body: str, threads: int = 32, blocks: int = 1) -> float:
-    """Of all blocks together, which run `body`; %rd1 is the place of 4 KB."""
+    """Cycles of all blocks of a kernel that runs `body`; %rd1 points to 4 KB of memory."""
     memory, checks = GlobalMemory(1 << 20), Checks(counted=True)
-    x = memory.take(4096)
-    memory.wrote(x)
+    x = memory.allocate(4096)
+    memory.mark_written(x)
     text = f""".visible .entry k(.param .u64 p_x) {{ .reg .b32 %r<20>; .reg .pred %p<3>; .reg .b64 %rd<9>;
         .shared .align 16 .b8 tile[2048]; ld.param.u64 %rd1, [p_x]; mov.u32 %r19, %tid.x; {body} ret; }}"""
     launch(parse(text), (blocks, 1, 1), threads, [np.uint64(x.ctypes.data)], memory, checks)
@@ -242,17 +245,17 @@ LOADS = tuple(f"ld.global.u32 %r{n}, [%rd1+{128 * n}];" for n in range(3))
 
 
 def test_a_block_waits_for_what_it_reads():
-    """Loads side by side are one wait, loads that need each other are two; a sector that is there is near."""
+    """Independent loads overlap, dependent loads do not; a sector that was accessed before has a shorter latency."""
     nothing = clocks("")
     assert nothing < 20
-    assert clocks(LOADS[0]) < 20                                                  # nobody uses it
+    assert clocks(LOADS[0]) < 20                                                  # the result is not used
     one = clocks(LOADS[0] + "add.u32 %r8, %r0, 1;")
     assert FAR < one < FAR + 20
     assert one < clocks("".join(LOADS) + "add.u32 %r8, %r0, %r1; add.u32 %r8, %r8, %r2;") < one + 10
     used = [load + f"add.u32 %r8, %r{n}, 1;" for n, load in enumerate(LOADS)]
-    assert one <= clocks(used[0] + used[1]) < one + 10                             # the second is moved ahead
+    assert one <= clocks(used[0] + used[1]) < one + 10                             # the second load is scheduled early
     assert 2 * FAR < clocks(used[0] + "bra $on; $on: " + used[1]) < 2 * FAR + 20
-    assert 4 * MIDDLE < clocks(used[0], blocks=4) < 4 * MIDDLE + 60                # the same sector for all
+    assert 4 * MIDDLE < clocks(used[0], blocks=4) < 4 * MIDDLE + 60                # all blocks read one sector
     after = "and.b32 %r0, %r0, 0; cvt.u64.u32 %rd2, %r0; add.s64 %rd1, %rd1, %rd2;"
     assert 2 * FAR < clocks(LOADS[0] + after + LOADS[1] + "add.u32 %r8, %r1, 1;") < 2 * FAR + 30
     passing = [load.replace("global", "global.nc.L1::no_allocate.L2::128B").replace("+128", "+96") for load in LOADS]
@@ -265,7 +268,7 @@ def test_a_block_waits_for_copies_and_at_barriers():
     first, second = copy.format(""), copy.format("+512")
     assert clocks(first + second) < 30
     assert FAR < clocks(first + second + "cp.async.wait_group 1;") < FAR + 30
-    late = LOADS[2] + "add.u32 %r8, %r2, 1; bra $late; $late: "                   # between two groups
+    late = LOADS[2] + "add.u32 %r8, %r2, 1; bra $late; $late: "                   # a wait between the two groups
     assert 2 * FAR < clocks(first + late + second + "cp.async.wait_group 0;") < 2 * FAR + 40
     assert clocks(first + late + second + "cp.async.wait_group 1;") < FAR + 40
     alone = "setp.ge.u32 %p1, %r19, 32; @%p1 bra $on; " + LOADS[0] + "add.u32 %r8, %r0, 1; $on: "
@@ -274,30 +277,33 @@ def test_a_block_waits_for_copies_and_at_barriers():
 
 
 def test_the_time_of_a_launch():
-    """Blocks that fit, rounds of blocks, and which of two limits binds, by hand."""
+    """Occupancy, waves of blocks, and which of two limits applies, computed by hand."""
     card, has = CARDS["H200"], Resources(64, 0, 128)
     assert resident_blocks(card, has) == 8                     # 8192 registers each
     assert resident_blocks(card, Resources(32, 100 << 10, 128)) == 2
     slow = Counters(blocks=10, touched=10 << 10, clocks=10 * 16000.0)
     few = predict(card, has, slow, 132 * 8)
-    assert few.binds == "waiting" and few.waiting == pytest.approx(16000 / 1.75e9)
-    assert few.under_way == pytest.approx(8 * 1024 / 16000 * 800, abs=1)      # of 8 blocks of 1 KB each
+    assert few.bound_by == "waiting" and few.waiting == pytest.approx(16000 / 1.75e9)
+    assert few.in_flight == pytest.approx(8 * 1024 / 16000 * 800, abs=1)      # of 8 blocks of 1 KB each
     assert predict(card, has, slow, 132 * 16).waiting == pytest.approx(2 * few.waiting)
     quick = predict(card, has, Counters(blocks=10, touched=10 << 20, clocks=10 * 1600.0), 132 * 8)
-    assert quick.binds == "memory" and quick.memory == pytest.approx(132 * 8 * (1 << 20) / 4.3e12)
+    assert quick.bound_by == "memory" and quick.memory == pytest.approx(132 * 8 * (1 << 20) / 4.3e12)
     assert quick.seconds == pytest.approx(quick.memory + 0.7e-6 + 800 / 1.75e9) and 0.9 < quick.share(card) < 1
 
 
 def test_the_time_of_a_launch_that_is_there_before_its_turn():
-    """What it has asked for, and what it has done before it waits, is off its time; but not on cards without that."""
+    """Prefetches and work before griddepcontrol.wait overlap with the previous kernel, on GPUs with dependent
+    launch."""
     card, has = CARDS["H200"], Resources(64, 0, 128)
     at_once = {"blocks": 10, "touched": 10 << 20, "clocks": 10 * 1600.0}
-    plain, few, many = (predict(card, has, Counters(**at_once, ahead=ahead), 132 * 8) for ahead in (0, 1000, 10 << 20))
+    plain, few, many = (predict(card, has, Counters(**at_once, prefetched=nbytes), 132 * 8)
+                        for nbytes in (0, 1000, 10 << 20))
     assert plain.memory - few.memory == pytest.approx(100 * 132 * 8 / 4.3e12) and few.latency == MIDDLE / card.clock
-    assert plain.memory - many.memory == pytest.approx(0.7e-6)                # all that the boundary has time for
+    assert plain.memory - many.memory == pytest.approx(0.7e-6)                # limited by the length of the boundary
     old = replace(card, dependent=None)
-    assert predict(old, has, Counters(**at_once, ahead=1000), 132 * 8).seconds == pytest.approx(plain.seconds + 0.6e-6)
-    waits = {"blocks": 10, "touched": 10 << 10, "clocks": 10 * 16000.0, "early": 10 * 1000.0}
+    without = predict(old, has, Counters(**at_once, prefetched=1000), 132 * 8)
+    assert without.seconds == pytest.approx(plain.seconds + 0.6e-6)
+    waits = {"blocks": 10, "touched": 10 << 10, "clocks": 10 * 16000.0, "early_clocks": 10 * 1000.0}
     assert predict(card, has, Counters(**waits), 132 * 16).waiting == pytest.approx(31000 / 1.75e9)
     assert predict(old, has, Counters(**waits), 132 * 16).waiting == pytest.approx(32000 / 1.75e9)
 
@@ -319,7 +325,7 @@ def test_what_is_not_known_is_said(text, message):
 @pytest.mark.slow
 @pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda")
 def test_kernels_of_numba():
-    """As anybody writes them: right, then one element too far."""
+    """An ordinary Numba kernel: a correct one, then one that accesses one element too many."""
     from numba import cuda
 
     def saxpy(y, x, factor):

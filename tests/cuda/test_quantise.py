@@ -1,4 +1,4 @@
-"""Weights quantised on a device: the bytes that the processor finds, in memory that does not grow with the matrix."""
+"""Weights quantised on a device: the same bytes as on the CPU, with memory that does not grow with the matrix."""
 
 from contextlib import closing
 
@@ -23,12 +23,12 @@ every_scheme = pytest.mark.parametrize("name", [pytest.param(name, marks=() if n
 
 
 def weights(rows: int, columns: int, seed: int = 5) -> np.ndarray:
-    """Normal ones."""
+    """Normally distributed weights."""
     return (np.random.default_rng(seed).standard_normal((rows, columns)) * 0.02).astype(np.float32)
 
 
 def found(x: np.ndarray, name: str, importance: np.ndarray | None = None, rows: int = 2, seed: int = 0) -> np.ndarray:
-    """What a device finds that takes so many rows at a time."""
+    """The result of a device that quantises so many rows at a time."""
     with closing(Quantiser(lambda: Simulated(seed=seed), stage=4 * x.shape[1] * rows)) as rows_of:
         return rows_of(x, ROW_SCHEMES[name], importance)
 
@@ -36,7 +36,7 @@ def found(x: np.ndarray, name: str, importance: np.ndarray | None = None, rows: 
 @every_scheme
 @pytest.mark.merge
 def test_the_bytes_of_the_processor(name):
-    """Rows of zeros, of one sign, and one whose blocks are octaves apart; with importances of columns and without."""
+    """Rows of zeros, of one sign, and with blocks of very different scales; with and without importances of columns."""
     x, scheme = weights(3, 64), ROW_SCHEMES[name]
     x[0], x[1], x[2, :32] = 0, np.abs(x[1]), x[2, :32] * np.float32(1e-5)
     np.testing.assert_array_equal(found(x, name), quant.encode(x, scheme))
@@ -47,7 +47,7 @@ def test_the_bytes_of_the_processor(name):
 @pytest.mark.slow
 @every_scheme
 def test_every_kind_of_row(name):
-    """Importances of each weight, zeros among them; weights at the ends of what rows hold; blocks of zeros."""
+    """Importances of each weight, some of them zero; weights at the limits of the row format; blocks of zeros."""
     rng, scheme = np.random.default_rng(7), ROW_SCHEMES[name]
     x = weights(4, 64)
     x[0], x[1], x[2] = x[0] * np.float32(1e-27), x[1] * np.float32(1e7), np.float32(-0.3)
@@ -65,7 +65,7 @@ def test_more_blocks_than_are_summed_at_once():
 
 def test_memory_does_not_grow_with_the_matrix():
     class Counting(Simulated):
-        """Keeps memory's bytes, and runs nothing."""
+        """A device that counts allocated bytes and runs nothing."""
 
         held = most = 0
 
@@ -88,7 +88,7 @@ def test_memory_does_not_grow_with_the_matrix():
 
 
 def test_feedback_and_outliers_by_way_of_it():
-    """The search is the device's, what is done around it the processor's."""
+    """The device makes the search; the CPU does the rest of the algorithm."""
     x, asked = weights(2, 64), []
 
     def rows_of(dense, scheme, importance, name):
@@ -118,7 +118,7 @@ def test_what_is_refused_opens_no_device():
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Two GPUs whose kernels run on the simulator; numbers of those that were opened, and kernels that were loaded."""
+    """Two GPUs whose kernels run on the simulator; the indices of opened GPUs, and the loaded kernels."""
     driver, opened, loaded = FakeDriver(2), [], []
 
     def compiled(kernel, capability):
@@ -130,7 +130,7 @@ def gpus(monkeypatch):
         return Gpu(driver, index, compiled)
 
     monkeypatch.delenv("NUMFLOW_CUDA", raising=False)
-    monkeypatch.setenv("NUMFLOW_PREPARED", "0")  # nothing is kept for the next start
+    monkeypatch.setenv("NUMFLOW_PREPARED", "0")  # no cache of prepared weights
     monkeypatch.setattr("numflow.cuda.device.gpu.open_gpu", open_gpu)
     yield opened, loaded
     assert driver.memory == {}
@@ -138,7 +138,7 @@ def gpus(monkeypatch):
 
 @pytest.mark.slow
 def test_models_are_quantised_by_their_gpu(gpus, tmp_path):
-    """A few rows of a model, for the simulator's sake: numbers are those of weights that the processor quantised."""
+    """A few rows of a model, because the simulator is slow: the results equal those of weights quantised by the CPU."""
     opened, loaded = gpus
     recipe = tmp_path / "one.toml"
     name = "model.layers.1.self_attn.q_proj"
@@ -148,7 +148,7 @@ def test_models_are_quantised_by_their_gpu(gpus, tmp_path):
     options["devices"] = "1;0"
     with numflow.load(path, "cuda", **options) as model:
         logits = model.logits([1, 2, 3])
-    assert sorted(opened) == [0, 1, 1]  # for the program, and the first of them for what is quantised
+    assert sorted(opened) == [0, 1, 1]  # two for the program, and the first of these again for quantising
     assert {name for name in loaded if "quantise" in name} == {
         "quantise_likes_q8", "quantise_search_q8", "quantise_pack_q8"}
     with numflow.load(path, "cuda", gpu="simulator", **options) as model:
@@ -158,7 +158,7 @@ def test_models_are_quantised_by_their_gpu(gpus, tmp_path):
 def test_who_has_a_search_of_its_own(monkeypatch):
     monkeypatch.delenv("NUMFLOW_CUDA", raising=False)
     assert isinstance(Program.quantiser(), Quantiser)
-    assert Program.quantiser("simulator") is None  # the processors take a thousandth of its time
+    assert Program.quantiser("simulator") is None  # the CPU is a thousand times faster
     monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
     assert Program.quantiser() is None
     kept = Program.quantiser(device := Simulated())

@@ -1,4 +1,4 @@
-"""Checkpoints in the quantised formats of the hub on the simulator, against logits that nobody here computed."""
+"""Checkpoints in the quantised formats of the hub on the simulator, against published logits."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow  # .ci/cuda runs them
 @pytest.mark.parametrize("folder", [path for path in FOLDERS if (path / "expected.npz").exists()],
                          ids=lambda path: path.name)
 def test_logits_and_greedy_tokens(folder):
-    """Of the first prompt: all at once, and the first of its tokens one by one."""
+    """The first prompt, at once, and its first tokens one by one."""
     case, expected = load_case(folder)
     ids, greedy = case["prompts"][0], case["greedy"][0]
     with numflow.load(folder, backend="cuda", gpu="simulator", activations="f32") as model:

@@ -1,4 +1,4 @@
-"""The driver's side of the executor, against a driver that runs kernels on the simulator."""
+"""The runtime over a fake driver that runs kernels on the simulator."""
 
 import itertools
 import random
@@ -62,7 +62,7 @@ def test_decoding_replays_a_graph(tmp_path):
 
 @pytest.mark.merge
 def test_a_graph_serves_smaller_batches():
-    """Buckets of four rows: three sequences, then four, then three others, by one graph."""
+    """A bucket of four rows: three sequences, then four, then three others, by one CUDA graph."""
     case = BY_NAME["attention"]
     runs = (((0, 2), (1, 1), (2, 3), (3, 1)), *(tuple((s, 1) for s in some) for some in
             ((0, 1, 2), (0, 1, 2, 3), (3, 1, 2), (0, 2, 3))))
@@ -77,7 +77,7 @@ def test_a_graph_serves_smaller_batches():
 @pytest.mark.parametrize("choice", [Choice(), Choice(0.8, 0.5, (("top_p", 0.9),))], ids=["greedy", "drawn"])
 @pytest.mark.thin(2)
 def test_one_wait_for_each_token(choice, monkeypatch):
-    """Once a graph is recorded: the host waits for the picked ids, and for nothing else of the queue."""
+    """After a graph is recorded, the host waits once per token, for the sampled ids."""
     case, device = BY_NAME["attention"], gpu()
     fake, waits = device._cu, []
     monkeypatch.setattr(fake, "cuStreamSynchronize", lambda stream: waits.append(stream) or (OK,), raising=False)
@@ -93,7 +93,7 @@ def test_one_wait_for_each_token(choice, monkeypatch):
 
 
 class Told(FakeDriver):
-    """Writes down the calls of a stream, in their order."""
+    """A driver that records the calls on a stream in order."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +130,7 @@ def test_errors_of_the_driver():
 
 
 class SickDriver(FakeDriver):
-    """From `bad` on waiting and freeing fail, as they do after a kernel has written where there is no memory."""
+    """A driver whose waits and frees fail from `bad` on, as after a kernel has accessed invalid memory."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +177,7 @@ def test_a_fault_names_its_kernel_where_each_launch_is_waited_for():
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.thin(2)
 def test_parts_of_attention_have_room(seed):
-    """Whatever heads, sequences and keys: no block writes a part behind the end of the memory for parts."""
+    """For all heads, sequences and keys: no block writes a part beyond the scratch memory for parts."""
     rng = random.Random(seed)
     kv_heads, group, size = rng.choice((1, 2, 4, 8)), rng.choice((1, 4, 8, 71, 128)), rng.choice((64, 128))
     case = attention_case(kv_heads * group, kv_heads, size, size)
@@ -218,7 +218,8 @@ def test_pieces_of_slabs_do_not_overlap():
 
 
 def test_grids_that_no_gpu_takes():
-    """Simulated or not; matrices of many short rows, such as tables of large vocabularies, come in pieces."""
+    """On the simulator too. Matrices of many short rows, such as tables of large vocabularies, are processed in
+    pieces."""
     work = Launch(copy_rows, (1, 65536, 1), (None,) * len(copy_rows.signature))
     for device in (Simulated(), gpu()):
         with pytest.raises(DeviceError, match=r"kernel copy_rows: a grid of \(1, 65536, 1\) blocks is larger"):
@@ -250,7 +251,7 @@ def test_sizes_beyond_what_kernels_count():
 
 
 def test_rows_beyond_a_grid_of_two_dimensions():
-    """Steps for each route: 65,000 tokens, 8 experts each, some of them on another device."""
+    """Steps with one row for each route: 65,000 tokens with 8 experts each, some of them on another device."""
     case = experts_case("q4", 64, 512, experts=16, chosen=8, first=2, held=8, fill="blank")
     program = Program(case.network, case.weights, gpu=Notebook())
     names = set()

@@ -1,4 +1,4 @@
-"""Tokens chosen on the device are those that the host's sampler picks from the same logits, to the last bit."""
+"""Sampling on the device gives the tokens that the host's sampler gives for the same logits."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ SETTINGS = (
 
 
 def on_device(kernel, logits, settings=None, seed=0):
-    """The ids that a kernel picks from rows of logits, int32 [R]."""
+    """The ids that a kernel samples from rows of logits, int32 [R]."""
     device, (rows, width) = Simulated(seed=seed), logits.shape
     stride = -(-width // 32) * 32
     padded = np.full((rows, stride), np.nan, np.float32)
@@ -48,7 +48,7 @@ def on_device(kernel, logits, settings=None, seed=0):
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_picked_tokens_are_the_next_step(drawn):
-    """Three steps of two sequences whose rows lie the other way round; the second row is not finite."""
+    """Three steps of two sequences whose logit rows are in reverse order; the second row is not finite."""
     device, width = Simulated(seed=3), 70
     logits = np.random.default_rng(2).normal(0, 1, (2, 96)).astype(np.float32)
     logits[1, 5] = np.nan
@@ -80,14 +80,14 @@ def test_picked_tokens_are_the_next_step(drawn):
 
 
 def picked_by_host(row, choice):
-    """The token that the host's sampler picks with a choice's random number."""
+    """The token that the host's sampler gives with a choice's random number."""
     sampler = Sampler(Sampling(temperature=choice.temperature, **dict(choice.filters)))
     c = sampler.candidates(row)
     return draw(c.ids, c.weights, choice.uniform)
 
 
 def check(logits, settings=SETTINGS, seed=1):
-    """A row of logits under each of the settings, with a random number of its own."""
+    """Compare device and host for a row of logits under each of the settings, with different random numbers."""
     samplers = [Sampler(replace(one, seed=100 + at)) for at, one in enumerate(settings)]
     choices = [sampler.choice() for sampler in samplers]
     rows = np.broadcast_to(logits, (len(settings), logits.shape[-1]))
@@ -108,7 +108,7 @@ def test_a_vocabulary_in_several_pieces():
 
 @pytest.mark.merge
 def test_equal_logits():
-    """The border lies among equal ones, more than are compared with each other at once."""
+    """The border is among equal logits, more of them than the list has slots."""
     rng = np.random.default_rng(3)
     check(np.round(rng.normal(0, 1, 200)).astype(np.float32), SETTINGS[3:8])
     many = Sampling(temperature=1.0, top_k=600), Sampling(temperature=0.5, top_p=0.61, top_k=650)
@@ -125,7 +125,7 @@ def test_unlikely_and_impossible_tokens():
 
 
 def test_draws_follow_the_probabilities():
-    """Random numbers at the borders of the cumulated probabilities give each of the tokens."""
+    """Random numbers at the borders of the cumulative probabilities give each of the tokens."""
     logits = np.log(np.array([0.125, 0.5, 0.0625, 0.3125], np.float32))
     at = [0.0, 0.12, 0.13, 0.62, 0.63, 0.68, 0.69, 0.9999999]
     settings = encode([Choice(1.0, uniform) for uniform in at])

@@ -1,4 +1,4 @@
-"""Instructions that must be in the machine code, where a disassembler is installed."""
+"""Instructions that must be in the machine code, if a disassembler is installed."""
 
 import functools
 import re
@@ -20,12 +20,12 @@ NAMES = sorted({STORED[kind].kind.name for kind in QUANTISED})
 
 @functools.cache
 def listing(name: str, capability: tuple[int, int]) -> list[str]:
-    """A kernel's instructions; taking large ones apart takes a second."""
+    """A kernel's SASS instructions; disassembling a large kernel takes a second."""
     return instructions(binary(name, capability))
 
 
 def found(name: str, pattern: str, capability=(9, 0)) -> int:
-    """Instructions of a kernel that match."""
+    """Instructions of a kernel that match a pattern."""
     return sum(re.match(pattern, text) is not None for text in listing(name, capability))
 
 
@@ -44,7 +44,7 @@ def test_matrix_times_vector(kind):
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
 def test_tensor_cores(kind, capability):
     for tokens in (16, 128):
-        few = tokens == 16 and kind in NAMES  # weights meet the tensor cores in registers
+        few = tokens == 16 and kind in NAMES  # the kernel that decodes weights in registers
         name = f"gemm_{kind}_{tokens}{'_16' * few}"
         assert found(name, r"HMMA\.16816\.F32", capability) == (32 if few else tokens // 2)
         assert bool(found(name, r"LDSM\.16\.M88\.4", capability)) == (not few)
@@ -54,23 +54,23 @@ def test_tensor_cores(kind, capability):
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", *NAMES])
 def test_warpgroups(kind):
-    """A step's four products begin together, one of them ends in the loop, and all behind it: the assembler has not
-    put them one after the other, as it does around calls. Nobody waits for all of memory within the loop."""
+    """A step's four wgmma are issued together, and only one wait is in the loop: ptxas has not serialised them, as it
+    does around function calls. No full memory barrier is in the loop."""
     name = f"wgmma_{kind}_tma"
     assert found(name, r"HGMMA\.64x128x16\.F32") == 4
     assert found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1") == found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0") == 1
     assert not found(name, "LDL|STL|CALL")
     assert found(name, r"UBLKCP\.S\.G\.MULTICAST") == 3  # for two tiles before the loop and one within
-    assert found(name, r"UBLKCP\.S\.G ") == 6           # both halves, where a block is by itself
+    assert found(name, r"UBLKCP\.S\.G ") == 6           # both halves, for a block without a cluster
     assert bool(found(name, "LDGSTS")) == (kind in ("f16", "bf16"))
     code = "\n".join(listing(name, (9, 0)))
     begin, end = code.index("HGMMA"), code.index("WARPGROUP.DEPBAR.LE gsb0, 0x1")
-    assert code.count("MEMBAR.ALL.GPU") == 2 and "MEMBAR.ALL.GPU" not in code[begin:end]   # of the cluster's barriers
+    assert code.count("MEMBAR.ALL.GPU") == 2 and "MEMBAR.ALL.GPU" not in code[begin:end]   # two cluster barriers
 
 
 @pytest.mark.parametrize("kind", sorted(STORED[kind].kind.name for kind in FLOAT8))
 def test_warpgroups_of_8_bit_floats(kind):
-    """The same; where a matrix has scales of blocks, sums wait for the products before the next block's."""
+    """The same; for matrices with block scales, accumulators wait for the products before the next block's."""
     name = f"wgmma_{kind}_float8_tma"
     assert found(name, rf"QGMMA\.64x128x32\.F32\.{kind[:4].upper()}\.E4M3") == 4 and not found(name, "LDL|STL|CALL")
     waits = found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0")
@@ -122,7 +122,7 @@ def test_grouped_tensor_cores(kind):
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
 @pytest.mark.parametrize("kind", [kind.partition("+")[0] for kind in APART])
 def test_outliers(kind, capability):
-    """Beside what kernels without them have: a lane's first outlier is asked for before its codes."""
+    """In addition to the loads of kernels without outliers: a lane's first outlier is loaded before its codes."""
     for name in (f"gemv_{kind}_int8_1_apart", f"gemv_{kind}_int8_1_split4_apart"):
         loads = [text for text in listing(name, capability) if text.startswith("LDG")]
         first = next(place for place, text in enumerate(loads) if "LTC128B.128" in text)
@@ -136,7 +136,7 @@ def test_outliers(kind, capability):
 
 
 def test_choosing_tokens():
-    """Rows are read 16 bytes a lane; buckets are filled without loops that try again."""
+    """Rows are read 16 bytes a lane; histograms are filled without compare-and-swap loops."""
     for name in ("argmax", "sample", "sample_follow"):
         assert found(name, r"LDG\.E\.128")
         assert not found(name, "LDL|STL|DADD|DMUL|DFMA")

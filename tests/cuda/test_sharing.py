@@ -1,4 +1,4 @@
-"""Helpers of kernels that are made anew for each kernel are compiled as one where they are equal, and only there."""
+"""Device functions that are created anew for each kernel are compiled once if they are equal, and only then."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def _adder(number, memory=None, inner=None) -> DeviceFunction:
 
 
 def _contents(*made: DeviceFunction):
-    """Of functions rewired as for the compiler, whose stand-ins are known by their contents."""
+    """Contents of functions rewired as for the compiler, with stand-ins compared by content."""
     known = {}
 
     def convert(thing):
@@ -37,7 +37,7 @@ def test_equal_helpers_are_one(arguments):
 @pytest.mark.parametrize(("one", "other"), [
     ((1,), (2,)), ((1,), (1.0,)), ((1,), (True,)), ((0.0,), (-0.0,)), (((1, 2),), ((1, 2.0),)),
     ((0, LocalArray(u32, 4)), (0, LocalArray(u32, 8))), ((0, LocalArray(u32, 4)), (0, LocalArray(f32, 4))),
-    ((0, SharedArray(u32, 4)), (0, SharedArray(u32, 4))),  # two places, however equal
+    ((0, SharedArray(u32, 4)), (0, SharedArray(u32, 4))),  # two separate arrays
     ((0, None, _adder(1)), (0, None, _adder(2)))])
 def test_others_are_not(one, other):
     first, second = _contents(_adder(*one), _adder(*other))

@@ -1,4 +1,4 @@
-"""Faults that the simulator must find."""
+"""Errors that the simulator must find."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ shared = SharedArray(f32, 64)
 
 
 def run(body, threads, seed=0, grid=(1, 1, 1)):
-    """y f32 [64] after a kernel of one argument."""
+    """y f32 [64] after a kernel with one argument."""
     device = Simulated(seed=seed)
     memory = device.alloc(256)
     device.upload(memory.at(), np.zeros(64, np.float32))
@@ -92,7 +92,8 @@ def test_every_block_of_the_grid_runs():
 
 
 def test_kernels_of_one_name_are_told_apart_by_what_they_compute():
-    """Not by which objects they share: made of one device function twice, or of two equal ones."""
+    """Kernels are compared by content, not by identity of the objects they use: the same device function twice, or two
+    equal ones."""
     def doubled():
         @device
         def double(x):

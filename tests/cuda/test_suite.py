@@ -1,4 +1,4 @@
-"""The GPU suite survives what it meets: failures are rows, ends of processes are noted, results are not lost."""
+"""The GPU suite is robust: failures become rows, killed processes are noted, results are not lost."""
 
 import json
 import subprocess
@@ -107,7 +107,7 @@ def test_a_process_that_never_ends_is_killed(setting):
 
 @pytest.mark.slow
 def test_what_is_run_again(setting):
-    """Interrupted parts, damaged files and results of other sizes; not what came to its end."""
+    """Interrupted parts, damaged files and results of other sizes are run again; finished parts are not."""
     assert not setting.is_done()
     assert _apart(setting, "")["error"] == INTERRUPTED  # as after a kill of both processes
     assert not setting.is_done()
@@ -121,7 +121,7 @@ def test_what_is_run_again(setting):
 
 
 def test_a_part_that_the_clock_ends_goes_on(setting):
-    """Rows that are there are not made again; what is not there yet is."""
+    """Existing rows are not measured again; missing ones are."""
     def part(setting, until):
         for size in range(4):
             if not setting.was_tried(size=size):
@@ -155,7 +155,7 @@ def test_every_part_has_a_stage():
 
 
 def test_the_page_of_parts_that_failed(setting):
-    """Rows without figures do not keep others from being drawn."""
+    """Rows without values do not prevent figures of others."""
     for part, rows in (("speed", [{"model": "8b", "weights": "F16", "what": "decode", "batch": 1, "failed": "x"}]),
                        ("matrices", [{"weights": "q4", "matrix": "toy", "failed": "x"}])):
         setting.part, setting.rows = part, rows
@@ -174,7 +174,7 @@ def test_every_part_is_there():
         assert callable(getattr(import_module(f"experiments.gpu_suite.{module}"), function))
 
 
-# As `ncu` prints: its own words, those of the program, columns, units, kernels. It says what it was asked for.
+# Output like that of `ncu`: its messages, the program's output, column names, units, kernels.
 PROFILER = """#!{python}
 import json, os, sys
 asked = sys.argv[1:]
@@ -200,7 +200,7 @@ print("==PROF== Disconnected")
 
 @pytest.fixture
 def profiler(tmp_path, monkeypatch):
-    """A program called ncu that counts nothing."""
+    """A fake `ncu` program that prints fixed counters."""
     path = tmp_path / "bin" / "ncu"
     path.parent.mkdir()
     path.write_text(PROFILER.format(python=sys.executable))
@@ -227,7 +227,7 @@ def test_counters_of_the_profiler_beside_the_model(profiler, tmp_path, monkeypat
 
 
 def test_no_profiler(tmp_path, monkeypatch):
-    """One line says so; one more where the model has nothing to say."""
+    """One line reports the missing profiler; another one a missing prediction."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for simulator, why in ((False, "ncu is not on the PATH"), (True, "the simulator has no counters")):
         setting = Setting(simulator, True, tmp_path, "counters")
@@ -247,7 +247,7 @@ def test_cases_launch_the_kernels_that_are_counted():
 @pytest.mark.slow
 @pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with")
 def test_the_model_s_counters():
-    """Of a product of 16 blocks of 8 rows: bytes of the matrix, and reads of 16 bytes a lane."""
+    """A product of 16 blocks of 8 rows: bytes of the matrix, and reads of 16 bytes a lane."""
     found = counters.expected("q4, 1 token", "NVIDIA H200", True)
     assert 128 * 512 * 4.5 / 8 < 1e6 * found["MB"] < 128 * 512 * 6 / 8
     assert found["conflicts"] == 0 and 1 < found["sectors of a read"] <= 16

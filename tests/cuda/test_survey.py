@@ -1,4 +1,4 @@
-"""Kernels that large models launch are in the set that the compile gate and the GPU suite make."""
+"""The kernels of large models are among those of the compile test and the GPU suite."""
 
 import pytest
 
@@ -26,6 +26,7 @@ def test_kernels_of_large_decoders_are_compiled_ahead(kind, shape):
 
 @pytest.mark.slow
 def test_every_kernel_of_the_gate_runs_from_its_ptx():
-    """Some job of `make ptx` launches each; a night runs a share of the jobs, and would not miss one."""
+    """Each kernel is launched by some job of `make ptx`. The nightly run, which takes a share of the jobs, would not
+    notice."""
     launched = set().union(*map(would_launch, jobs()))
     assert sorted(set(all_kernels()) - launched) == []

@@ -1,6 +1,7 @@
-"""Products on Hopper's tensor cores: on the simulator against the reference, and as the driver launches them.
+"""Products on Hopper's tensor cores: on the simulator against the reference, and launched by a fake driver.
 
-From their PTX they run in on_ptx (jobs of "-hopper"); test_sass looks at the machine code."""
+They run from their PTX in on_ptx (jobs named "-hopper"); test_sass checks the machine code.
+"""
 
 import re
 from dataclasses import replace
@@ -64,7 +65,7 @@ pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet"
 
 
 class Told(FakeDriver):
-    """Keeps the names of kernels, and which of them asked for more shared memory."""
+    """A driver that notes the names of kernels, and which of them need more than 48 KB of shared memory."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +83,7 @@ class Told(FakeDriver):
 @pytest.mark.parametrize(("multiply", "kind"), [(multiply_tiles_f16, "f16"), (multiply_tiles_bf16, "bf16"),
                                                 (multiply_tiles_e4m3, "e4m3"), (multiply_tiles_e5m2, "e5m2")])
 def test_tiles(multiply, kind):
-    """Sums of one warpgroup: copied tiles, of which one is multiplied while another one may still be on its way."""
+    """Accumulators of one warpgroup: one tile is multiplied while the copy of the next one may be in flight."""
     words, places, sums = SharedArray(u32, 192 * 16, ALIGNMENT), SharedArray(u32, 4), LocalArray(f32, 2 * SUMS)
 
     @kernel(f"_tiles_{kind}", 128, target="sm_90a")
@@ -135,7 +136,7 @@ def test_tiles(multiply, kind):
     ("F16", 20, 256, 70), ("BF16", 300, 64, 66), ("q4", 270, 512, 140), ("q3h", 40, 1056, 130), ("Q6_K", 130, 256, 129),
     ("Q4_K", 20, 256, 65)])
 def test_products(kind, n, k, tokens):
-    """Rows and tokens beyond a tile and fewer, columns in parts, parts of a single tile."""
+    """Numbers of rows and tokens that do not fill tiles, columns in parts, parts of a single tile."""
     case = linear_case(kind, n, k, tokens, bias=True)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1, wgmma=True))
     assert error(actual, run_case(case, Reference)[0]) < (1e-2 if kind == "BF16" else 4e-3)
@@ -146,7 +147,8 @@ def test_products(kind, n, k, tokens):
 @pytest.mark.parametrize(("kind", "n", "k", "tokens"), [
     ("E4M3_ROW", 20, 96, 70), ("E4M3_128", 260, 256, 130), ("E5M2_128", 130, 640, 66)])
 def test_products_of_8_bit_floats(kind, n, k, tokens, tma):
-    """Columns of half a tile more, scales of tiles and of rows; a few tokens are as with other activations."""
+    """Columns with half a tile left over, block scales and row scales; few tokens are computed as with other
+    activations."""
     case, device = of_float8(linear_case(kind, n, k, tokens, bias=True), k), Simulated(seed=1, wgmma=True)
     device.tma = tma
     case = replace(case, schedule=(((0, tokens),), ((0, 3),), ((0, 20),)))
@@ -175,7 +177,7 @@ def test_products_of_experts(kind):
                                             ("WGMMA=0", "gemm_f16_128")])
 @pytest.mark.thin(3)
 def test_a_launch(variable, name, monkeypatch):
-    """The driver gives the kernel its shared memory once it has been asked for it, unless the kernel is not wanted."""
+    """The driver is asked once for the kernel's shared memory, unless the kernel is disabled."""
     monkeypatch.setenv(*f"NUMFLOW_CUDA_{variable}".split("="))
     told, case = Told(), linear_case("F16", 8, 64, 65)
     (actual,) = run_case(case, Program, gpu=Gpu(told, 0, fake_binary))
@@ -186,14 +188,14 @@ def test_a_launch(variable, name, monkeypatch):
 @pytest.mark.parametrize(("n", "tma", "blocks"), [
     (256, True, 1), (512, True, 2), (700, True, 1), (2304, True, 2), (512, False, 1)])
 def test_clusters(n, tma, blocks):
-    """Two blocks share tokens where tiles of 256 rows are even in number, or so many that one more is little."""
+    """Two blocks share tokens if the number of row tiles is even, or so large that one more tile costs little."""
     device = Simulated(wgmma=True, tma=tma)
     assert cluster_for(device, n, 128, False) == blocks
     assert cluster_for(device, n, 64, False) == cluster_for(device, n, 128, True) == 1
 
 
 def test_a_launch_of_clusters():
-    """In a graph and outside: a grid of whole clusters, whatever the rows."""
+    """In a graph and outside, the grid has whole clusters for any number of rows."""
     case = linear_case("F16", 2100, 64, 65, fill="blank")
     device = Notebook(wgmma=True)
     program = Program(case.network, case.weights, gpu=device)
@@ -204,7 +206,7 @@ def test_a_launch_of_clusters():
 
 
 def test_counts_and_bulk_copies():
-    """A block of the simulator brings a tile for itself, in two turns of one place."""
+    """On the simulator, a block copies two tiles for itself in turn, to one buffer."""
     memory = SharedArray(u32, 64)
 
     @kernel("_bring", 64, target="sm_90a")
@@ -237,7 +239,7 @@ def test_counts_and_bulk_copies():
 
 
 def _one_thread(body):
-    """The body, given shared and global memory, in one thread of a block."""
+    """A kernel whose body one thread of a block runs, with shared and global memory."""
     memory = SharedArray(u32, 64)
 
     def _alone(x: u32.ptr):

@@ -1,4 +1,4 @@
-"""A fake driver that runs nothing and tells made-up times: of each kernel, and of copies by where they go."""
+"""A fake driver that runs nothing and returns made-up times: for each kernel, and for copies by their direction."""
 
 import itertools
 
@@ -9,11 +9,12 @@ from tests.cuda.fake_driver import OK, FakeDriver
 KERNELS = {"gemv_f16_1": 0.25, "gemm_f16_128": 0.4, "copy_rows": 0.002}  # ms on GPU 0
 LATENCY = {"host": 0.008, "device": 0.001, "peer": 0.005}                # ms of a copy
 BANDWIDTH = {"host": 25e6, "device": 2e9, "peer": 200e6}                 # bytes a ms
-OUTLIER = 4  # one time in so many is ten times too long
+OUTLIER = 4  # every fourth time is ten times too long
 
 
 class TimedDriver(FakeDriver):
-    """GPU 1 takes twice as long for a kernel as GPU 0, GPU 2 three times. works: kernels and copies so far."""
+    """GPU 1 takes twice as long for a kernel as GPU 0, GPU 2 three times. works: number of kernels and copies so
+    far."""
 
     def __init__(self, devices=1):
         super().__init__(devices)
@@ -66,7 +67,7 @@ class TimedDriver(FakeDriver):
 
 
 def use(monkeypatch, driver) -> None:
-    """Let this driver be the machine's."""
+    """Replace the machine's driver by this one."""
     from numflow.cuda.compiler import compat
     from numflow.cuda.device import gpu as runtime
     from tests.cuda.fake_driver import fake_binary

@@ -263,7 +263,7 @@ def test_texts_side_by_side_are_measured_apart():
             assert at < 4 or any(counts) == drafts
     for text in texts[1:]:
         times.leave(text)
-    assert times.unknown() == 0  # alone again, what was seen in company tells nothing
+    assert times.to_measure() == 0  # alone again, what was seen in company tells nothing
 
 
 def test_a_dear_step_is_avoided():

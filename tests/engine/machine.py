@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain
 
 from numflow.engine.schedule.blocks import GONE, BlockAllocator
-from numflow.engine.schedule.pools import CommonMemory, Pool
+from numflow.engine.schedule.pools import MemoryBudget, Pool
 from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Scheduler
 from numflow.network.windows import STATE, first_key
@@ -28,12 +28,12 @@ class Machine:
         self.pools = [Pool(BlockAllocator(limit=blocks), window, 2 + at) for at, window in enumerate(windows)]
         devices = [pool.allocator for pool in self.pools]
         for device in devices:
-            device.keep_up_to = blocks or 8
+            device.cache_up_to = blocks or 8
         if blocks is not None and len(windows) > 1:
-            common = CommonMemory(self.pools, blocks * sum(pool.size for pool in self.pools))
+            budget = MemoryBudget(self.pools, blocks * sum(pool.size for pool in self.pools))
             for pool in self.pools:
-                pool.allocator.common, pool.allocator.limit = common, common.nbytes // pool.size
-                pool.allocator.on_grow = partial(common.make_way, pool.allocator)
+                pool.allocator.budget, pool.allocator.limit = budget, budget.nbytes // pool.size
+                pool.allocator.on_grow = partial(budget.shrink_others, pool.allocator)
         self.memories, self.hosts = [{} for _ in windows], [{} for _ in windows]
         self.scheduler = Scheduler(self.pools, BlockAllocator(limit=blocks), SIZE, limits,
                                    PrefixCache(devices[0], SIZE, *devices[1:]) if prefix else None,
@@ -69,7 +69,7 @@ class Machine:
     def recur(self, chunk, number):
         sequence, memory, allocator = chunk.sequence, self.memories[number], self.pools[number].allocator
         (slot,), tokens = sequence.tables[number].blocks, [*sequence.ids, *chunk.drafts]
-        assert allocator.holders(slot) == 1 and not allocator.kept(slot), f"slot {slot} is not the sequence's own"
+        assert allocator.holders(slot) == 1 and not allocator.is_cached(slot), f"slot {slot} is not the sequence's own"
         found = memory[slot] if chunk.start else []
         assert found == tokens[:chunk.start], f"a token at {chunk.start} finds {found}, not its own {tokens}"
         memory[slot] = tokens[:chunk.start + chunk.count]
@@ -87,7 +87,7 @@ class Machine:
         end, gone = chunk.start + chunk.count, first_key(pool.window, chunk.start) // SIZE
         assert GONE not in blocks[gone:], "a block has gone too early"
         most = max(1 + len(chunk.drafts), self.scheduler.limits.chunk)
-        assert len(sequence.tables[number].held) <= pool.most(sequence.group.limit, most, SIZE)
+        assert len(sequence.tables[number].held) <= pool.max_blocks(sequence.group.limit, most, SIZE)
         found = list(chain.from_iterable(memory[block] for block in blocks[gone:-(-end // SIZE)]))[:end - gone * SIZE]
         expected = tokens[gone * SIZE:end]
         assert found == expected, f"a token at {end} sees {found}, not its own {expected}"

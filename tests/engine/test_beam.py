@@ -23,9 +23,9 @@ def log_probabilities(ids):
     return row - math.log(np.exp(row).sum())
 
 
-def search(beams, constraints, counted=0):
+def search(beams, constraints, forced=0):
     """The search that has ended, and the number of steps it took."""
-    found, steps = BeamSearch(beams, constraints, [0], counted), 0
+    found, steps = BeamSearch(beams, constraints, [0], forced), 0
     while not found.done:
         before = found.running
         parents = found.advance(np.stack([logits(h.ids) for h in before]))
@@ -35,23 +35,23 @@ def search(beams, constraints, counted=0):
     return found, steps
 
 
-def every_text(longest, penalty, counted=0):
+def every_text(longest, penalty, forced=0):
     """(score, ids, ended) of every text of at most `longest` tokens, the end token included, best first."""
     texts = []
     for size in range(1, longest + 1):
         for ids in itertools.product(range(V), repeat=size):
             if END in ids[:-1] or (size < longest and ids[-1] != END):
                 continue
-            score = sum(log_probabilities(ids[:i])[id] for i, id in enumerate(ids)) / (size + counted) ** penalty
+            score = sum(log_probabilities(ids[:i])[id] for i, id in enumerate(ids)) / (size + forced) ** penalty
             texts.append((score, ids[:-1] if ids[-1] == END else ids, ids[-1] == END))
     return sorted(texts, reverse=True)
 
 
 @pytest.mark.parametrize("penalty", [-0.5, 0.0, 1.0, 2.5])
-@pytest.mark.parametrize("counted", [0, 1])
-def test_enough_beams_find_the_best_texts(penalty, counted):
-    best = every_text(4, penalty, counted)
-    found, _ = search(Beams(300, penalty), Constraints(frozenset({END}), max_tokens=4), counted)
+@pytest.mark.parametrize("forced", [0, 1])
+def test_enough_beams_find_the_best_texts(penalty, forced):
+    best = every_text(4, penalty, forced)
+    found, _ = search(Beams(300, penalty), Constraints(frozenset({END}), max_tokens=4), forced)
     assert found.result.score == pytest.approx(best[0][0])
     for hypothesis, (score, ids, ended) in zip(found.finished, best[:200], strict=False):
         assert (hypothesis.ids, hypothesis.ended) == (ids, ended)

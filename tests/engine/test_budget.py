@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numflow.decoding.constraints import NEVER, Constraints
-from numflow.decoding.structured import KEPT, Grammars, _one_line
+from numflow.decoding.structured import CACHED, Grammars, _one_line
 from numflow.engine.engine import Engine
 from numflow.engine.request.budget import STOP_BYTES, Budget
 from numflow.engine.request.request import BREAKER_BYTES, BREAKER_LISTS
@@ -98,7 +98,7 @@ def test_equal_breakers_are_one():
 
 
 def test_breakers_are_found_inside_tokens():
-    found = letter_model()._requests._tokens_with(frozenset({".", "^", "ab"}))  # no regular expressions
+    found = letter_model()._requests._tokens_containing(frozenset({".", "^", "ab"}))  # no regular expressions
     assert found == {ord("."), ord("^")}
 
 
@@ -160,9 +160,9 @@ def test_what_is_quoted_is_cut():
 def test_few_grammars_are_kept():
     pytest.importorskip("llguidance")
     grammars = Grammars(LetterTokenizer(), 300)
-    for number in range(2 * KEPT):
+    for number in range(2 * CACHED):
         grammars.compile("regex", f"a{number}", [])
-    assert len(grammars._compiled) == KEPT
+    assert len(grammars._compiled) == CACHED
     one, two = (grammars.compile("regex", "ab", []) for _ in range(2))
     one.accept(ord("a"))
     one.accept(ord("b"))

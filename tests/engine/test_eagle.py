@@ -93,8 +93,8 @@ def drafted(model, streams, count):
     """Logits behind the first `count` tokens, and again behind a token that the draft took itself."""
     request = model.request(IDS, {"max_tokens": 4})
     drafter = model.core.drafters.make(request, request.sampler())
-    drafter.saw(0, IDS[:1], streams)
-    first = drafter._catch_up(np.array(IDS[:count], np.int32))
+    drafter.observe(0, IDS[:1], streams)
+    first = drafter._run_text(np.array(IDS[:count], np.int32))
     again = drafter._run([20])
     drafter.close()
     return first, again

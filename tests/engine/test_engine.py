@@ -230,7 +230,7 @@ def test_one_engine_at_a_time_and_the_model_beside_it():
         assert len(handle.result(10).ids) == 50
     with numflow.Engine(model, prefix_cache=False) as engine:
         assert engine.submit([1, 2, 3], max_tokens=9).result(10).ids == alone
-    assert model.runner.blocks.idle == 0
+    assert model.runner.blocks.cached == 0
 
 
 def test_a_known_beginning_is_not_run_again():

@@ -99,9 +99,9 @@ def test_what_makes_room_stays_within_the_plan_too(monkeypatch):
     monkeypatch.setattr(memory, "FLOOR_BYTES", 1)
     model = planned(100)
     host = model.core.host
-    assert host.allocator.room(2)
+    assert host.allocator.can_allocate(2)
     monkeypatch.setattr(memory, "free_memory", lambda: 0)
-    assert not host.allocator.room(50)  # then texts are read again instead
+    assert not host.allocator.can_allocate(50)  # then texts are read again instead
 
 
 def test_loading_makes_a_plan(tmp_path):

@@ -97,8 +97,8 @@ def test_the_numbers_of_the_block(tmp_path, name, backend):
             for count in (2, 7, len(IDS)):
                 drafter = model.core.drafters.make(request, request.sampler())
                 for at in range(0, len(IDS), chunk):
-                    drafter.saw(at, IDS[:min(at + chunk, count)], streams[at:at + chunk])
-                found = drafter._catch_up(np.array(IDS[:count], np.int32))
+                    drafter.observe(at, IDS[:min(at + chunk, count)], streams[at:at + chunk])
+                found = drafter._run_text(np.array(IDS[:count], np.int32))
                 assert relative_error(found, wanted[count - 2]) < 1e-4
                 drafter.close()
 
@@ -128,8 +128,8 @@ def test_a_gguf_file_has_the_block_too(tmp_path, name):
         with load(path, backend="reference", draft="mtp") as model:
             request = model.request(IDS, {"max_tokens": 1})
             drafter = model.core.drafters.make(request, request.sampler())
-            drafter.saw(0, IDS, model.hidden(IDS))
-            rows.append(drafter._catch_up(np.array(IDS, np.int32)).copy())
+            drafter.observe(0, IDS, model.hidden(IDS))
+            rows.append(drafter._run_text(np.array(IDS, np.int32)).copy())
             drafter.close()
     assert relative_error(rows[1], rows[0]) < 5e-5
 

@@ -36,8 +36,8 @@ def folder(monkeypatch, tmp_path):
 @pytest.fixture
 def runs(monkeypatch):
     """How often a model has written a text to be calibrated on."""
-    calls, written = [], own_text.written
-    monkeypatch.setattr(own_text, "written", lambda *arguments: calls.append(1) or written(*arguments))
+    calls, written = [], own_text.generated_texts
+    monkeypatch.setattr(own_text, "generated_texts", lambda *arguments: calls.append(1) or written(*arguments))
     return calls
 
 
@@ -94,7 +94,7 @@ def test_texts_are_of_several_kinds_and_fit(source, monkeypatch):
     spec = network.choose_spec(checkpoint)
     monkeypatch.setattr(own_text, "LENGTH", 24)
     with model_of(checkpoint, spec, "reference") as model:
-        texts = own_text.written(model, 240, Silent())
+        texts = own_text.generated_texts(model, 240, Silent())
         opening = model.tokenizer.encode(own_text.OPENINGS[0], parse_special=False)[:23]
     assert len(texts) == 10 and all(1 < len(ids) <= 24 for ids in texts)
     assert opening in [ids[:len(opening)] for ids in texts] and len({tuple(ids) for ids in texts}) == 10

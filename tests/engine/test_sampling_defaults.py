@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from numflow.engine.request.defaults import read_defaults
-from numflow.engine.request.sampling import CHAT, Source, chosen, filled
+from numflow.engine.request.sampling import CHAT, Source, model_sampling, with_model_defaults
 from numflow.errors import FormatError
 from tests.engine.fake import fake_model
 
@@ -61,10 +61,11 @@ def test_metadata_of_gguf_files():
 
 def test_the_order_of_sources():
     own, listed = Source({"temperature": 0.6}, "generation_config.json"), {"temperature": 0.2}
-    assert chosen(own, listed, True) is own
-    assert chosen(Source(), listed, True) == Source(listed, "the list of models")
-    assert chosen(Source(), {}, True) == Source(CHAT, "numflow") and chosen(Source(), {}, False).values == {}
-    part = chosen(Source({"repetition_penalty": 1.1}, "config.json"), listed, True)
+    assert model_sampling(own, listed, True) is own
+    assert model_sampling(Source(), listed, True) == Source(listed, "the list of models")
+    assert model_sampling(Source(), {}, True) == Source(CHAT, "numflow")
+    assert model_sampling(Source(), {}, False).values == {}
+    part = model_sampling(Source({"repetition_penalty": 1.1}, "config.json"), listed, True)
     assert part.values == {"temperature": 0.2, "repetition_penalty": 1.1}
 
 
@@ -77,8 +78,8 @@ def test_the_order_of_sources():
     ({"decoding_alg": "top_p"}, {"decoding_alg": "top_p"}), ({"num_beams": 4}, {"num_beams": 4}),
     ({"samplers": ["top_k"]}, {"temperature": 1.0, "samplers": ["top_k"], "top_k": 20})])
 def test_what_is_below_a_request(given, found):
-    assert filled(given, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}) == found
-    assert filled(found, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}) == found
+    assert with_model_defaults(given, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}) == found
+    assert with_model_defaults(found, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}) == found
 
 
 def test_conversations_get_it_and_texts_do_not():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numflow.decoding import filters
-from numflow.decoding.select import Candidates, draw, every
+from numflow.decoding.select import Candidates, all_indices, draw
 from numflow.engine.engine import Engine
 from numflow.engine.model import Model
 from numflow.errors import RequestError
@@ -45,7 +45,7 @@ class Picking(FakeProgram):
             return -1
         if choice.temperature == 0:
             return int(row.argmax())
-        c = Candidates(every(len(row)), row)
+        c = Candidates(all_indices(len(row)), row)
         if choice.temperature != 1:
             c = filters.temperature(c, choice.temperature)
         for name, value in choice.filters:

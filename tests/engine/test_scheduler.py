@@ -73,17 +73,17 @@ def check(machine):
     sequences = [sequence for group in groups for sequence in group.sequences]
     for number, (pool, swap_space) in enumerate(zip(scheduler.pools, scheduler.swap_spaces, strict=True)):
         tables = [sequence.tables[number] for sequence in sequences]
-        tried = [slot for table in tables if pool.window == STATE for slot in table.before]
+        tried = [slot for table in tables if pool.window == STATE for slot in table.saved]
         assert Counter([*(block for table in tables for block in table.held), *tried]) == pool.allocator._holders
-        leaving = [block for blocks in swap_space._leaving for block in blocks]
+        leaving = [block for blocks in swap_space._releasing for block in blocks]
         assert Counter([*(block for table in tables for block in table.swapped), *leaving]) == swap_space.host._holders
         assert GONE not in [block for table in tables for block in table.held]
     assert Counter(block for group in groups for block in group.cross.blocks) == scheduler.cross._holders
     for allocator in (*(pool.allocator for pool in scheduler.pools), scheduler.cross):
         assert allocator.used + allocator.free == allocator.capacity
         assert allocator.limit is None or allocator.capacity <= allocator.limit
-    if (common := scheduler.blocks.common) is not None:
-        assert sum(pool.size * pool.allocator.capacity for pool in scheduler.pools) <= common.nbytes
+    if (budget := scheduler.blocks.budget) is not None:
+        assert sum(pool.size * pool.allocator.capacity for pool in scheduler.pools) <= budget.nbytes
     assert scheduler.sequences <= scheduler.limits.sequences or len(scheduler.running) == 1
 
 

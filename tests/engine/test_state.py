@@ -139,7 +139,7 @@ def test_a_text_goes_on_from_the_nearest_snapshot(folder, alone):
         assert tokens_found(PROMPTS[3]) == (alone[3], 128)
         answered = [*PROMPTS[0], *alone[0][0]]
         assert tokens_found([*answered, 7, 7])[1] == 192
-        assert slots(model).allocator.used == 0 and slots(model).allocator.idle == 2
+        assert slots(model).allocator.used == 0 and slots(model).allocator.cached == 2
 
 
 def test_snapshots_stay_within_their_budget(folder, alone):

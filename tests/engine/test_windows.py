@@ -181,6 +181,6 @@ def test_growing_again_keeps_what_is_still_to_be_saved(checkpoint):
         allocator.shrink(2)
         allocator.on_grow(4)
         allocator.grow(4)
-        assert runner._there[1] == 6
+        assert runner._reserved[1] == 6
         runner.trim()
-        assert runner._there[1] == 4
+        assert runner._reserved[1] == 4

@@ -105,9 +105,9 @@ def test_they_are_small_and_complete():
         folder = registry.resolve(entry.name)
         size = sum(path.stat().st_size for path in folder.iterdir())
         facts = json.loads((folder / "training.json").read_text())
-        assert size < 3 << 20 and facts["model"] == entry.name and facts["loss"] > 0
-        assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+        assert size < 1 << 20 and facts["model"] == entry.name and facts["loss"] > 0
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
         types = {name: tensor.dtype for name, tensor in load_file(folder / "model.safetensors").items()}
-        assert {str(found) for name, found in types.items() if name not in ("d2t", "t2d")} == {"float32"}
+        assert {str(found) for name, found in types.items() if name not in ("d2t", "t2d")} == {"float16"}
         total += size
-    assert total < 7 << 20
+    assert total < 4 << 20

@@ -57,7 +57,7 @@ def test_guesses_that_pass_are_counted(lab):
              "cost": 0.5} for t, right, speed in ((0.0, 5, 0.9), (0.8, 4, 1.1))]
     show.drafts_said(lab, rows)
     text = " ".join(lab._body)
-    assert "in 0 of 1 pairs" in text and "1 of 2 runs" in text and "right with 40% to 40%" in text
+    assert "in 0 of 1 pairs" in text and "1 of 2 runs" in text and "40% to 40% of them are accepted" in text
 
 
 def test_trained_drafts_that_pay_are_counted(lab):

@@ -1,4 +1,4 @@
-"""What wrong numbers have in common is said: factors, offsets, places; and the faults of headers, from the choices."""
+"""Sentences on what wrong numbers have in common (factors, offsets, permutations), and on faults of headers."""
 
 from dataclasses import replace
 
@@ -24,9 +24,9 @@ def _head(x):
     (lambda x: x + 0.5, "each of them is +0.5 off"),
     (lambda x: 0 * x, "all of them are 0"),
     (lambda x: x + np.nan, "all of them are NaN"),
-    (lambda x: x[:, ::-1], "each row has the right numbers in other columns"),
-    (lambda x: x[::-1], "each column has the right numbers in other rows"),
-    (lambda x: x.T.ravel().reshape(x.shape), "the right numbers stand in other places"),
+    (lambda x: x[:, ::-1], "each row has the right numbers in wrong columns"),
+    (lambda x: x[::-1], "each column has the right numbers in wrong rows"),
+    (lambda x: x.T.ravel().reshape(x.shape), "the right numbers are in wrong places"),
     (lambda x: x * np.arange(1, 6)[:, None], "each row is what is expected times a factor of its own, 2 to 5"),
     (lambda x: x * np.arange(2, 14), "each column is what is expected times a factor of its own, 2 to 13"),
     (_head, "heads 0, 1, 3 are right"),
@@ -55,7 +55,7 @@ def test_of_one_wrong_number_a_whole_factor_is_told(factor, sentence):
     (lambda f: replace(f, codes=np.maximum(f.codes, 1) - 1), "the codes are not"),
     (lambda f: replace(f, rows=f.rows + (1 << 7)), "one too large"),
     (lambda f: replace(f, rows=(f.rows >> 7 << 7 | (f.rows & 3) << 5 | f.rows >> 2 & 31).astype(np.uint16)),
-     "change places"),
+     "are swapped"),
     (lambda f: replace(f, rows=np.full_like(f.rows, f.rows[0])), "the header of row 0")])
 def test_faults_of_headers(kind, change, word):
     own = searched(kind, "q3h")

@@ -57,8 +57,8 @@ def test_numflow_runs_what_was_trained(name, tmp_path):
         model.logits(ids)
         request, streams = model.request(ids[:begin], {"max_tokens": 4}), model.program.result("streams")
         drafter = model.core.drafters.make(request, request.sampler())
-        drafter.saw(0, ids[:1], streams[:begin])
-        found = [drafter._catch_up(ids[:begin]), drafter._run(ids[begin:begin + 1]),
+        drafter.observe(0, ids[:1], streams[:begin])
+        found = [drafter._run_text(ids[:begin]), drafter._run(ids[begin:begin + 1]),
                  drafter._run(ids[begin + 1:begin + 2])]
         drafter.close()
     for number, logits in enumerate(found):

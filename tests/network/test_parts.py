@@ -41,7 +41,10 @@ def part(kind, **keys):
      "no spec for model 'BarForConditionalGeneration'"),
     ({"architectures": ["FooForConditionalGeneration"], "text_config": {"model_type": "qwen2"}},
      "--spec multimodal takes its text_config alone, as Qwen1.5 and Qwen2"),
-    (part("granite", logits_scaling=8.0), "is known to multimodal on granite, whose condition `when` does not hold"),
+    (part("granite", logits_scaling=8.0),
+     "is known to multimodal on granite, whose condition `when` does not hold: `head_scale == 1 "),
+    ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
+     "`when` does not hold: `not both_ways` (from use_bidirectional_attention)"),
 ])
 def test_what_the_configuration_lacks_is_said(config, message):
     with pytest.raises(SpecError) as error:

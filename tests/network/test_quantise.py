@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numflow import formats, network
-from numflow.engine.requantise import _Told
+from numflow.engine.requantise import _Progress
 from numflow.errors import FormatError, RequestError
 from numflow.network.quantise.calibration import Calibration, is_calibration, read_calibration
 from numflow.network.quantise.quantise import matrices, plan_of, quantised
@@ -150,7 +150,7 @@ def test_threads_of_devices_are_told_of_at_once(checkpoint, hasty):
     reporter.done = done.append
     tensor = next(iter(checkpoint.tensors.values()))
     tensors = [replace(tensor, name=str(number)) for number in range(800)]
-    report = _Told(reporter, "quantising", {one.name: 1 for one in tensors}, None)
+    report = _Progress(reporter, "quantising", {one.name: 1 for one in tensors}, None)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda one: report(one, True), tensors))
     assert done == list(range(1, 801))

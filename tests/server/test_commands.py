@@ -112,4 +112,4 @@ def test_an_open_service_is_warned_of(model_folders, options, warns):
         process.process.terminate()
         process.process.wait(60)
         process._reader.join(60)
-    assert any("warning: whoever reaches" in line and "--api-key" in line for line in process.log) is warns
+    assert any("warning: everybody who can reach" in line and "--api-key" in line for line in process.log) is warns

@@ -28,7 +28,7 @@ def write(folder, text, name="my.toml"):
         ("[hf]\ndefaults = 3", ["hf.defaults", "a table"]),
         ("[hf.defaults]\nllama = 3", ["hf.defaults.llama", "keys that config.json may leave out"]),
         ("extends_part = 3", ["extends_part", "text or a list of texts"]),
-        ("extends_part = 'text_config'\nextends = 'llama'", ["extends and extends_part"]),
+        ("extends_part = 'text_config'\nextends = 'llama'", ["extends or extends_part"]),
         ("[ffn]\nactivation = 'sillu'", ["ffn.activation", "'silu'"]),
         ("[model]\ntype = 'decoder-only'", ["model.type", "decoder, encoder"]),
         ("[parameters]\nx = { confg = 'a' }", ["parameters.x.confg", "'config'"]),

@@ -274,6 +274,13 @@ OTHERS |= {
             "rope_scaling", "rope_theta", "rope_local_base_freq")),
     "nemotron_h_layer_types": ("nemotron_h", {"layer_types": [
         "linear_attention", "mlp", FULL, "linear_attention", "mlp"]}, ("hybrid_override_pattern",)),
+    "deepseek_v2_norm_passed_over": ("deepseek_v2", {"norm_topk_prob": True}),
+    # Tables of equal numbers are tied, others are not.
+    "qwen2_tied_beside_head": ("qwen2", {"tie_word_embeddings": True}, (), {"extra": {"lm_head.weight": (203, 64)}}),
+    "t5_gated_relu": ("flan_t5", {"feed_forward_proj": "gated-relu"}, (), SHORT_TEXTS),
+    "gemma3_multimodal_uncapped": ("gemma3_multimodal", {
+        "text_config": CASES["gemma3_multimodal"][1]["text_config"] | {"final_logit_softcapping": 3.0}}),
+    "mistral4_empty_scaling": ("mistral4", {"rope_scaling": {}}, ("rope_parameters",)),
     "phimoe_always_two": ("phimoe", {"num_experts_per_tok": 4}, ("rope_theta",)),
     "roberta_untied": ("roberta", {"tie_word_embeddings": False}, (), {"lengths": (9, 17)}),
     "qwen3_5_two_ties": ("qwen3_5_multimodal", {"text_config": QWEN | {"tie_word_embeddings": True}}),

@@ -70,3 +70,15 @@ def test_a_judge_of_images_has_the_language_part_of_its_family():
     built = built_from(checkpoint)
     y = run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"])[case.rows[0]["rows"]]
     assert relative_error(y, case.expected["logits_0"]) < 1e-4
+
+
+def test_a_model_without_a_head_has_the_layers_of_its_family():
+    case, found = load_case("qwen3_moe"), []
+    bare = {name.removeprefix("model."): shape for name, shape in case.tensors.items() if name != "lm_head.weight"}
+    for architecture, tensors, prefix in (("Qwen3MoeForCausalLM", case.tensors, ""), ("Qwen3MoeModel", bare, "model.")):
+        checkpoint = memory_checkpoint(
+            case.configs[0] | {"architectures": [architecture]}, tensors,
+            make=lambda name, shape, prefix=prefix: values(prefix + name, shape).astype("f4"))
+        built = built_from(checkpoint)
+        found.append(run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"], "hidden"))
+    assert relative_error(found[1], found[0]) < 1e-6

@@ -1,6 +1,7 @@
 """Products of rows with the matrices of an adapter (tables.py), for kernels.
 
-Each function exists for one row and for several, whose numbers are the same bits: every sum has an order of its own.
+Each function has a form for one row and a form for several rows, which give the same bits: the order of a row's sums is
+the same in both.
 """
 
 from numba import types
@@ -11,31 +12,31 @@ from numflow.cpu.simd.float32 import fma, load_part, store_part, sum_lanes
 from numflow.cpu.simd.value import prefetch, staged
 from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32, zero_f32
 
-_AHEAD = 2048  # bytes from what is read to what is fetched
-AT_ONCE = 4  # rows of A that meet a row of x at once (tables.RANKS), and tiles of 16 columns of y to an item
+_AHEAD = 2048  # prefetch distance in bytes
+AT_ONCE = 4  # rows of A multiplied with a row of x at once (tables.RANKS), and tiles of 16 columns of y per item
 
 
 @inline
 def low_of_row(entry, rank, x, columns, h):
-    """h[0 .. 3] = factor * (four rows of A, from `rank` on, times x), each summed in 16 lanes, then as a tree."""
+    """h[0 .. 3] = factor * (four rows of A, from `rank` on, times x), summed in 16 lanes, then as a balanced tree."""
     if i64(entry, HALF):
-        _low_of_row(entry, i64(entry, A) + 2 * rank * _whole(columns), x, columns, h, True)
+        _low_of_row(entry, i64(entry, A) + 2 * rank * _padded(columns), x, columns, h, True)
     else:
-        _low_of_row(entry, i64(entry, A) + 4 * rank * _whole(columns), x, columns, h, False)
+        _low_of_row(entry, i64(entry, A) + 4 * rank * _padded(columns), x, columns, h, False)
 
 
 @inline
 def low_of_rows(entry, rank, x, z, columns, h, g):
-    """The same of two rows: h of x, and g of z."""
+    """The same for two rows: h of x, and g of z."""
     if i64(entry, HALF):
-        _low_of_rows(entry, i64(entry, A) + 2 * rank * _whole(columns), x, z, columns, h, g, True)
+        _low_of_rows(entry, i64(entry, A) + 2 * rank * _padded(columns), x, z, columns, h, g, True)
     else:
-        _low_of_rows(entry, i64(entry, A) + 4 * rank * _whole(columns), x, z, columns, h, g, False)
+        _low_of_rows(entry, i64(entry, A) + 4 * rank * _padded(columns), x, z, columns, h, g, False)
 
 
 @inline
 def sums_of_row(entry, h, y, first, width):
-    """y = scale y + B h + bias, of four tiles of 16 columns from number `first` on, or as many as there are."""
+    """y = scale y + B h + bias, for four tiles of 16 columns from tile `first` on, or as many as there are."""
     if i64(entry, HALF):
         _sums_of_row(entry, h, y, first, width, True)
     else:
@@ -44,7 +45,7 @@ def sums_of_row(entry, h, y, first, width):
 
 @inline
 def sums_of_rows(entry, rows, h, h_bytes, y, y_bytes, first, width):
-    """The same of rows[1] to rows[4], of which there are two at least; the others are negative."""
+    """The same for rows[1] .. rows[4], at least two rows; missing rows are -1."""
     if i64(entry, HALF):
         _sums_of_rows(entry, rows, h, h_bytes, y, y_bytes, first, width, True)
     else:
@@ -52,19 +53,19 @@ def sums_of_rows(entry, rows, h, h_bytes, y, y_bytes, first, width):
 
 
 @staged(types.void, types.int64)
-def _fetch(address):
-    """Begin to fetch a line into the second cache: what float16 needs is there a tenth sooner, float32 no sooner."""
+def _prefetch(address):
+    """Prefetch a line into the L2 cache: a tenth faster with float16, no faster with float32."""
     prefetch(address, 2)
 
 
 @inline
-def _whole(columns):
+def _padded(columns):
     return (columns + 15) // 16 * 16
 
 
 @inline
 def _load(address, index, half):
-    """Vector `index` of 16 numbers."""
+    """Vector `index` of 16 elements at an address."""
     return load_f16(address + 32 * index) if half else load_f32(address + 64 * index)
 
 
@@ -90,20 +91,20 @@ def _low_of_rows(entry, a, x, z, columns, h, g, half):
     fifth, sixth, seventh, eighth = zero_f32(), zero_f32(), zero_f32(), zero_f32()
     for i in range(columns // 16):
         if half:
-            _fetch(a + 128 * i + _AHEAD)
-            _fetch(a + 128 * i + _AHEAD + 64)
-        value, other, numbers = load_f32(x + 64 * i), load_f32(z + 64 * i), _load(a, 4 * i, half)
-        first, fifth, numbers = fma(value, numbers, first), fma(other, numbers, fifth), _load(a, 4 * i + 1, half)
-        second, sixth, numbers = fma(value, numbers, second), fma(other, numbers, sixth), _load(a, 4 * i + 2, half)
-        third, seventh, numbers = fma(value, numbers, third), fma(other, numbers, seventh), _load(a, 4 * i + 3, half)
-        fourth, eighth = fma(value, numbers, fourth), fma(other, numbers, eighth)
+            _prefetch(a + 128 * i + _AHEAD)
+            _prefetch(a + 128 * i + _AHEAD + 64)
+        value, other, a_row = load_f32(x + 64 * i), load_f32(z + 64 * i), _load(a, 4 * i, half)
+        first, fifth, a_row = fma(value, a_row, first), fma(other, a_row, fifth), _load(a, 4 * i + 1, half)
+        second, sixth, a_row = fma(value, a_row, second), fma(other, a_row, sixth), _load(a, 4 * i + 2, half)
+        third, seventh, a_row = fma(value, a_row, third), fma(other, a_row, seventh), _load(a, 4 * i + 3, half)
+        fourth, eighth = fma(value, a_row, fourth), fma(other, a_row, eighth)
     if columns % 16:
         i, left = columns // 16, columns % 16
-        value, other, numbers = load_part(x + 64 * i, left), load_part(z + 64 * i, left), _load(a, 4 * i, half)
-        first, fifth, numbers = fma(value, numbers, first), fma(other, numbers, fifth), _load(a, 4 * i + 1, half)
-        second, sixth, numbers = fma(value, numbers, second), fma(other, numbers, sixth), _load(a, 4 * i + 2, half)
-        third, seventh, numbers = fma(value, numbers, third), fma(other, numbers, seventh), _load(a, 4 * i + 3, half)
-        fourth, eighth = fma(value, numbers, fourth), fma(other, numbers, eighth)
+        value, other, a_row = load_part(x + 64 * i, left), load_part(z + 64 * i, left), _load(a, 4 * i, half)
+        first, fifth, a_row = fma(value, a_row, first), fma(other, a_row, fifth), _load(a, 4 * i + 1, half)
+        second, sixth, a_row = fma(value, a_row, second), fma(other, a_row, sixth), _load(a, 4 * i + 2, half)
+        third, seventh, a_row = fma(value, a_row, third), fma(other, a_row, seventh), _load(a, 4 * i + 3, half)
+        fourth, eighth = fma(value, a_row, fourth), fma(other, a_row, eighth)
     _store_two(entry, h, first, second)
     _store_two(entry, h + 8, third, fourth)
     _store_two(entry, g, fifth, sixth)
@@ -119,7 +120,7 @@ def _store_two(entry, h, first, second):
 @inline
 def _sums_of_row(entry, h, y, first, width, half):
     rank, values = i64(entry, RANK), f32_ptr(h)
-    if 16 * (first + AT_ONCE) <= width:  # four sums that need not wait for each other
+    if 16 * (first + AT_ONCE) <= width:  # four independent accumulators
         b, one, two = _tile(entry, first, half), _bias(entry, first), _bias(entry, first + 1)
         three, four = _bias(entry, first + 2), _bias(entry, first + 3)
         for k in range(rank):
@@ -142,7 +143,7 @@ def _sums_of_row(entry, h, y, first, width, half):
 
 @inline
 def _sums_of_rows(entry, rows, h, h_bytes, y, y_bytes, first, width, half):
-    rank, third, fourth = i64(entry, RANK), max(rows[3], rows[1]), max(rows[4], rows[1])  # of none: as the first
+    rank, third, fourth = i64(entry, RANK), max(rows[3], rows[1]), max(rows[4], rows[1])  # missing: as the first
     h1, h2 = f32_ptr(h + rows[1] * h_bytes), f32_ptr(h + rows[2] * h_bytes)
     h3, h4 = f32_ptr(h + third * h_bytes), f32_ptr(h + fourth * h_bytes)
     for tile in range(first, min(first + AT_ONCE, (width + 15) // 16)):
@@ -150,10 +151,10 @@ def _sums_of_rows(entry, rows, h, h_bytes, y, y_bytes, first, width, half):
         two, three, four = one, one, one
         for k in range(rank):
             if half:
-                _fetch(b + 32 * k + _AHEAD)
-            numbers = _load(b, k, half)
-            one, two = fma(h1[k], numbers, one), fma(h2[k], numbers, two)
-            three, four = fma(h3[k], numbers, three), fma(h4[k], numbers, four)
+                _prefetch(b + 32 * k + _AHEAD)
+            b_row = _load(b, k, half)
+            one, two = fma(h1[k], b_row, one), fma(h2[k], b_row, two)
+            three, four = fma(h3[k], b_row, three), fma(h4[k], b_row, four)
         _add(entry, y + rows[1] * y_bytes, tile, width, one)
         _add(entry, y + rows[2] * y_bytes, tile, width, two)
         if rows[3] >= 0:
@@ -170,7 +171,7 @@ def _tile(entry, tile, half):
 
 @inline
 def _bias(entry, tile):
-    """Bias of a tile, zeros without any."""
+    """Bias of a tile, zeros if there is none."""
     total = zero_f32()
     if i64(entry, BIAS):
         total = load_f32(i64(entry, BIAS) + 64 * tile)
@@ -179,17 +180,17 @@ def _bias(entry, tile):
 
 @inline
 def _add(entry, y, tile, width, total):
-    """y = scale y + total, of a tile."""
-    at, count = y + 64 * tile, width - 16 * tile
+    """y = scale y + total, for a tile."""
+    address, count = y + 64 * tile, width - 16 * tile
     if count >= 16:
-        store_f32(at, _scaled(entry, load_f32(at), tile, total))
+        store_f32(address, _scaled(entry, load_f32(address), tile, total))
     else:
-        store_part(at, _scaled(entry, load_part(at, count), tile, total), count)
+        store_part(address, _scaled(entry, load_part(address, count), tile, total), count)
 
 
 @inline
 def _scaled(entry, old, tile, total):
-    """scale * old + total, of a tile."""
+    """scale * old + total, for a tile."""
     if i64(entry, SCALE):
         total = fma(old, load_f32(i64(entry, SCALE) + 64 * tile), total)
     else:

@@ -1,10 +1,11 @@
 """Softmax attention over the paged cache (op `attention`), for prefill and decoding alike.
 
-With entries there are two of them for each row, joined by the sums that both leave.
+A step with entries is two attentions of each row, over the keys and over the entries. Their results are joined by their
+maxima and sums of exponentials.
 
-A tile is up to 8 rows, (token, query head) pairs that share a key/value head; tile.py computes it. Threads
-take tiles one by one. Where there are too few of them (decoding at a long context), they take single spans of 128
-keys, and whoever finishes the last span of a tile merges them; either way the same sums are taken in the same order.
+A tile is up to 8 rows, (token, query head) pairs that share a key/value head; tile.py computes a tile. Threads take
+tiles one by one. If there are too few tiles (decoding at a long context), threads take single spans of 128 keys, and
+the thread that finishes the last span of a tile merges its spans. Both ways take the same sums in the same order.
 """
 
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from numflow.cpu.attention.slots import (
-    FAR,
     INDEX,
     JOIN,
-    MOST_SLOTS,
+    MAX_SLOTS,
+    RELATIVE,
     SLOTS,
     SPANS_DONE,
     TILES_PER_THREAD,
@@ -27,69 +28,73 @@ from numflow.cpu.state.cache import GROUP, KVCache
 from numflow.network.t5_buckets import bucket
 from numflow.ops import Step, param
 
-_AS_THEY_ARE = ("f32", "f32"), ("f16", "f16")  # keys and values that need no decoding, whatever the arithmetic
+_DIRECT = ("f32", "f32"), ("f16", "f16")  # (K, V) types that kernels read without decoding, for any activations
 _CODE, _INDEX = Code("numflow.cpu.attention.attention_kernels"), Code("numflow.cpu.attention.index_kernels")
 
 
 def attention(step: Step, ctx) -> list[Call]:
-    """q f32 [T, H*E], chosen i32 [T, W] or one or two products with vectors of distances f32 [T, H*N] -> y f32
-    [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]; places f32 [2R + 1]."""
+    """q f32 [T, H*E], selected i32 [T, W] or products with position embeddings c2p, p2c f32 [T, H*N] -> y f32
+    [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]; places (bucket indices) f32 [2R + 1]."""
     y, heads, entries = step.outputs[0], param(step, "heads"), param(step, "entries")
-    chosen = ctx.view(step.inputs[1]) if len(step.inputs) == 2 and "places" not in step.weights else (0, 0)
+    selected = ctx.view(step.inputs[1]) if len(step.inputs) == 2 and "places" not in step.weights else (0, 0)
     if not entries:
-        return [_attention(step, ctx, ctx.caches[param(step, "cache")], chosen, ctx.strided("y", y))]
+        return [_attention(step, ctx, ctx.caches[param(step, "cache")], selected, ctx.strided("y", y))]
     other = ctx.scratch("attention of entries", 4 * ctx.room(y) * y.width)
-    sums, more = (ctx.scratch(f"sums of {what}", 8 * ctx.room(y) * heads) for what in ("attention", "entries"))
+    sums, other_sums = (ctx.scratch(f"sums of {part}", 8 * ctx.room(y) * heads) for part in ("attention", "entries"))
     return [_attention(step, ctx, ctx.caches[param(step, "cache")], (0, 0), ctx.strided("y", y), sums),
-            _attention(step, ctx, ctx.caches[entries], chosen, {"y": other, "y_stride": y.width}, more),
+            _attention(step, ctx, ctx.caches[entries], selected, {"y": other, "y_stride": y.width}, other_sums),
             Call.named(step, _CODE.kernel("attention_join"), JOIN, header=ctx.header, rows=ctx.rows(y),
-                       **ctx.strided("y", y), other=other, other_stride=y.width, sums=sums, more=more, heads=heads,
-                       width=y.width // heads)]
+                       **ctx.strided("y", y), other=other, other_stride=y.width, sums=sums,
+                       other_sums=other_sums, heads=heads, width=y.width // heads)]
 
 
-def _attention(step: Step, ctx, cache: KVCache, chosen: tuple[int, int], y: dict[str, Any], sums: Any = 0) -> Call:
-    """Attention over one cache, which may be one of entries. chosen: bits of its keys. y, sums: where results go."""
+def _attention(step: Step, ctx, cache: KVCache, selected: tuple[int, int], y: dict[str, Any], sums: Any = 0) -> Call:
+    """Attention over one cache, of keys or of entries.
+
+    selected: address and stride of the bits of visible keys. y, sums: slots and memory of the results.
+    """
     shape, heads = cache.shape, param(step, "heads")
-    own, every = shape.kind == "self", shape.every
+    is_self, every = shape.kind == "self", shape.every
     weights = {} if every else step.weights
     slopes, sinks = (ctx.vector(weights[role]) if role in weights else 0 for role in ("slopes", "sinks"))
     causal, reach = param(step, "causal"), param(step, "bucket_distance")
-    window, chunk = (param(step, key) if own and not every else 0 for key in ("window", "chunk"))
+    window, chunk = (param(step, key) if is_self and not every else 0 for key in ("window", "chunk"))
     bias = bias_by_distance(ctx.vector(weights["buckets"]).reshape(-1, heads), reach, causal) \
         if "buckets" in weights else 0
-    (decoded, turned, most), tiles = scratch_bytes(*cache.widths), TILES_PER_THREAD * ctx.n_threads
-    per_thread = most if shape.prefix else turned
+    (decoded, transposed, end), tiles = scratch_bytes(*cache.widths), TILES_PER_THREAD * ctx.n_threads
+    per_thread = end if shape.prefix else transposed
     scratch = ctx.scratch("attention", ctx.n_threads * per_thread)
-    partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
+    partials = ctx.scratch("attention partials", MAX_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
     rounded = ctx.activations != "f32" and not shape.prefix
     kind = "coded" if every else \
-        cache.kinds[0] if cache.kinds in _AS_THEY_ARE or multiplies_pairs(cache, ctx.activations) else \
+        cache.kinds[0] if cache.kinds in _DIRECT or multiplies_pairs(cache, ctx.activations) else \
         "coded_int8" if rounded else "coded"
     kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
     return Call.named(
         step, kernel, SLOTS, header=ctx.header, **ctx.strided("q", step.inputs[0]), **y,
         cache=cache.addresses, kv_heads=shape.kv_heads, queries_per_key=heads // shape.kv_heads, k_dim=shape.k_dim,
         v_dim=shape.value_dim, block_size=cache.block_size, **cache.table_fields, scale=float(param(step, "scale")),
-        causal=own and causal, window=window, softcap=float(param(step, "softcap")), slopes=slopes, sinks=sinks,
-        bias=bias, reach=reach, scratch=scratch, scratch_bytes=per_thread, partials=partials, most_slots=MOST_SLOTS,
-        counters=counters, decoded=decoded, **cache.row_fields, turned=turned, chunk=chunk, chosen=chosen[0],
-        chosen_stride=chosen[1], every=every, sums=sums, **_far(step, ctx))
+        causal=is_self and causal, window=window, softcap=float(param(step, "softcap")), slopes=slopes, sinks=sinks,
+        bias=bias, reach=reach, scratch=scratch, scratch_bytes=per_thread, partials=partials, max_slots=MAX_SLOTS,
+        counters=counters, decoded=decoded, **cache.row_fields, transposed=transposed, chunk=chunk,
+        selected=selected[0], selected_stride=selected[1], every=every, sums=sums, **_relative(step, ctx))
 
 
-def _far(step: Step, ctx) -> dict[str, Any]:
-    """Slots of products with vectors of distances."""
+def _relative(step: Step, ctx) -> dict[str, Any]:
+    """Slots of relative-position scores."""
     if "places" not in step.weights:
-        return dict.fromkeys(FAR, 0)
-    _, of_queries, *of_keys = step.inputs
-    places = ctx.vector(step.weights["places"]).astype(np.int32)
-    keys = ctx.strided("of_keys", of_keys[0]) if of_keys else dict.fromkeys(FAR[2:4], 0)
-    return {**ctx.strided("of_queries", of_queries), **keys, "places": places,
-            "places_reach": len(places) // 2, "far": of_queries.width // param(step, "heads")}
+        return dict.fromkeys(RELATIVE, 0)
+    _, c2p, *p2c = step.inputs
+    bucket_table = ctx.vector(step.weights["places"]).astype(np.int32)
+    p2c_slots = ctx.strided("p2c", p2c[0]) if p2c else dict.fromkeys(RELATIVE[2:4], 0)
+    return {**ctx.strided("c2p", c2p), **p2c_slots, "bucket_table": bucket_table,
+            "bucket_reach": len(bucket_table) // 2, "n_buckets": c2p.width // param(step, "heads")}
 
 
 def multiplies_pairs(cache: KVCache, activations: str) -> bool:
-    """Whether attention rounds queries and weights to bfloat16, as keys and values are, and multiplies pairs."""
+    """Whether attention multiplies pairs of bfloat16: keys and values are bfloat16, and queries and probabilities are
+    rounded to it."""
     return cache.kinds == ("bf16", "bf16") and activations != "f32" and not cache.shape.prefix
 
 
@@ -97,8 +102,8 @@ def index_select(step: Step, ctx) -> list[Call]:
     """q f32 [T, I*d], weights f32 [T, I] -> y i32 [T, W]."""
     (q, weights), (y,), cache = step.inputs, step.outputs, ctx.caches[param(step, "cache")]
     heads, width, fields = param(step, "heads"), cache.widths[0], cache.table_fields
-    turned = 4 * 32 * (y.width + 2)
-    scratch_bytes = turned if cache.kinds[0] in ("f32", "f16") else turned + width * (4 * heads + 5 * GROUP)
+    rotated = 4 * 32 * (y.width + 2)
+    scratch_bytes = rotated if cache.kinds[0] in ("f32", "f16") else rotated + width * (4 * heads + 5 * GROUP)
     scratch_bytes = -(-scratch_bytes // 64) * 64
     scratch = ctx.scratch("scores of an index", ctx.n_threads * scratch_bytes)
     return [Call.named(
@@ -106,11 +111,11 @@ def index_select(step: Step, ctx) -> list[Call]:
         **ctx.strided("weights", weights), **ctx.strided("y", y), words=y.width, cache=cache.addresses,
         table=fields["table"], table_stride=fields["table_stride"], block_size=cache.block_size, heads=heads,
         size=cache.shape.k_dim, kind=cache.row_fields["k_kind"], width=width, row=cache.row_fields["k_size"],
-        top_k=param(step, "top_k"), scratch=scratch, scratch_bytes=scratch_bytes, turned=turned,
+        top_k=param(step, "top_k"), scratch=scratch, scratch_bytes=scratch_bytes, rotated=rotated,
         every=cache.shape.every)]
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:
-    """Relative bias of T5 [n, H] by distance: f32 [H, 2 * reach + 33], key - query from -(reach + 16) to reach + 16."""
+    """T5's relative position bias [n, H] by distance: f32 [H, 2 * reach + 33], key - query from -(reach + 16) on."""
     distance = np.arange(-reach - 16, reach + 17)
     return np.ascontiguousarray(buckets[bucket(distance, len(buckets), reach, causal)].T)

@@ -5,20 +5,20 @@ import numpy as np
 from numflow.cpu.attention.products import PAIRS
 from numflow.cpu.attention.slots import (
     DONE,
+    EXP_SUMS,
     FACTOR,
     HEAD,
     JOIN,
-    MOST_ROWS,
+    MAX_ROWS,
+    MAXIMA,
     NEXT,
-    OWN,
-    PEAKS,
     SLOTS,
     SPAN,
+    SPAN_RESULT,
     SPANS_DONE,
     TILES_PER_THREAD,
-    TOTALS,
     VALUES,
-    WHERE,
+    Y_ADDRESS,
 )
 from numflow.cpu.attention.tile import (
     begin_tile,
@@ -34,7 +34,7 @@ from numflow.cpu.attention.tile import (
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.atomic import exchange, fetch_add
 from numflow.cpu.runtime.kernel import N_SEQUENCES, STARTS, kernel
-from numflow.cpu.simd.float32 import fma, larger, load_part, splat, store_part
+from numflow.cpu.simd.float32 import fma, load_part, maximum, splat, store_part
 from numflow.cpu.simd.functions import exp
 from numflow.cpu.simd.vector import inline, load_f32, merged, store_f32
 from numflow.cpu.state.kv_rows import BF16
@@ -85,15 +85,15 @@ def _attention(args, thread, n_threads, half, coded, prefix):
     counters, scratch = i64(args, SLOTS.counters), i64(args, SLOTS.scratch) + thread * i64(args, SLOTS.scratch_bytes)
     tiles, spans = _count(args)
     few = n_threads > 1 and tiles < TILES_PER_THREAD * n_threads
-    parts = spans if few and tiles * spans <= i64(args, SLOTS.most_slots) else 1
-    sequence, before, own = 0, 0, _tiles(args, 0)
+    parts = spans if few and tiles * spans <= i64(args, SLOTS.max_slots) else 1
+    sequence, before, count = 0, 0, _tiles(args, 0)
     item = fetch_add(counters + NEXT, 1)
     while item < tiles * parts:
         tile = item // parts
-        while tile >= before + own:
-            before += own
+        while tile >= before + count:
+            before += count
             sequence += 1
-            own = _tiles(args, sequence)
+            count = _tiles(args, sequence)
         _attend(args, scratch, half, coded, prefix, sequence, tile - before, tile, item % parts, parts)
         item = fetch_add(counters + NEXT, 1)
     if fetch_add(counters + DONE, 1) == n_threads - 1:
@@ -103,14 +103,14 @@ def _attention(args, thread, n_threads, half, coded, prefix):
 
 @inline
 def _rows(args, sequence):
-    """Rows of a sequence under each key head."""
+    """Rows, (token, query head) pairs, of a sequence per key head."""
     starts = i32_ptr(i64(i64(args, SLOTS.header), STARTS))
     return (starts[sequence + 1] - starts[sequence]) * i64(args, SLOTS.queries_per_key)
 
 
 @inline
 def _tiles(args, sequence):
-    return (_rows(args, sequence) + MOST_ROWS - 1) // MOST_ROWS * i64(args, SLOTS.kv_heads)
+    return (_rows(args, sequence) + MAX_ROWS - 1) // MAX_ROWS * i64(args, SLOTS.kv_heads)
 
 
 @inline
@@ -126,20 +126,20 @@ def _count(args):
 
 @merged
 def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, parts):
-    """One tile, or of its `parts` spans the one number `part`. The last rows come first: they see the most keys."""
+    """Compute one tile, or span `part` of its `parts` spans. The last rows come first: they see the most keys."""
     per_head = _tiles(args, sequence) // i64(args, SLOTS.kv_heads)
-    head, first = index // per_head, (per_head - 1 - index % per_head) * MOST_ROWS
-    count = min(_rows(args, sequence) - first, MOST_ROWS)
+    head, first = index // per_head, (per_head - 1 - index % per_head) * MAX_ROWS
+    count = min(_rows(args, sequence) - first, MAX_ROWS)
     rows = tile_rows(count)
-    least, most = begin_tile(args, scratch, rows, half, coded, sequence, head, first, count)
-    begin, end, total = least // SPAN, most // SPAN + 1, total_slot(args, scratch)
+    min_key, max_key = begin_tile(args, scratch, rows, half, coded, sequence, head, first, count)
+    begin, end, total = min_key // SPAN, max_key // SPAN + 1, total_slot(args, scratch)
     partials = i64(args, SLOTS.partials) + tile * parts * partial_bytes(args)
     if end <= begin:
         clear_slot(args, total)
     for span in range(begin if parts == 1 else max(begin, part), end if parts == 1 else min(end, part + 1)):
-        own = total if span == begin else scratch + OWN
-        slot = own if parts == 1 else partials + span * partial_bytes(args)
-        span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, least, most, slot)
+        result = total if span == begin else scratch + SPAN_RESULT
+        slot = result if parts == 1 else partials + span * partial_bytes(args)
+        span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, min_key, max_key, slot)
         if parts == 1 and span > begin:
             merge(args, scratch, count, total, slot)
     if parts > 1:
@@ -155,52 +155,52 @@ def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, par
 
 @kernel
 def attention_join(args, thread, n_threads):
-    """y = both, each by its part of all probabilities. Items: rows times heads."""
+    """y = the two results, each weighted by its share of the sum of exponentials. Items: rows times heads."""
     heads, width = i64(args, JOIN.heads), i64(args, JOIN.width)
     begin, end = share(i64(i64(args, JOIN.header), i64(args, JOIN.rows)) * heads, thread, n_threads)
     for item in range(begin, end):
         t, head = item // heads, item % heads
-        ours, theirs = f32_ptr(i64(args, JOIN.sums) + 8 * item), f32_ptr(i64(args, JOIN.more) + 8 * item)
+        ours, theirs = f32_ptr(i64(args, JOIN.sums) + 8 * item), f32_ptr(i64(args, JOIN.other_sums) + 8 * item)
         peak = max(ours[0], theirs[0])
         a, b = exp(splat(ours[0] - peak)) * ours[1], exp(splat(theirs[0] - peak)) * theirs[1]
         total = a + b
         y = i64(args, JOIN.y) + 4 * (t * i64(args, JOIN.y_stride) + head * width)
         other = i64(args, JOIN.other) + 4 * (t * i64(args, JOIN.other_stride) + head * width)
         for i in range(0, width, 16):
-            own = load_part(y + 4 * i, width - i) * (a / total)
-            store_part(y + 4 * i, fma(load_part(other + 4 * i, width - i), b / total, own), width - i)
+            weighted = load_part(y + 4 * i, width - i) * (a / total)
+            store_part(y + 4 * i, fma(load_part(other + 4 * i, width - i), b / total, weighted), width - i)
 
 
 @inline
-def _leave_sums(args, scratch, count, total):
-    """The largest score and the sum of the probabilities of each row of a tile."""
+def _store_sums(args, scratch, count, total):
+    """Store the maximum score and the sum of exponentials of each row of a tile."""
     heads = i64(args, SLOTS.kv_heads) * i64(args, SLOTS.queries_per_key)
     for r in range(count):
-        t = (i64(scratch + WHERE, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
+        t = (i64(scratch + Y_ADDRESS, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
         sums = f32_ptr(i64(args, SLOTS.sums) + 8 * (t * heads + i64(scratch + HEAD, r)))
-        sums[0], sums[1] = f32_ptr(total + PEAKS)[r], f32_ptr(total + TOTALS)[r]
+        sums[0], sums[1] = f32_ptr(total + MAXIMA)[r], f32_ptr(total + EXP_SUMS)[r]
 
 
 @inline
 def _finish(args, scratch, count, total):
-    """y = values / l. A sink is one more term of l; a row that sees nothing is zero."""
+    """y = values / l. A sink is one more term of l; a row that sees no key is zero."""
     sinks = i64(args, SLOTS.sinks)
     if sinks:
         for r in range(count):
             f32_ptr(scratch + FACTOR)[r] = f32_ptr(sinks)[i64(scratch + HEAD, r)]
-        peak, sink = load_f32(total + PEAKS), load_f32(scratch + FACTOR)
-        higher = larger(peak, sink)
+        peak, sink = load_f32(total + MAXIMA), load_f32(scratch + FACTOR)
+        higher = maximum(peak, sink)
         ours = exp(peak - higher)
         store_f32(scratch + FACTOR, ours)
-        store_f32(total + TOTALS, load_f32(total + TOTALS) * ours + exp(sink - higher))
-        store_f32(total + PEAKS, higher)
+        store_f32(total + EXP_SUMS, load_f32(total + EXP_SUMS) * ours + exp(sink - higher))
+        store_f32(total + MAXIMA, higher)
     if i64(args, SLOTS.sums):
-        _leave_sums(args, scratch, count, total)
+        _store_sums(args, scratch, count, total)
     for r in range(count):
         weight = f32_ptr(scratch + FACTOR)[r] if sinks else np.float32(1)
-        under = f32_ptr(total + TOTALS)[r]
-        factor = weight / under if under != 0 else np.float32(0)
-        y, values = i64(scratch + WHERE, r), total + VALUES + r * value_bytes(args)
+        exp_sum = f32_ptr(total + EXP_SUMS)[r]
+        factor = weight / exp_sum if exp_sum != 0 else np.float32(0)
+        y, values = i64(scratch + Y_ADDRESS, r), total + VALUES + r * value_bytes(args)
         if i64(args, SLOTS.v_kind) > BF16:
             rotate_row(values, i64(args, SLOTS.v_width))
         for column in range(0, i64(args, SLOTS.v_dim), 16):

@@ -1,15 +1,15 @@
 """Kernels of linear attention (linear_attention.py)."""
 
 from numflow.cpu.attention.blocks import (
-    ask_ahead,
-    ask_state,
     by_column,
     close_block,
     key_head,
-    put_keys,
-    put_keys_by_column,
+    multiply_state,
+    prefetch_block,
     solve_row,
-    tail_of_keys,
+    store_keys,
+    store_keys_by_column,
+    tail_keys,
 )
 from numflow.cpu.attention.linear_attention import LANES, SLOTS
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
@@ -23,7 +23,7 @@ from numflow.quant.state import STATE_BLOCK
 
 @kernel
 def linear_attention(args, thread, n_threads):
-    """A thread has a share of the heads of each sequence, another one with the next. Tokens of a block go together."""
+    """Threads share the heads of a sequence; shares rotate from sequence to sequence. Tokens run block by block."""
     header = i64(args, SLOTS.header)
     starts, positions = i32_ptr(i64(header, STARTS)), i32_ptr(i64(header, POSITIONS))
     scratch = i64(args, SLOTS.scratch) + thread * i64(args, SLOTS.scratch_bytes)
@@ -36,7 +36,7 @@ def linear_attention(args, thread, n_threads):
             count, keys = min(STATE_BLOCK - first, starts[sequence + 1] - t), -1
             for head in range(begin, end):
                 if count == STATE_BLOCK and head + 1 < end:
-                    ask_ahead(args, t, head + 1)
+                    prefetch_block(args, t, head + 1)
                 _block(args, scratch, slot, head, t, first, count, positions[t], key_head(args, head) == keys)
                 keys = key_head(args, head)
             t += count
@@ -44,26 +44,29 @@ def linear_attention(args, thread, n_threads):
 
 @merged
 def _block(args, scratch, slot, head, t, first, count, position, same_keys):
-    """Rows t .. t + count - 1 of the batch, all of one block. position: of row t; same_keys: as of the head before."""
-    plain, state, asked = 0, slot + head * i64(args, SLOTS.head), position >= STATE_BLOCK
-    keys = tail_of_keys(args, slot, state, head, position == 0, first == 0 and count < STATE_BLOCK)
+    """Process rows t .. t + count - 1 of the batch, all of one block.
+
+    position: of row t. same_keys: whether the previous head had the same key head.
+    """
+    float_state, state, has_state = 0, slot + head * i64(args, SLOTS.head), position >= STATE_BLOCK
+    keys = tail_keys(args, slot, state, head, position == 0, first == 0 and count < STATE_BLOCK)
     if by_column(args):
-        put_keys_by_column(args, scratch, state, keys, t, head, first, count)
+        store_keys_by_column(args, scratch, state, keys, t, head, first, count)
     elif not same_keys or (count < STATE_BLOCK and not i64(args, SLOTS.shared)):
-        put_keys(args, scratch, keys, t, head, first, count)
-    if asked:
-        plain = ask_state(args, scratch, state, t, head, count)
+        store_keys(args, scratch, keys, t, head, first, count)
+    if has_state:
+        float_state = multiply_state(args, scratch, state, t, head, count)
     for r in range(count):
-        solve_row(args, scratch, state, t + r, head, first + r, r, asked)
+        solve_row(args, scratch, state, t + r, head, first + r, r, has_state)
     if first + count == STATE_BLOCK:
-        close_block(args, scratch, state, keys, plain, count)
+        close_block(args, scratch, state, keys, float_state, count)
 
 
 @kernel
 def scan(args, thread, n_threads):
-    """Heads of one column that share keys. Lanes are heads, so that nothing is summed across them.
+    """Linear attention of heads with one value column that share keys. Lanes are heads: no sum crosses lanes.
 
-    Items: 64 heads times sequences, so that a few lines of each row are read. A state is [dk][16 heads].
+    Items: 64 heads of a sequence, so that whole cache lines of each row are read. A state is [dk][16 heads].
     """
     header = i64(args, SLOTS.header)
     starts, positions = i32_ptr(i64(header, STARTS)), i32_ptr(i64(header, POSITIONS))
@@ -80,21 +83,21 @@ def scan(args, thread, n_threads):
 
 @inline
 def _lanes(args, state, group, t, new):
-    """A token of 16 heads."""
-    k_dim, at, left = i64(args, SLOTS.k_dim), 64 * group, i64(args, SLOTS.heads) - LANES * group
-    rates, skip = i64(args, SLOTS.rates) + at, load_part(i64(args, SLOTS.skip) + at, left)
+    """One token of 16 heads."""
+    k_dim, offset, left = i64(args, SLOTS.k_dim), 64 * group, i64(args, SLOTS.heads) - LANES * group
+    rates, skip = i64(args, SLOTS.rates) + offset, load_part(i64(args, SLOTS.skip) + offset, left)
     rate_step = 0
     if i64(args, SLOTS.column_rates):
-        rates, rate_step = i64(args, SLOTS.rates) + at * k_dim, 64
+        rates, rate_step = i64(args, SLOTS.rates) + offset * k_dim, 64
     q = f32_ptr(i64(args, SLOTS.q) + 4 * t * i64(args, SLOTS.q_stride))
     k = f32_ptr(i64(args, SLOTS.k) + 4 * t * i64(args, SLOTS.k_stride))
-    v, step = load_part(i64(args, SLOTS.v) + 4 * t * i64(args, SLOTS.v_stride) + at, left), splat(1.0)
+    v, step = load_part(i64(args, SLOTS.v) + 4 * t * i64(args, SLOTS.v_stride) + offset, left), splat(1.0)
     if i64(args, SLOTS.steps):
-        step = load_part(i64(args, SLOTS.steps) + 4 * t * i64(args, SLOTS.steps_stride) + at, left)
-    u, found = v * step if i64(args, SLOTS.scaled) else v, v * skip
+        step = load_part(i64(args, SLOTS.steps) + 4 * t * i64(args, SLOTS.steps_stride) + offset, left)
+    u, y = v * step if i64(args, SLOTS.scaled) else v, v * skip
     for n in range(k_dim):
-        known = zero_f32() if new else load_f32(state + 64 * n) * exp(load_f32(rates + rate_step * n) * step)
-        s = fma(k[n], u, known)
-        found = fma(q[n], s, found)
+        decayed = zero_f32() if new else load_f32(state + 64 * n) * exp(load_f32(rates + rate_step * n) * step)
+        s = fma(k[n], u, decayed)
+        y = fma(q[n], s, y)
         store_f32(state + 64 * n, s)
-    store_part(i64(args, SLOTS.y) + 4 * t * i64(args, SLOTS.y_stride) + at, found, left)
+    store_part(i64(args, SLOTS.y) + 4 * t * i64(args, SLOTS.y_stride) + offset, y, left)

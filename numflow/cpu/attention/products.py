@@ -1,4 +1,4 @@
-"""Sums of outer products, the inner loops of attention: queries times keys, and probabilities times values."""
+"""Accumulated outer products, the inner loops of attention: queries times keys, and probabilities times values."""
 
 import math
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from numflow.cpu.attention.slots import WIDTHS
-from numflow.cpu.simd.bfloat16 import FACTOR_BYTES, put_factors, put_shares, times_factors
+from numflow.cpu.simd.bfloat16 import FACTOR_BYTES, pair_multiplier, store_factors, store_probabilities
 from numflow.cpu.simd.float32 import load_part
 from numflow.cpu.simd.value import Value, fma, load
 from numflow.cpu.simd.vector import call, inline, load_at, store_f32, widen_f16_ir
 
 _I32, _F32X16 = ir.IntType(32), ir.VectorType(ir.FloatType(), 16)
 _U16X16, _I32X16 = ir.VectorType(ir.IntType(16), 16), ir.VectorType(ir.IntType(32), 16)
-PAIRS = 2  # in the place of True for float16: None, True and a number are told apart by their types
-# Shapes of the sums, (rows, vectors of columns).
+PAIRS = 2  # value of `half` for pairs of bfloat16: None, True and an integer have different Numba types
+# Shapes of the accumulators, (rows, vectors of columns).
 _WIDE = tuple(WIDTHS.items())
 _NARROW = tuple((rows, 1) for rows, columns in _WIDE if columns > 1)
 
@@ -29,20 +29,21 @@ def _products(shapes: tuple, begin: Callable[[ir.IRBuilder, ir.Value, ir.Value, 
                        factors):
         """total[r][c] = begin + sum over i < n, in this order, of x[r][i] * v[i][c], for r < rows and c < columns.
 
-        begin: made of the address of total[r][c], of `factors` and of r, by one of the functions below.
-        total[r][c] is 16 float32 at total + r * total_row + 64 * c, x[r][i] a float32 at x + r * x_row + 4 * i,
-        v[i][c] 16 elements at v + c * v_column + i * v_step: float32 if `half` is None, float16 if it is True. n is at
-        least 1. If `half` is PAIRS, v[i][c] is 16 pairs of bfloat16 and x[r][i] the two factors of a pair.
-        As many bytes as are read from v are fetched into the cache from `ahead` on, which need not exist.
+        begin: initial value, from the address of total[r][c], `factors` and r, by one of the functions below.
+        total[r][c]: 16 float32 at total + r * total_row + 64 * c.
+        x[r][i]: a float32 at x + r * x_row + 4 * i; the two factors of a pair if `half` is PAIRS.
+        v[i][c]: 16 elements at v + c * v_column + i * v_step: float32 if `half` is None, float16 if True, pairs of
+        bfloat16 if PAIRS.
+        n is at least 1. As many bytes as are read from v are prefetched from `ahead` on, which need not be mapped.
         """
-        element = _F32X16 if isinstance(half, types.NoneType) else _I32X16 if _together(half) == 2 else _U16X16
+        element = _F32X16 if isinstance(half, types.NoneType) else _I32X16 if _per_step(half) == 2 else _U16X16
 
         def codegen(context, builder, signature, args):
             rows, columns, _, *rest = args
             for shape in shapes:
-                right = builder.and_(*(builder.icmp_signed("==", value, value.type(number))
-                                       for value, number in zip((rows, columns), shape, strict=True)))
-                with builder.if_then(right):
+                matches = builder.and_(*(builder.icmp_signed("==", value, value.type(wanted))
+                                         for value, wanted in zip((rows, columns), shape, strict=True)))
+                with builder.if_then(matches):
                     _loop(builder, shape, element, begin, *rest)
             return context.get_dummy_value()
 
@@ -52,44 +53,44 @@ def _products(shapes: tuple, begin: Callable[[ir.IRBuilder, ir.Value, ir.Value, 
 
 
 @intrinsic
-def columns_together(typingctx, half):
-    """Numbers of a sum that the loops take at a time."""
-    return types.int64(half), lambda context, builder, signature, args: ir.IntType(64)(_together(half))
+def columns_per_step(typingctx, half):
+    """Columns of keys (or keys, for values) that an iteration of the loops handles."""
+    return types.int64(half), lambda context, builder, signature, args: ir.IntType(64)(_per_step(half))
 
 
 @intrinsic
 def step_bytes(typingctx, half):
-    """Bytes of what a lane takes of v at a time."""
-    wide = isinstance(half, types.NoneType) or _together(half) == 2
+    """Bytes per lane that an iteration loads from v."""
+    wide = isinstance(half, types.NoneType) or _per_step(half) == 2
     return types.int64(half), lambda context, builder, signature, args: ir.IntType(64)(4 if wide else 2)
 
 
-def _together(half: types.Type) -> int:
+def _per_step(half: types.Type) -> int:
     return 2 if isinstance(half, types.Integer) else 1
 
 
 @inline
 def make_factors(half, row, count):
-    """Make `count` float32 at `row` what the loops take of x, in their place."""
-    if columns_together(half) == 2:
+    """Convert `count` float32 at `row` in place to the factors x that the loops take."""
+    if columns_per_step(half) == 2:
         for i in range(0, count, 16):
-            put_factors(row + FACTOR_BYTES * i, load_part(row + 4 * i, count - i), count - i)
+            store_factors(row + FACTOR_BYTES * i, load_part(row + 4 * i, count - i), count - i)
 
 
 @inline
-def put_shares_of(half, row, i, shares):
-    """Numbers i .. i + 15 of a row of x at `row`, 0 .. 1, over what was at their places or before."""
-    if columns_together(half) == 2:
-        put_shares(row + FACTOR_BYTES * i, shares)
+def store_probabilities_as(half, row, i, probabilities):
+    """Store probabilities i .. i + 15 as factors x of the row at `row`; they overwrite scores at or before i."""
+    if columns_per_step(half) == 2:
+        store_probabilities(row + FACTOR_BYTES * i, probabilities)
     else:
-        store_f32(row + 4 * i, shares)
+        store_f32(row + 4 * i, probabilities)
 
 
 def _zero(builder, address, factors, r):
     return ir.Constant(_F32X16, None)
 
 
-def _as_it_is(builder, address, factors, r):
+def _stored(builder, address, factors, r):
     return load_at(builder, address, _F32X16)
 
 
@@ -100,13 +101,13 @@ def _scaled(builder, address, factors, r):
 
 
 wide_products = _products(_WIDE, _zero)  # `columns` is WIDTHS[rows]
-scaled_products = _products(_WIDE + _NARROW, _scaled)  # or 1
-_add_products = _products(_WIDE + _NARROW, _as_it_is)
+scaled_products = _products(_WIDE + _NARROW, _scaled)  # `columns` is WIDTHS[rows] or 1
+_add_products = _products(_WIDE + _NARROW, _stored)
 
 
 @inline
 def add_products(rows, columns, n, total, total_row, x, x_row, v, v_column, v_step, ahead):
-    """total[r][c] + the products, of float32; there are no factors."""
+    """total[r][c] += the products, all float32."""
     _add_products(rows, columns, None, n, total, total_row, x, x_row, v, v_column, v_step, ahead, 0)
 
 
@@ -114,34 +115,34 @@ def _loop(builder, shape, element, begin, n, total, total_row, x, x_row, v, v_co
     rows, columns = shape
     totals = [builder.add(total, builder.add(builder.mul(total_row, total.type(r)), total.type(64 * c)))
               for r in range(rows) for c in range(columns)]
-    sums = [cgutils.alloca_once_value(builder, begin(builder, address, factors, place // columns))
-            for place, address in enumerate(totals)]
+    sums = [cgutils.alloca_once_value(builder, begin(builder, address, factors, index // columns))
+            for index, address in enumerate(totals)]
     before, body, after = builder.block, builder.append_basic_block("outer"), builder.append_basic_block("outer.end")
     builder.branch(body)
     builder.position_at_end(body)
     i = builder.phi(n.type)
-    at = builder.add(v, builder.mul(i, v_step))
-    vectors = [Value(builder, _vector(builder, builder.add(at, builder.mul(v_column, at.type(c))), element))
+    v_row = builder.add(v, builder.mul(i, v_step))
+    vectors = [Value(builder, _vector(builder, builder.add(v_row, builder.mul(v_column, v_row.type(c))), element))
                for c in range(columns)]
     _prefetch(builder, ahead, i, columns * (0.5 if element == _U16X16 else 1))
-    add = times_factors(vectors) if element == _I32X16 else _times_number(vectors)
-    at = Value(builder, builder.add(x, builder.mul(i, x.type(2 * FACTOR_BYTES if element == _I32X16 else 4))))
+    add = pair_multiplier(vectors) if element == _I32X16 else _scalar_multiplier(vectors)
+    factor = Value(builder, builder.add(x, builder.mul(i, x.type(2 * FACTOR_BYTES if element == _I32X16 else 4))))
     for r in range(rows):
-        places = sums[r * columns:(r + 1) * columns]
-        added = add(at + Value(builder, x_row) * r, [Value(builder, builder.load(place)) for place in places])
-        for value, place in zip(added, places, strict=True):
-            builder.store(value.llvm, place)
+        row_sums = sums[r * columns:(r + 1) * columns]
+        added = add(factor + Value(builder, x_row) * r, [Value(builder, builder.load(slot)) for slot in row_sums])
+        for value, slot in zip(added, row_sums, strict=True):
+            builder.store(value.llvm, slot)
     following = builder.add(i, i.type(1))
     i.add_incoming(i.type(0), before)
     i.add_incoming(following, body)
     _keep_rolled(builder, builder.cbranch(builder.icmp_signed("<", following, n), body, after))
     builder.position_at_end(after)
-    for address, place in zip(totals, sums, strict=True):
-        builder.store(builder.load(place), builder.inttoptr(address, _F32X16.as_pointer())).align = 4
+    for address, slot in zip(totals, sums, strict=True):
+        builder.store(builder.load(slot), builder.inttoptr(address, _F32X16.as_pointer())).align = 4
 
 
-def _times_number(vectors: list[Value]) -> Callable[[Value, list[Value]], list[Value]]:
-    """f(address, sums): sums + the vectors times the float32 at an address."""
+def _scalar_multiplier(vectors: list[Value]) -> Callable[[Value, list[Value]], list[Value]]:
+    """f(address, sums): sums + the vectors times the float32 at the address."""
     def add(address, sums):
         factor = load(address, "f32").splat(16)
         return [fma(factor, vector, total) for vector, total in zip(vectors, sums, strict=True)]
@@ -149,10 +150,10 @@ def _times_number(vectors: list[Value]) -> Callable[[Value, list[Value]], list[V
 
 
 def _prefetch(builder, ahead, i, lines):
-    """Line i * lines of what begins at `ahead`, and the next ones; every other time where `lines` is a half."""
-    at = builder.add(ahead, builder.mul(i, ahead.type(int(64 * lines))))
+    """Prefetch the cache lines from line i * lines behind `ahead` on; `lines` is 0.5 for half a line per iteration."""
+    address = builder.add(ahead, builder.mul(i, ahead.type(int(64 * lines))))
     for line in range(math.ceil(lines)):
-        pointer = builder.inttoptr(builder.add(at, at.type(64 * line)), ir.IntType(8).as_pointer())
+        pointer = builder.inttoptr(builder.add(address, address.type(64 * line)), ir.IntType(8).as_pointer())
         call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, _I32(0), _I32(2), _I32(1))
 
 
@@ -162,7 +163,10 @@ def _vector(builder, address, element):
 
 
 def _keep_rolled(builder, branch):
-    """Unrolling this loop gains nothing and costs seconds of compilation. The node must refer to itself."""
+    """Disable unrolling of the loop: it gains nothing and costs seconds of compilation.
+
+    LLVM requires the metadata node to refer to itself.
+    """
     module = builder.module
     disable = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     node = ir.MDValue(module, (disable,), name=str(len(module.metadata)))

@@ -1,6 +1,6 @@
 """Element-wise ops: activations, sums, products, scales (`act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`,
-`scale_by_position`, `softcap`, `clamp`, `softplus`, `copy`), and those that take a row together (`sparsify`,
-`match_rms`, `mix`, `balance`).
+`scale_by_position`, `softcap`, `clamp`, `softplus`, `copy`), and ops on whole rows (`sparsify`, `match_rms`, `mix`,
+`balance`).
 
 Threads share rows times vectors of 16 columns, so that a single token's row is shared too.
 """
@@ -18,34 +18,34 @@ RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH, EXP = range(9)
 KINDS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "gelu_tanh": GELU_TANH, "gelu_quick": GELU_QUICK, "silu": SILU,
          "sigmoid": SIGMOID, "tanh": TANH, "exp": EXP}
 
-SCALE_VECTORS = (("weight", 1.0), ("shift", 0.0))  # of `scale`: a vector, and its numbers where there is none
+SCALE_VECTORS = (("weight", 1.0), ("shift", 0.0))  # of `scale`: weight role, and the value of a missing vector
 
 
 def act(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D], the same or apart."""
+    """x, y f32 [rows, D]; y may be x."""
     if param(step, "kind") == "xielu":
         x, y = step.inputs[0], step.outputs[0]
-        numbers = (float(param(step, name)) for name in ("positive", "negative", "beta", "eps"))
+        coefficients = (float(param(step, name)) for name in ("positive", "negative", "beta", "eps"))
         return [Call.of(step, _CODE.kernel("xielu"), ctx.header, ctx.rows(y), y.width, *ctx.view(y), *ctx.view(x),
-                        *numbers)]
+                        *coefficients)]
     return [_bind(_CODE.kernel("act"), step, ctx, KINDS[param(step, "kind")])]
 
 
 def act_mul(step: Step, ctx) -> list[Call]:
     """gate, up, y f32 [rows, D]; y may be either."""
     if (kind := param(step, "kind")) in ("swiglu_clamp", "silu_clamp"):
-        more, alpha = (1, param(step, "alpha")) if kind == "swiglu_clamp" else (0, 1.0)
-        return [_bind(_CODE.kernel("swiglu_clamp"), step, ctx, more, alpha, param(step, "limit"))]
+        shift, alpha = (1, param(step, "alpha")) if kind == "swiglu_clamp" else (0, 1.0)
+        return [_bind(_CODE.kernel("swiglu_clamp"), step, ctx, shift, alpha, param(step, "limit"))]
     return [_bind(_CODE.kernel("act_mul"), step, ctx, KINDS[kind])]
 
 
 def gate_rows(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D]; gate f32 [rows, H], one for each of H equal column groups."""
+    """x, y f32 [rows, D]; gate f32 [rows, H], one per column group, of H equal groups."""
     return [_bind(_CODE.kernel("gate_rows"), step, ctx, step.inputs[1].width, param(step, "plain"))]
 
 
 def permute(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D], apart; order f32 [D]."""
+    """x, y f32 [rows, D], which must not overlap; order f32 [D]."""
     x, y = step.inputs[0], step.outputs[0]
     order = ctx.vector(step.weights["order"]).astype(np.int32)
     return [Call.of(step, _CODE.kernel("permute"), ctx.header, ctx.rows(y), y.width, *ctx.view(y), *ctx.view(x),
@@ -63,10 +63,10 @@ def add(step: Step, ctx) -> list[Call]:
 
 
 def scale(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D]; weight and shift f32 [D], if there are such."""
+    """x, y f32 [rows, D]; optional weight and shift f32 [D]."""
     x, y = step.inputs[0], step.outputs[0]
     if "shift" in step.weights:
-        weight, shift = (whole_vector(step, ctx, role, y.width, missing) for role, missing in SCALE_VECTORS)
+        weight, shift = (whole_vector(step, ctx, role, y.width, default) for role, default in SCALE_VECTORS)
         return [Call.of(step, _CODE.kernel("shift_columns"), ctx.header, ctx.rows(y), y.width, *ctx.view(y),
                         *ctx.view(x), weight, 0, shift, float(param(step, "scale")))]
     if "weight" in step.weights:
@@ -97,7 +97,7 @@ def match_rms(step: Step, ctx) -> list[Call]:
 
 
 def mix(step: Step, ctx) -> list[Call]:
-    """base, y f32 [rows, I * D], the same or apart; x f32 [rows, J * D]; gates f32 [rows, I * J]."""
+    """base, y f32 [rows, I * D]; y may be base; x f32 [rows, J * D]; gates f32 [rows, I * J]."""
     (base, x, gates), (y,), parts = step.inputs, step.outputs, param(step, "parts")
     return [Call.named(step, _CODE.kernel("mix"), MIX, header=ctx.header, rows=ctx.rows(y), width=y.width // parts,
                        **ctx.strided("y", y), **ctx.strided("base", base), **ctx.strided("x", x),

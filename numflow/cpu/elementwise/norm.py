@@ -28,8 +28,8 @@ def _bind(fn, step, ctx):
 
 
 def whole_vector(step, ctx, role, width, default):
-    """The vector of a role for all D columns, with spare bytes behind it."""
+    """The vector of a weight role, repeated to D columns, in padded memory; `default` in all columns if absent."""
     vector = aligned(width, np.float32)
-    given = ctx.vector(step.weights[role]) if role in step.weights else np.float32(default)
-    vector.reshape(-1, np.size(given))[:] = given
+    values = ctx.vector(step.weights[role]) if role in step.weights else np.float32(default)
+    vector.reshape(-1, np.size(values))[:] = values
     return vector

@@ -15,7 +15,7 @@ HEADER, ROWS, X, X_STRIDE, Y, Y_STRIDE, GROUPS, SIZE, WEIGHT, BIAS, EPS = range(
 
 @kernel
 def rms_norm(args, thread, n_threads):
-    """Items: rows times groups. Sums of squares in 16 lanes of float32, added as a tree."""
+    """Items: rows times groups. Sums of squares in 16 lanes of float32, reduced as a balanced tree."""
     groups, size = i64(args, GROUPS), i64(args, SIZE)
     begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)) * groups, thread, n_threads)
     for item in range(begin, end):
@@ -29,7 +29,7 @@ def rms_norm(args, thread, n_threads):
 
 @kernel
 def layer_norm(args, thread, n_threads):
-    """Items: rows times groups. The variance is summed after the mean is taken away."""
+    """Items: rows times groups. The variance is the mean of (x - mean)^2, in a second pass."""
     groups, size = i64(args, GROUPS), i64(args, SIZE)
     begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)) * groups, thread, n_threads)
     for item in range(begin, end):
@@ -63,6 +63,7 @@ def inverse_root(total, size, eps):
 
 @inline
 def sum_of(x, size):
+    """Sum of x."""
     total = zero_f32()
     for i in range(0, size, 16):
         total = total + load_part(x + 4 * i, size - i)

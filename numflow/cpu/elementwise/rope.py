@@ -1,4 +1,4 @@
-"""Rotary positions (ops `rope_angles`, `rope`): (a, b) -> (a cos - b sin, b cos + a sin) for pairs of columns."""
+"""Rotary position embeddings (ops `rope_angles`, `rope`): (a, b) -> (a cos - b sin, b cos + a sin) for column pairs."""
 
 from numflow.cpu.runtime.kernel import Call, Code
 from numflow.ops import Step, param
@@ -7,7 +7,7 @@ _CODE = Code("numflow.cpu.elementwise.rope_kernels")
 
 
 def rope_angles(step: Step, ctx) -> list[Call]:
-    """y f32 [T, 2F], cosines first; inv_freq f32 [F], or where it depends on the length, a row for each sequence."""
+    """y f32 [T, 2F], cosines first; inv_freq f32 [F], or one row per sequence if it depends on the length."""
     y = step.outputs[0]
     inv_freq, *_ = map(ctx.vector, step.weights.values())
     if param(step, "border"):
@@ -18,7 +18,7 @@ def rope_angles(step: Step, ctx) -> list[Call]:
 
 
 def rope(step: Step, ctx) -> list[Call]:
-    """x, y f32 [T, H*E], the same or apart; angles f32 [T, 2F]."""
+    """x, y f32 [T, H*E]; y may be x; angles f32 [T, 2F]."""
     x, angles = step.inputs
     fn = _CODE.kernel("rope_half") if param(step, "pairing") == "half" else _CODE.kernel("rope_adjacent")
     return [Call.of(step, fn, ctx.header, ctx.rows(x), *ctx.view(x), *ctx.view(step.outputs[0]), *ctx.view(angles),

@@ -1,4 +1,4 @@
-"""Kernels of rotary positions (rope.py)."""
+"""Kernels of rotary position embeddings (rope.py)."""
 
 import math
 
@@ -31,7 +31,7 @@ def rope_angles(args, thread, n_threads):
 
 @kernel
 def rope_angles_by_length(args, thread, n_threads):
-    """The same with the frequencies, and the factor behind them, of each row's sequence; FIRST: their first column."""
+    """The same with frequencies, followed by a factor, of each row's sequence. FIRST: their first column."""
     positions = i32_ptr(i64(i64(args, HEADER), POSITIONS))
     sequence_of, stride = i32_ptr(i64(i64(args, HEADER), SEQUENCE_OF)), i64(i64(args, HEADER), FREQUENCIES_STRIDE)
     table, count = i64(i64(args, HEADER), FREQUENCIES) + 4 * i64(args, FIRST), i64(args, COUNT)
@@ -54,11 +54,11 @@ def rope_half(args, thread, n_threads):
     for item in range(begin, end):
         x, y, cos, sin = _head(args, item)
         for i in range(0, half, 16):
-            at, n = 4 * i, half - i
-            a, b = load_part(x + at, n), load_part(x + 4 * half + at, n)
-            c, s = load_part(cos + at, n), load_part(sin + at, n)
-            store_part(y + at, _turned_a(a, b, c, s), n)
-            store_part(y + 4 * half + at, _turned_b(a, b, c, s), n)
+            offset, n = 4 * i, half - i
+            a, b = load_part(x + offset, n), load_part(x + 4 * half + offset, n)
+            c, s = load_part(cos + offset, n), load_part(sin + offset, n)
+            store_part(y + offset, _rotated_a(a, b, c, s), n)
+            store_part(y + 4 * half + offset, _rotated_b(a, b, c, s), n)
 
 
 @kernel
@@ -69,28 +69,29 @@ def rope_adjacent(args, thread, n_threads):
     for item in range(begin, end):
         x, y, cos, sin = _head(args, item)
         for i in range(0, half, 16):
-            at, n = 8 * i, 2 * (half - i)
-            low, high = load_part(x + at, n), load_part(x + at + 64, n - 16)
+            offset, n = 8 * i, 2 * (half - i)
+            low, high = load_part(x + offset, n), load_part(x + offset + 64, n - 16)
             a, b = evens(low, high), odds(low, high)
             c, s = load_part(cos + 4 * i, half - i), load_part(sin + 4 * i, half - i)
-            a, b = _turned_a(a, b, c, s), _turned_b(a, b, c, s)
-            store_part(y + at, zipped_low(a, b), n)
-            store_part(y + at + 64, zipped_high(a, b), n - 16)
+            a, b = _rotated_a(a, b, c, s), _rotated_b(a, b, c, s)
+            store_part(y + offset, zipped_low(a, b), n)
+            store_part(y + offset + 64, zipped_high(a, b), n - 16)
 
 
 @inline
-def _turned_a(a, b, cos, sin):
+def _rotated_a(a, b, cos, sin):
     return fma(a, cos, -(b * sin))
 
 
 @inline
-def _turned_b(a, b, cos, sin):
+def _rotated_b(a, b, cos, sin):
     return fma(b, cos, a * sin)
 
 
 @inline
 def _head(args, item):
-    """Addresses of the first rotated column of x and y and of the row's cosines and sines; copies the other columns."""
+    """Addresses of the first rotated column of x and y, and of the row's cosines and sines. Copies all other columns.
+    """
     heads, size, start, rotated = i64(args, HEADS), i64(args, HEAD_DIM), i64(args, START), 2 * i64(args, HALF)
     t, first = item // heads, 4 * size * (item % heads)
     x = i64(args, X) + 4 * t * i64(args, X_STRIDE) + first

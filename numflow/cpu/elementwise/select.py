@@ -1,15 +1,15 @@
-"""Ops that move or look up rows: `select_rows`, `embed_position`, `embed_type`, `head_concat`."""
+"""Ops that copy or look up rows: `select_rows`, `embed_position`, `embed_type`, `head_concat`."""
 
 from numflow.cpu.runtime.kernel import POSITIONS, TYPES, Call, Code, slots
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.elementwise.select_kernels")
-# b_step: columns from one head's part of b to the next one's, 0 where all heads share b.
+# b_step: columns from a head's part of b to the next head's part, 0 if all heads share b.
 CONCAT = slots("header rows width y y_stride a a_stride b b_stride heads a_width b_width b_step")
 
 
 def select_rows(step: Step, ctx) -> list[Call]:
-    """x f32 [T, D] -> y f32 [R, D], its rows LOGIT_ROWS."""
+    """x f32 [T, D] -> y f32 [R, D], the rows LOGIT_ROWS of x."""
     x, y = step.inputs[0], step.outputs[0]
     return [Call.of(step, _CODE.kernel("select_rows"), ctx.header, ctx.rows(y), y.width, *ctx.view(y), *ctx.view(x))]
 

@@ -1,4 +1,4 @@
-"""Kernels that move or look up rows (select.py)."""
+"""Kernels that copy or look up rows (select.py)."""
 
 from numflow.cpu.elementwise.select import CONCAT
 from numflow.cpu.runtime.access import i32_ptr, i64, share
@@ -26,7 +26,7 @@ def select_rows(args, thread, n_threads):
 
 @kernel
 def add_table_row(args, thread, n_threads):
-    """y = x + table[index of the row + offset]; which index is a field of the header."""
+    """y = x + table[index[t] + offset]. INDEX: header field of the array of indices."""
     width, index = i64(args, WIDTH), i32_ptr(i64(i64(args, HEADER), i64(args, INDEX)))
     begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
     for t in range(begin, end):

@@ -1,6 +1,6 @@
 """Collectives of devices (ops.EXCHANGES) through the memory of a World (world.py).
 
-Sums are made in the order of the devices, by every device for itself: the result does not depend on who came first,
+Every device computes the sums itself, in the order of the devices: the result does not depend on the order of arrival,
 nor on whether devices are threads or processes.
 """
 
@@ -14,19 +14,19 @@ from numflow.errors import DeviceError
 from numflow.ops import Step, View, param
 
 _CODE = Code("numflow.cpu.exchange.exchange_kernels")
-_COMMON = "header rows width x x_stride y y_stride abort patience my_line slots slot_bytes"  # x, y: 0 if there is none
-GROUP = slots(f"{_COMMON} lines n_lines members me table count")
-PAIR = slots(f"{_COMMON} their_line their_count ring")
+_SHARED = "header rows width x x_stride y y_stride abort patience my_line slots slot_bytes"  # x, y: 0 if there is none
+GROUP = slots(f"{_SHARED} lines n_lines members me table count")
+PAIR = slots(f"{_SHARED} their_line their_count ring")
 
 
 def is_remote(step: Step, ctx) -> bool:
-    """Whether a step's peer is not in this world's memory: Python carries the value (by_host)."""
+    """Whether a step's peer is outside of this world's memory: Python then transfers the value (by_host)."""
     return step.op in ("send", "receive") and ctx.world is not None and ctx.world.remote is not None \
         and param(step, "peer") not in ctx.world.threads
 
 
 def by_host(step: Step, ctx) -> None:
-    """Do a step with a device that is elsewhere."""
+    """Do a step with a remote device."""
     (view,), peer = (*step.inputs, *step.outputs), param(step, "peer")
     values = ctx.buffers.columns(view, int(ctx.header_fields[ctx.rows(view)]))
     if step.op == "send":
@@ -68,7 +68,7 @@ def _channel(step: Step, ctx, kind: str, devices: tuple[int, ...]) -> Channel:
     return ctx.world.channels[kind, devices]
 
 
-def _common(step: Step, ctx, channel: Channel) -> dict[str, Any]:
+def _shared_slots(step: Step, ctx, channel: Channel) -> dict[str, Any]:
     base, shape = ctx.world.address, (*step.outputs, *step.inputs)[0]
     x, y = step.inputs[0] if step.inputs else None, step.outputs[0] if step.outputs else None
     return {"header": ctx.header, "rows": ctx.rows(shape), "width": shape.width, **_strided(ctx, "x", x),
@@ -83,7 +83,7 @@ def _strided(ctx, name: str, view: View | None) -> dict[str, int]:
 
 def _group(step: Step, ctx, fn, group: tuple[int, ...], table: np.ndarray) -> list[Call]:
     channel = _channel(step, ctx, "group", group)
-    return [Call.named(step, fn, GROUP, **_common(step, ctx, channel), lines=ctx.world.address + channel.lines,
+    return [Call.named(step, fn, GROUP, **_shared_slots(step, ctx, channel), lines=ctx.world.address + channel.lines,
                        n_lines=sum(channel.threads), members=len(group), me=group.index(ctx.device), table=table,
                        count=len(table))]
 
@@ -91,7 +91,7 @@ def _group(step: Step, ctx, fn, group: tuple[int, ...], table: np.ndarray) -> li
 def _pair(step: Step, ctx, fn, sender: int, receiver: int) -> list[Call]:
     channel = _channel(step, ctx, "pair", (sender, receiver))
     peer = receiver if sender == ctx.device else sender
-    return [Call.named(step, fn, PAIR, **_common(step, ctx, channel),
+    return [Call.named(step, fn, PAIR, **_shared_slots(step, ctx, channel),
                        their_line=ctx.world.address + channel.first_line(peer),
                        their_count=channel.threads[channel.devices.index(peer)], ring=channel.ring)]
 

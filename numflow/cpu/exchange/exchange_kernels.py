@@ -1,4 +1,4 @@
-"""Kernels of what devices do together (exchange.py)."""
+"""Kernels of collectives of devices (exchange.py)."""
 
 import numba
 
@@ -14,10 +14,10 @@ from numflow.cpu.simd.vector import inline
 
 @numba.njit
 def _wait(args, lines, count, rounds):
-    """Until all of `count` lines have come to `rounds`; False if the run is broken off.
+    """Wait until all of `count` lines have reached `rounds`; False if the run is aborted.
 
-    A waiting thread yields its core after a while: the one it waits for may need it. Where other programs want the core
-    too, it takes naps instead, as it would wait for them.
+    A waiting thread yields its core after some spins: the awaited thread may need it. If other programs compete for the
+    core, it sleeps for short times instead, since a yield would wait for them.
     """
     abort, patience = i64(args, GROUP.abort), i64(args, GROUP.patience)
     for line in range(count):
@@ -35,7 +35,7 @@ def _wait(args, lines, count, rounds):
 
 @inline
 def _copy(source, source_stride, target, target_stride, width, rows, thread, n_threads):
-    """A thread's share of rows of `width` elements of 4 bytes; strides in elements."""
+    """Copy a thread's share of rows of `width` elements of 4 bytes; strides in elements."""
     vectors = (width + 15) // 16
     begin, end = share(rows * vectors, thread, n_threads)
     for item in range(begin, end):
@@ -46,27 +46,27 @@ def _copy(source, source_stride, target, target_stride, width, rows, thread, n_t
 
 @inline
 def _row_elements(args):
-    """From one row of a slot to the next."""
+    """Row stride of a slot in elements."""
     return (i64(args, GROUP.width) + 15) // 16 * 16
 
 
 @kernel
 def nothing(args, thread, n_threads):
-    """Stands for a step that Python does, between two walks over the table."""
+    """Placeholder of a step that Python does, between two walks over the table."""
     return
 
 
 @kernel
 def send(args, thread, n_threads):
     line, stride, ring = i64(args, PAIR.my_line) + LINE * thread, _row_elements(args), i64(args, PAIR.ring)
-    rows, room = i64(i64(args, PAIR.header), i64(args, PAIR.rows)), i64(args, PAIR.slot_bytes) // (4 * stride)
+    rows, slot_rows = i64(i64(args, PAIR.header), i64(args, PAIR.rows)), i64(args, PAIR.slot_bytes) // (4 * stride)
     done = i64(line, 0)
-    for first in range(0, rows, room):
+    for first in range(0, rows, slot_rows):
         if not _wait(args, i64(args, PAIR.their_line), i64(args, PAIR.their_count), done - ring + 1):
             return
         slot = i64(args, PAIR.slots) + done % ring * i64(args, PAIR.slot_bytes)
         _copy(i64(args, PAIR.x) + 4 * first * i64(args, PAIR.x_stride), i64(args, PAIR.x_stride), slot, stride,
-              i64(args, PAIR.width), min(room, rows - first), thread, n_threads)
+              i64(args, PAIR.width), min(slot_rows, rows - first), thread, n_threads)
         done += 1
         store_release(line, done)
 
@@ -74,32 +74,32 @@ def send(args, thread, n_threads):
 @kernel
 def receive(args, thread, n_threads):
     line, stride, ring = i64(args, PAIR.my_line) + LINE * thread, _row_elements(args), i64(args, PAIR.ring)
-    rows, room = i64(i64(args, PAIR.header), i64(args, PAIR.rows)), i64(args, PAIR.slot_bytes) // (4 * stride)
+    rows, slot_rows = i64(i64(args, PAIR.header), i64(args, PAIR.rows)), i64(args, PAIR.slot_bytes) // (4 * stride)
     done = i64(line, 0)
-    for first in range(0, rows, room):
+    for first in range(0, rows, slot_rows):
         if not _wait(args, i64(args, PAIR.their_line), i64(args, PAIR.their_count), done + 1):
             return
         slot = i64(args, PAIR.slots) + done % ring * i64(args, PAIR.slot_bytes)
         _copy(slot, stride, i64(args, PAIR.y) + 4 * first * i64(args, PAIR.y_stride), i64(args, PAIR.y_stride),
-              i64(args, PAIR.width), min(room, rows - first), thread, n_threads)
+              i64(args, PAIR.width), min(slot_rows, rows - first), thread, n_threads)
         done += 1
         store_release(line, done)
 
 
 @inline
 def _slot(args, done, member):
-    """A member's slot of a round."""
+    """Address of a member's slot of a round."""
     return i64(args, GROUP.slots) + (done % 2 * i64(args, GROUP.members) + member) * i64(args, GROUP.slot_bytes)
 
 
 @kernel
 def all_reduce(args, thread, n_threads):
     line, stride, width = i64(args, GROUP.my_line) + LINE * thread, _row_elements(args), i64(args, GROUP.width)
-    rows, room = i64(i64(args, GROUP.header), i64(args, GROUP.rows)), i64(args, GROUP.slot_bytes) // (4 * stride)
+    rows, slot_rows = i64(i64(args, GROUP.header), i64(args, GROUP.rows)), i64(args, GROUP.slot_bytes) // (4 * stride)
     done = i64(line, 0)
     adds, n_adds = i64_ptr(i64(args, GROUP.table)), i64(args, GROUP.count)
-    for first in range(0, rows, room):
-        count = min(room, rows - first)
+    for first in range(0, rows, slot_rows):
+        count = min(slot_rows, rows - first)
         if i64(args, GROUP.x) != 0:
             _copy(i64(args, GROUP.x) + 4 * first * i64(args, GROUP.x_stride), i64(args, GROUP.x_stride),
                   _slot(args, done, i64(args, GROUP.me)), stride, width, count, thread, n_threads)
@@ -110,10 +110,10 @@ def all_reduce(args, thread, n_threads):
         begin, end = share(count * vectors, thread, n_threads)
         for item in range(begin, end):
             t, column = item // vectors, item % vectors * 16
-            at = 4 * (t * stride + column)
-            total = load_part(_slot(args, done, adds[0]) + at, width - column)
+            offset = 4 * (t * stride + column)
+            total = load_part(_slot(args, done, adds[0]) + offset, width - column)
             for i in range(1, n_adds):
-                total = total + load_part(_slot(args, done, adds[i]) + at, width - column)
+                total = total + load_part(_slot(args, done, adds[i]) + offset, width - column)
             y = i64(args, GROUP.y) + 4 * ((first + t) * i64(args, GROUP.y_stride) + column)
             store_part(y, total, width - column)
         done += 1
@@ -122,11 +122,11 @@ def all_reduce(args, thread, n_threads):
 @kernel
 def all_gather(args, thread, n_threads):
     line, stride, spans = i64(args, GROUP.my_line) + LINE * thread, _row_elements(args), i64_ptr(i64(args, GROUP.table))
-    rows, room = i64(i64(args, GROUP.header), i64(args, GROUP.rows)), i64(args, GROUP.slot_bytes) // (4 * stride)
+    rows, slot_rows = i64(i64(args, GROUP.header), i64(args, GROUP.rows)), i64(args, GROUP.slot_bytes) // (4 * stride)
     done = i64(line, 0)
     me = i64(args, GROUP.me)
-    for first in range(0, rows, room):
-        count = min(room, rows - first)
+    for first in range(0, rows, slot_rows):
+        count = min(slot_rows, rows - first)
         if i64(args, GROUP.x) != 0:
             _copy(i64(args, GROUP.x) + 4 * first * i64(args, GROUP.x_stride), i64(args, GROUP.x_stride),
                   _slot(args, done, me), stride, spans[2 * me + 1] - spans[2 * me], count, thread, n_threads)

@@ -1,7 +1,7 @@
-"""The devices of a plan that are threads of one process, run by one call.
+"""One call that runs all devices of a plan that are threads of one process.
 
-Each thread walks the table of its own device; they meet in the exchanges only. So a batch is checked once and takes one
-call from Python however many devices there are, and none waits until another one's Python lets go of the interpreter.
+Each thread walks the table of its own device; devices synchronise in the exchanges only. So a batch is checked once and
+takes one call from Python, however many devices there are, and no device waits for the GIL.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ _CODE = Code("numflow.cpu.runtime.threads_kernels")
 class Lockstep:
     """Runs the programs of all devices of a world.
 
-    network: the whole, of which every program has a part.
-    world:   the World where they meet.
+    network: the whole network, of which every program has a part.
+    world:   the World of the devices.
     """
 
     def __init__(self, network: Network, programs: Sequence[Any], world: Any):
@@ -30,22 +30,22 @@ class Lockstep:
         self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
         self._last = LastBatch()
         self._threads = shared_threads(sum(program.threads for program in programs))
-        self._own = np.array([(program.pool.address, thread, program.threads) for program in programs
-                              for thread in range(program.threads)], np.int64)
-        self._table = np.array([(_CODE.kernel("walk_own").address, self._own.ctypes.data, 0)], np.int64)
+        self._pools = np.array([(program.pool.address, thread, program.threads) for program in programs
+                                for thread in range(program.threads)], np.int64)
+        self._table = np.array([(_CODE.kernel("walk_group").address, self._pools.ctypes.data, 0)], np.int64)
 
     def run(self, batch: Batch, entry: str, outputs: Sequence[str | None]) -> np.ndarray | None:
-        """As Program.run. outputs: of each device, the output that it has, or None; the first one's is returned.
+        """As Program.run. outputs: for each device, the output that it has, or None; the first of them is returned.
 
         Raises:
             RequestError: an id or a position of the batch is out of range.
-            DeviceError: somebody broke the run off (`World.abort`).
+            DeviceError: the run was aborted (`World.abort`).
         """
         first = self._programs[0]
         blocks = dict(item for program in self._programs for item in program.window_blocks.items())
-        limits, there = self._limits[entry], (blocks, first.cross_blocks, first.adapters)
-        arrays = self._last.arrays(batch, (entry, *there), limits, first.block_size,
-                                   lambda: checked(batch, limits, first.block_size, *there))
+        limits, reserved = self._limits[entry], (blocks, first.cross_blocks, first.adapters)
+        arrays = self._last.arrays(batch, (entry, *reserved), limits, first.block_size,
+                                   lambda: checked(batch, limits, first.block_size, *reserved))
         given = given_rows(batch, limits)
         for program, output in zip(self._programs, outputs, strict=True):
             program.prepare(arrays, entry, output, given)

@@ -1,14 +1,15 @@
-"""Memory where the devices of a plan meet: one region that all of their threads see, in one process or in several.
+"""Shared memory of the devices of a plan: one region that all of their threads access, in one process or in several.
 
-    line 0            not 0: the run is broken off, nobody waits any more; behind it, until when other programs are
-                      taken to want these cores
-    lines             one for every thread in every channel: how many rounds it has done
-    slots             of the channels, where values lie while they change hands
+    line 0            not 0: the run is aborted, and no thread waits any more; then the time until which other programs
+                      are assumed to compete for the cores
+    lines             one for every thread in every channel: the number of rounds that it has done
+    slots             of the channels, for values in transit
 
-A channel is a group of devices (all_reduce, all_gather) or a pair of them (send, receive). A value goes through in
-rounds of as many rows as a slot holds. A thread copies its share to a slot, says so in its line, and waits for the
-lines of the others; a line is written by one thread only, so nothing needs an atomic addition. Of a group there are two
-slots per device, used in turn: who has come to a round has read all of the last but one. Of a pair there is a ring.
+A channel is a group of devices (all_reduce, all_gather) or a pair of devices (send, receive). A value is transferred in
+rounds of as many rows as a slot holds. A thread copies its share to a slot, counts the round in its line, and waits for
+the lines of the other threads. A line is written by one thread only, so no atomic addition is needed. A group has two
+slots per device, used alternately: a thread in a round has read everything of the round before the last. A pair has a
+ring of slots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from numflow.cpu.runtime.cores import default_threads, patience
 from numflow.errors import DeviceError
 from numflow.ops import Network, param
 
-CROWDED = 8  # of line 0
+CROWDED = 8  # offset in line 0
 SLOT_BYTES = 256 << 10
 _RING_ROWS = 1024  # rows that a ring holds, within its limits
 _RING = (4, 64)    # slots of a ring
@@ -31,7 +32,7 @@ _RING = (4, 64)    # slots of a ring
 
 @dataclass(frozen=True)
 class Channel:
-    """Meeting point of a group or a pair of devices; offsets in the region.
+    """Channel of a group or a pair of devices; offsets in the region.
 
     lines: offset of the first line. threads: lines of each device, one device after the other.
     slots: offset of the first slot. slot_bytes: of each. ring: slots of a pair, 2 for each device of a group.
@@ -52,14 +53,14 @@ class Channel:
 class World:
     """The region, and the channels that the steps of the devices' networks need.
 
-    networks: of the devices, by index. threads: of each device, None: the cores there are, shared out.
-    shared: the region can be opened by other processes, to which a World goes by being pickled.
-    remote: with `put` and `take`, for devices that are elsewhere (Mailboxes); only `send` and `receive` go there.
-    names: of the devices; the CPU's have no numbers, so they are not asked for.
-    in_pieces: a long batch may go through in pieces: what a row gives does not depend on the rows beside it.
+    networks: by index of device. threads: of each device; None: the cores are divided among the devices.
+    shared:   whether other processes can open the region; a World is passed to them by pickling.
+    remote:   object with `put` and `take` (Mailboxes) for remote devices; only `send` and `receive` use it.
+    names:    names of the devices; ignored, since CPU devices have no indices.
+    in_pieces: whether a long batch may be run in pieces: a row's result does not depend on the other rows.
 
     Raises:
-        DeviceError: threads is not at least 1, or there is no room for shared memory.
+        DeviceError: threads is not at least 1, or there is not enough shared memory.
     """
 
     in_pieces = True
@@ -73,17 +74,17 @@ class World:
         self.threads, self.remote = dict.fromkeys(networks, count), remote
         self.patience = patience(count * len(networks))
         widths = _widths(networks)
-        at = self._lines_end = LINE + LINE * sum(self.threads[d] for key in widths for d in key[1])
+        offset = self._lines_end = LINE + LINE * sum(self.threads[d] for key in widths for d in key[1])
         lines, self.channels = LINE, {}
         for key, width in widths.items():
             kind, devices = key
             counts = tuple(self.threads[d] for d in devices)
             slot = max(SLOT_BYTES, 4 * padded(width))
             ring = min(max(-(-_RING_ROWS * 4 * padded(width) // slot), _RING[0]), _RING[1]) if kind == "pair" else 2
-            self.channels[key] = Channel(devices, lines, counts, at, slot, ring)
+            self.channels[key] = Channel(devices, lines, counts, offset, slot, ring)
             lines += LINE * sum(counts)
-            at += slot * ring * (1 if kind == "pair" else len(devices))
-        self._size, self._owner = at, True
+            offset += slot * ring * (1 if kind == "pair" else len(devices))
+        self._size, self._owner = offset, True
         self._shared: Any = None
         self._memory: Any = None
         if shared:
@@ -111,10 +112,8 @@ class World:
         self._memory = np.frombuffer(self._shared.buf, np.uint8)
 
     def together(self, network: Network, programs: Sequence[Any]) -> Lockstep | None:
-        """The object that runs the programs of all devices, parts of `network`, by one call.
-
-        None if Python has to look after devices that are elsewhere.
-        """
+        """A Lockstep that runs the programs of all devices, parts of `network`, by one call; None if there are remote
+        devices."""
         return None if self.remote is not None else Lockstep(network, programs, self)
 
     @property
@@ -124,30 +123,30 @@ class World:
 
     @property
     def aborted(self) -> bool:
-        """Whether the run is broken off."""
+        """Whether the run is aborted."""
         return bool(self._counters[0])
 
     @property
     def progress(self) -> int:
-        """Grows with every round of every thread."""
+        """A count that grows with every round of every thread."""
         rounds = int(self._counters[LINE // 8::LINE // 8].sum())
         return rounds if self.remote is None else rounds + self.remote.progress
 
     def abort(self) -> None:
-        """Let nobody wait any more."""
+        """Abort the run: no thread waits any more."""
         if self._memory is not None:
             self._counters[0] = 1
         if self.remote is not None:
             self.remote.abort()
 
     def reset(self) -> None:
-        """As new; all devices must be at rest."""
+        """Reset all counters; all devices must be idle."""
         self._counters[:] = 0
         if self.remote is not None:
             self.remote.reset()
 
     def close(self) -> None:
-        """Give the region back; may be called twice."""
+        """Free the region; may be called twice."""
         self._memory = None
         if self._shared is not None:
             self._shared.close()

@@ -6,27 +6,27 @@ from numba import types
 from numflow.cpu.linear.activations import BF16, CHUNK, F32, INT8, INT16, TOKEN_TILE
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
-from numflow.cpu.simd.bfloat16 import paired, pairs_of_columns, rounded
+from numflow.cpu.simd.bfloat16 import pack_pairs, pairs_of_columns, round_to_bf16
 from numflow.cpu.simd.dot import byte_sums
 from numflow.cpu.simd.value import constant, fma, llvm_type, load, save, staged
 from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.weights.layout import AUX_BYTES, UNIT
 
-_SMALLEST, _SMALLEST_OF_PAIRS = np.float32(1e-36), np.float32(1e-34)  # below, the inverse of a scale would overflow:
-# such a unit counts as zeros.
-BY_TILE = (F32, INT8, BF16)  # kinds of operands that are made for whole tiles at once
-_FINER = np.float32(254)  # what is left over is half of a scale at most, and becomes up to 127
+# Units whose largest magnitude is below count as zeros: the inverse of their scale would overflow.
+_SMALLEST, _SMALLEST_OF_PAIRS = np.float32(1e-36), np.float32(1e-34)
+BY_TILE = (F32, INT8, BF16)  # operand kinds that are made for a whole token tile at once
+_FINER = np.float32(254)  # a rounding error is at most half of a scale, and becomes up to 127
 
 
 @inline
 def rows_of_token(kind):
-    """Rows of an operand that a token has."""
+    """Operand rows per token."""
     return 2 if kind == INT16 else 1
 
 
 @inline
 def tile_tokens(left):
-    """Tokens of the tile that begins where `left` tokens are left."""
+    """Tokens of the next tile where `left` tokens remain."""
     if left > 4:
         return TOKEN_TILE
     return 4 if left > 2 else left
@@ -58,16 +58,16 @@ def to_bf16(args, thread, n_threads):
 
 @merged
 def _operand(args, thread, n_threads, kind):
-    """Items: chunks of token tiles."""
-    each = rows_of_token(kind)
-    tile = TOKEN_TILE // each
+    """Threads share the chunks of all token tiles."""
+    rows_per_token = rows_of_token(kind)
+    tile = TOKEN_TILE // rows_per_token
     tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
     chunks = (columns + CHUNK - 1) // CHUNK
     begin, end = share((tokens + tile - 1) // tile * chunks, thread, n_threads)
     for item in range(begin, end):
         t = item // chunks * tile
         fill_tile(i64(args, 2) + t * stride, stride, 0, 1, min(tile, tokens - t), columns, item % chunks * CHUNK,
-                  i64(args, 5), i64(args, 6), t * each, kind)
+                  i64(args, 5), i64(args, 6), t * rows_per_token, kind)
 
 
 @kernel
@@ -96,24 +96,24 @@ def heads_to_bf16(args, thread, n_threads):
 
 @merged
 def _heads(args, thread, n_threads, kind):
-    """Items: chunks of token tiles of a head, one head after the other."""
-    each = rows_of_token(kind)
-    tile = TOKEN_TILE // each
+    """Threads share the chunks of all token tiles of head 0, then of head 1 and so on."""
+    rows_per_token = rows_of_token(kind)
+    tile = TOKEN_TILE // rows_per_token
     tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
     chunks, tiles = (columns + CHUNK - 1) // CHUNK, (tokens + tile - 1) // tile
-    room = (tokens + TOKEN_TILE - 1) // TOKEN_TILE * TOKEN_TILE
+    head_rows = (tokens + TOKEN_TILE - 1) // TOKEN_TILE * TOKEN_TILE
     begin, end = share(i64(args, 7) * tiles * chunks, thread, n_threads)
     for item in range(begin, end):
         head, t = item // chunks // tiles, item // chunks % tiles * tile
         fill_tile(i64(args, 2) + t * stride + 4 * head * columns, stride, 0, 1, min(tile, tokens - t), columns,
-                  item % chunks * CHUNK, i64(args, 5), i64(args, 6), (head * room + t) * each, kind)
+                  item % chunks * CHUNK, i64(args, 5), i64(args, 6), (head * head_rows + t) * rows_per_token, kind)
 
 
 @merged
 def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t, kind):
-    """Columns [begin, begin + CHUNK) of the tile of `count` tokens at row t of an operand.
+    """Write columns [begin, begin + CHUNK) of the tile of `count` tokens at row t of an operand.
 
-    Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
+    Token i is row i of `source` (rows `stride` bytes apart), or row routes[i] // divisor where `routes` is an address.
     """
     m = tile_tokens(count * rows_of_token(kind))
     if kind in BY_TILE and count == TOKEN_TILE and routes == 0:
@@ -126,7 +126,7 @@ def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t,
 
 @inline
 def put_row(source, columns, begin, x, aux, t, i, m, kind):
-    """Columns [begin, begin + CHUNK) at `source` as token i of the tile of m rows at row t of an operand."""
+    """Write columns [begin, begin + CHUNK) at `source` as token i of the tile of m rows at row t of an operand."""
     end = min(begin + CHUNK, columns)
     if kind == BF16:
         out = x + 2 * (t * columns + begin * m) + 4 * i
@@ -137,12 +137,12 @@ def put_row(source, columns, begin, x, aux, t, i, m, kind):
     elif kind != F32:
         aux += t * (columns // UNIT) * AUX_BYTES
         for unit in range(begin // UNIT, end // UNIT):
-            numbers, to, more = (source + unit * 128 - 4 * begin, x + t * columns + unit * 32 * m,
-                                 aux + unit * AUX_BYTES * m)
+            values, unit_x, unit_aux = (source + unit * 128 - 4 * begin, x + t * columns + unit * 32 * m,
+                                        aux + unit * AUX_BYTES * m)
             if kind == INT16:
-                _quantize_pairs(numbers, to, more, 2 * i, m)
+                _quantize_pairs(values, unit_x, unit_aux, 2 * i, m)
             else:
-                _quantize_unit(numbers, to, more, i, m)
+                _quantize_unit(values, unit_x, unit_aux, i, m)
     else:
         out, row = f32_ptr(x + 4 * (t * columns + begin * m + i)), f32_ptr(source)
         for k in range(end - begin):
@@ -151,8 +151,8 @@ def put_row(source, columns, begin, x, aux, t, i, m, kind):
 
 @inline
 def put_tile(source, stride, columns, begin, x, aux, t, kind):
-    """Columns [begin, begin + CHUNK) of TOKEN_TILE rows at `source`, `stride` bytes apart, as the tile at row t of an
-    operand of a kind BY_TILE."""
+    """Write columns [begin, begin + CHUNK) of TOKEN_TILE rows, `stride` bytes apart at `source`, as the tile at row t
+    of an operand whose kind is one of BY_TILE."""
     count = min(CHUNK, columns - begin)
     if kind == INT8:
         aux += t * (columns // UNIT) * AUX_BYTES
@@ -178,7 +178,7 @@ def put_tile(source, stride, columns, begin, x, aux, t, kind):
 
 @staged(types.void, types.int64, types.int64, types.int64)
 def _put_pairs16(source, x, stride):
-    """16 float32 as 8 pairs of bfloat16, `stride` bytes apart."""
+    """Write 16 float32 as 8 pairs of bfloat16, `stride` bytes apart."""
     words = pairs_of_columns(load(source, "f32", 16))
     for i in range(8):
         save(x + stride * i, words.lane(i))
@@ -186,33 +186,33 @@ def _put_pairs16(source, x, stride):
 
 @staged(types.void, types.int64, types.int64)
 def _put_pair(source, x):
-    """Two float32 as a pair."""
-    bits = rounded(load(source, "f32", 2))
-    save(x, paired(bits.lane(0), bits.lane(1)))
+    """Write two float32 as a pair of bfloat16."""
+    bits = round_to_bf16(load(source, "f32", 2))
+    save(x, pack_pairs(bits.lane(0), bits.lane(1)))
 
 
 @staged(types.void, types.int64, types.int64, types.int64)
 def _interleave16(source, stride, x):
-    """16 columns of TOKEN_TILE rows: column by column."""
+    """Write 16 columns of TOKEN_TILE rows, column by column."""
     save(x, _interleaved([load(source + stride * i, "f32", 16) for i in range(TOKEN_TILE)]))
 
 
 @staged(types.void, types.int64, types.int64, types.int64)
 def _interleave_pairs(source, stride, x):
-    """16 columns of TOKEN_TILE rows: pairs of bfloat16, one pair of columns after the other."""
+    """Write 16 columns of TOKEN_TILE rows as pairs of bfloat16, column pair by column pair."""
     save(x, _interleaved([pairs_of_columns(load(source + stride * i, "f32", 16)) for i in range(TOKEN_TILE)]))
 
 
 def _interleaved(rows):
     """Lane 0 of every row, lane 1 of every row, ..."""
-    while len(rows) > 1:  # first those that are half of all rows apart, neighbours last
+    while len(rows) > 1:  # zip rows that are half of all rows apart first, neighbours last
         half = len(rows) // 2
         rows = [low.zipped(high) for low, high in zip(rows[:half], rows[half:])]
     return rows[0]
 
 
 def _reduced(rows, combine):
-    """The lanes of every row combined: a lane for each of the rows."""
+    """Reduce the lanes of every row to one: lane i of the result is of row i."""
     count, lanes = len(rows), rows[0].lanes
     while len(rows) > 1:
         half = len(rows) // 2
@@ -222,7 +222,7 @@ def _reduced(rows, combine):
 
 
 def _folded(vector, count, combine):
-    """Lanes `count` apart combined."""
+    """Combine lanes that are `count` apart, until `count` lanes are left."""
     while vector.lanes > count:
         vector = combine(*vector.halves())
     return vector
@@ -230,14 +230,14 @@ def _folded(vector, count, combine):
 
 @staged(types.void, types.int64, types.int64, types.int64, types.int64)
 def _quantize_tile(source, stride, x, aux):
-    """32 columns of TOKEN_TILE rows at `source`: the numbers of `_quantize_unit` for each, with fewer instructions."""
+    """Quantise 32 columns of TOKEN_TILE rows at `source`: `_quantize_unit` for each row, with fewer instructions."""
     m = TOKEN_TILE
     bits = _reduced([_magnitude(source + stride * i) for i in range(m)], _larger)
     largest = bits.as_("f32", m)
     scale = largest / 127.0
     inverse = bits.compare(">", _SMALLEST.view(np.int32)).choose(constant(largest, "f32", 127.0, m) / largest, 0.0)
     save(aux, scale)
-    save(aux + 4 * m, inverse)  # until the sums lie there; a number from memory to all lanes needs no shuffle
+    save(aux + 4 * m, inverse)  # overwritten by the sums below; a broadcast from memory needs no shuffle
     sums = []
     for half in range(2):
         inverses = [load(aux + 4 * (m + i), "f32") for i in range(m)]
@@ -247,14 +247,14 @@ def _quantize_tile(source, stride, x, aux):
         save(x + 16 * m * half, words)
         sums.append(_folded(byte_sums(words), m, lambda a, b: a + b))
     low, high = sums
-    for place, numbers in enumerate((scale * (low + high).to_f32(), -(low + high), -low, (-low).to_f32(),
-                                     (-high).to_f32()), 1):
-        save(aux + 4 * m * place, numbers)
+    for index, values in enumerate((scale * (low + high).to_f32(), -(low + high), -low, (-low).to_f32(),
+                                    (-high).to_f32()), 1):
+        save(aux + 4 * m * index, values)
 
 
 @inline
 def _quantize_unit(source, x, aux, i, m):
-    """32 values at `source` as token i of m."""
+    """Quantise 32 values at `source` as token i of m."""
     largest = _abs_max(source)
     scale = largest / np.float32(127)
     inverse = np.float32(127) / largest if largest > _SMALLEST else np.float32(0)
@@ -265,21 +265,22 @@ def _quantize_unit(source, x, aux, i, m):
 
 @inline
 def _quantize_pairs(source, x, aux, i, m):
-    """32 values at `source` as rows i and i + 1 of m: int8, and what is left over as int8 of a smaller scale."""
+    """Quantise 32 values at `source` as rows i and i + 1 of m: int8, and the rounding error as int8 of a smaller scale.
+    """
     largest = _abs_max(source)
     scale = largest / np.float32(127)
     inverse = np.float32(127) / largest if largest > _SMALLEST_OF_PAIRS else np.float32(0)
     low = _round16(source, inverse, x + 4 * i, 4 * m)
     high = _round16(source + 64, inverse, x + 4 * i + 16 * m, 4 * m)
     _put_aux(aux, i, m, scale, low, high)
-    low = _round_rest16(source, inverse, scale, inverse * _FINER, x + 4 * i + 4, 4 * m)
-    high = _round_rest16(source + 64, inverse, scale, inverse * _FINER, x + 4 * i + 4 + 16 * m, 4 * m)
+    low = _round_error16(source, inverse, scale, inverse * _FINER, x + 4 * i + 4, 4 * m)
+    high = _round_error16(source + 64, inverse, scale, inverse * _FINER, x + 4 * i + 4 + 16 * m, 4 * m)
     _put_aux(aux, i + 1, m, scale / _FINER, low, high)
 
 
 @inline
 def _put_aux(aux, i, m, scale, low, high):
-    """Store scale and sums of row i of m of a unit; `low` and `high` are the sums of its halves."""
+    """Store scale and sums of row i of m of a unit; `low` and `high` are the sums of its two halves."""
     f32_ptr(aux)[i] = scale
     f32_ptr(aux)[m + i] = scale * np.float32(low + high)
     i32_ptr(aux)[2 * m + i] = -(low + high)
@@ -290,13 +291,13 @@ def _put_aux(aux, i, m, scale, low, high):
 
 @staged(types.float32, types.int64)
 def _abs_max(address):
-    """Largest magnitude of 32 float32; as integers, whose order is the same, so that NaN wins."""
+    """Largest magnitude of 32 float32, compared as integers: the order is the same, and NaN is the largest."""
     return _magnitude(address).call("llvm.vector.reduce.smax.v16i32", llvm_type("i32")).as_("f32", 1)
 
 
 def _magnitude(address):
-    """The larger magnitude of lanes 16 apart of 32 float32, as i32x16."""
-    return _larger(*(load(address + at, "i32", 16) & 0x7FFFFFFF for at in (0, 64)))
+    """Bits of the larger magnitude of values i and i + 16 of 32 float32, i32x16."""
+    return _larger(*(load(address + offset, "i32", 16) & 0x7FFFFFFF for offset in (0, 64)))
 
 
 def _larger(a, b):
@@ -305,30 +306,31 @@ def _larger(a, b):
 
 @staged(types.int32, types.int64, types.float32, types.int64, types.int64)
 def _round16(source, inverse, x, stride):
-    """16 float32 times `inverse`, rounded to int8, their 4-byte words `stride` bytes apart; the sum of the int8."""
+    """Round 16 float32 times `inverse` to int8 and store them as 4-byte words, `stride` bytes apart; return their sum.
+    """
     values = load(source, "f32", 16)
     return _put_integers(_rounded(values, inverse), x, stride)
 
 
 @staged(types.int32, types.int64, types.float32, types.float32, types.float32, types.int64, types.int64)
-def _round_rest16(source, inverse, scale, finer, x, stride):
-    """Round the remainder that `_round16` leaves of the values, times `finer`, in the same way."""
+def _round_error16(source, inverse, scale, finer, x, stride):
+    """Round the rounding errors of `_round16`, times `finer`, in the same way."""
     values = load(source, "f32", 16)
     whole = _rounded(values, inverse) - 12582912.0
-    rest = fma(whole, (-scale).splat(16), values)
-    return _put_integers(_rounded(rest, finer), x, stride)
+    errors = fma(whole, (-scale).splat(16), values)
+    return _put_integers(_rounded(errors, finer), x, stride)
 
 
 def _rounded(values, factor):
     """Values times a factor, + 1.5 * 2^23.
 
-    That leaves the integer, rounded half to even, in the low bits: no conversion has to be there.
+    The low bits then hold the integer, rounded half to even: no conversion instruction is needed.
     """
     return fma(values, factor.splat(16), constant(values, "f32", 12582912.0))
 
 
 def _integers(rounded):
-    """The integers that `_rounded` leaves, i32x16."""
+    """The integers in the low bits of `_rounded`, i32x16."""
     return rounded.as_("i32", 16) - 0x4B400000
 
 

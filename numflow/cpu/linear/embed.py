@@ -1,7 +1,7 @@
-"""`embed`: rows of a packed table, so that tied embeddings are stored once.
+"""`embed`: rows of a packed table. Tied embeddings are so stored once.
 
-y[t] = table[tokens[t]] * scale; of a table that begins with row `first` of a larger one, the rows of tokens that it
-does not have become -0.0
+y[t] = table[tokens[t]] * scale. A table may hold a part of the vocabulary, from row `first` on: y[t] is then -0.0 for
+tokens outside of that part.
 """
 
 from numflow.cpu.linear.outlier_calls import added_to_rows
@@ -16,9 +16,9 @@ _CODE = Code("numflow.cpu.linear.embed_kernels", stamps=STAMPS)
 def embed(step: Step, ctx) -> list[Call]:
     """table packed [V, D] -> y f32 [T, D]."""
     y, table = step.outputs[0], ctx.packed(step.weights["table"])
-    last = float(param(step, "scale")), param(step, "first")
+    scale_and_first = float(param(step, "scale")), param(step, "first")
     call = Call.of(step, _CODE.kernel(f"embed_{table.kind}"), ctx.header, ctx.rows(y), table.codes, table.headers,
-                   *table.shape, *table.scheme.tile_bytes(y.width), *ctx.view(y), *last)
+                   *table.shape, *table.scheme.tile_bytes(y.width), *ctx.view(y), *scale_and_first)
     if table.outliers is None:
         return [call]
-    return [call, added_to_rows(step, ctx, table.outliers, table.shape[0], *last)]
+    return [call, added_to_rows(step, ctx, table.outliers, table.shape[0], *scale_and_first)]

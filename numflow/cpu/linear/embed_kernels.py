@@ -1,7 +1,7 @@
-"""Rows of a packed table for `embed`, with the numbers that float32 `linear` has for the same matrix.
+"""Rows of a packed table for `embed`, decoded to the same weights as by float32 `linear`.
 
-The rows of tokens that the table does not have become -0.0: nothing is read outside of its memory, and the sum over
-devices that have a part of the table each is the row as it is stored, whatever the sign of its zeros.
+Tokens whose row is not in the table give rows of -0.0. Nothing outside of the table is read, and the sum over devices
+that hold a part of the table each has the bits of the stored row, also of its zeros: -0.0 + v = v for all v.
 """
 
 import numpy as np
@@ -14,14 +14,15 @@ from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import TOKENS
 from numflow.cpu.simd.value import Value, save
 from numflow.cpu.simd.vector import merged
-from numflow.cpu.weights.decode import code_numbers, column_group, numbers, open_heads, scale_and_offset, weights
+from numflow.cpu.weights.decode import code_values, column_group, load_floats, open_headers, scale_and_offset, weights
 
-# Arguments after header and rows field: the table, its rows and columns, its bytes per tile, y, scale, its first token.
-CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, STRIDE, SCALE, FIRST = range(2, 12)
+# Arguments after header and rows field: codes and headers of the table, its rows and columns, bytes of codes and of
+# headers per tile, y, its stride, scale, token of the table's first row.
+CODES, HEADERS, ROWS, COLUMNS, CODE_BYTES, HEADER_BYTES, Y, STRIDE, SCALE, FIRST = range(2, 12)
 
 
 def embed(name):
-    """The kernel for tables of a scheme."""
+    """Make the kernel for tables of a scheme."""
     def kernel(args, thread, n_threads):
         embed_rows(args, thread, n_threads, scheme(name, F32, False))
     return kernel
@@ -29,7 +30,7 @@ def embed(name):
 
 @merged
 def embed_rows(args, thread, n_threads, kind):
-    """Items: tokens; `kind` as from linear_tile.scheme."""
+    """Threads share the tokens; `kind` as from kinds.scheme."""
     header = i64(args, 0)
     tokens, columns = i32_ptr(i64(header, TOKENS)), i64(args, COLUMNS)
     factor = np.float32(f64(args, SCALE))
@@ -42,14 +43,14 @@ def embed_rows(args, thread, n_threads, kind):
                 f32_ptr(y)[k] = np.float32(-0.0)
         else:
             codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
-            heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
+            headers = i64(args, HEADERS) + row // 16 * i64(args, HEADER_BYTES)
             for unit in range(0, columns >> 5, units_of_strip(kind)):
-                _row_strip(codes + unit * code_bytes(32, kind), heads, columns, unit, row % 16, y + 128 * unit, kind)
+                _row_strip(codes + unit * code_bytes(32, kind), headers, columns, unit, row % 16, y + 128 * unit, kind)
             if columns & 16:
                 _row_half(codes + (columns >> 5) // units_of_strip(kind) * code_bytes(32 * units_of_strip(kind), kind),
-                          heads, columns >> 5, row % 16, y + 4 * (columns & -32), kind)
+                          headers, columns >> 5, row % 16, y + 4 * (columns & -32), kind)
             for k in range(columns & -32, columns):
-                _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
+                _row_value(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
             if factor != 1:
                 for k in range(columns):
                     f32_ptr(y)[k] *= factor
@@ -57,57 +58,57 @@ def embed_rows(args, thread, n_threads, kind):
 
 @intrinsic
 def units_of_strip(typingctx, kind):
-    """Units of a strip."""
+    """Units per strip."""
     def codegen(context, builder, signature, args):
         return context.get_constant(types.int64, kind.scheme.strip)
     return types.int64(kind), codegen
 
 
 @intrinsic
-def _row_strip(typingctx, codes, heads, columns, unit, row, y, kind):
-    """The weights of one row in the strip that begins with a unit, as many as there are, to y."""
+def _row_strip(typingctx, codes, headers, columns, unit, row, y, kind):
+    """Write the weights of one row in the strip that begins with `unit` to y, as many as there are."""
     def codegen(context, builder, signature, args):
-        codes, heads, columns, unit, row, y = (Value(builder, a) for a in args[:6])
+        codes, headers, columns, unit, row, y = (Value(builder, a) for a in args[:6])
         if kind.scheme.is_float:
-            _floats(kind.scheme, codes, row, y)
+            _decode_floats(kind.scheme, codes, row, y)
             return context.get_dummy_value()
-        heads = open_heads(heads, kind.scheme)
-        _decoded(kind.scheme, codes, 0, heads, unit, row, y)
+        headers = open_headers(headers, kind.scheme)
+        _decode(kind.scheme, codes, 0, headers, unit, row, y)
         if kind.scheme.strip == 2:
             with builder.if_then((unit + 1).compare("<", columns >> 5).llvm):
-                _decoded(kind.scheme, codes, 8, heads, unit + 1, row, y + 128)
+                _decode(kind.scheme, codes, 8, headers, unit + 1, row, y + 128)
         return context.get_dummy_value()
     i64_ = types.int64
     return types.void(i64_, i64_, i64_, i64_, i64_, i64_, kind), codegen
 
 
 @intrinsic
-def _row_half(typingctx, codes, heads, unit, row, y, kind):
-    """The weights of one row in the half of a unit that ends it, to y. codes: of its strip."""
+def _row_half(typingctx, codes, headers, unit, row, y, kind):
+    """Write the weights of the half unit that ends a row to y. codes: address of the codes of its strip."""
     def codegen(context, builder, signature, args):
-        codes, heads, unit, row, y = (Value(builder, a) for a in args[:5])
+        codes, headers, unit, row, y = (Value(builder, a) for a in args[:5])
         scheme = kind.scheme
         if scheme.ends_in_halves:
-            heads = open_heads(heads, scheme)
-            for place in range(scheme.strip):
-                with builder.if_then((unit & scheme.strip - 1).compare("==", place).llvm):
-                    _decoded(scheme, codes, 8 * place, heads, unit, row, y, 1)
+            headers = open_headers(headers, scheme)
+            for part in range(scheme.strip):
+                with builder.if_then((unit & scheme.strip - 1).compare("==", part).llvm):
+                    _decode(scheme, codes, 8 * part, headers, unit, row, y, 1)
         return context.get_dummy_value()
     i64_ = types.int64
     return types.void(i64_, i64_, i64_, i64_, i64_, kind), codegen
 
 
-def _decoded(scheme, codes, first, heads, unit, row, y, halves=2):
+def _decode(scheme, codes, first, headers, unit, row, y, halves=2):
     for half in range(halves):
-        scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(heads, unit, half, scheme))
+        scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(headers, unit, half, scheme))
         for group in range(4 * half, 4 * half + 4):
-            four = code_numbers(column_group(codes, scheme, first + group, row), scheme, Value.widen)
+            four = code_values(column_group(codes, scheme, first + group, row), scheme, Value.widen)
             save(y + 16 * group, weights(four, scales, offsets, scheme))
 
 
-def _floats(scheme, codes, row, y):
+def _decode_floats(scheme, codes, row, y):
     for k in range(32):
-        save(y + 4 * k, _of_row(numbers(codes + scheme.unit_bytes // 32 * k, scheme.header), row))
+        save(y + 4 * k, _of_row(load_floats(codes + scheme.unit_bytes // 32 * k, scheme.header), row))
 
 
 def _of_row(vector: Value, row: Value) -> Value:
@@ -115,11 +116,11 @@ def _of_row(vector: Value, row: Value) -> Value:
 
 
 @intrinsic
-def _row_number(typingctx, codes, row, y, kind):
-    """One plain number of a row, to y."""
+def _row_value(typingctx, codes, row, y, kind):
+    """Write one float weight of a row to y."""
     def codegen(context, builder, signature, args):
         codes, row, y = (Value(builder, a) for a in args[:3])
         if kind.scheme.is_float:
-            save(y, _of_row(numbers(codes, kind.scheme.header), row))
+            save(y, _of_row(load_floats(codes, kind.scheme.header), row))
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, types.int64, kind), codegen

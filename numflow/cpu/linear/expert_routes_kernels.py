@@ -1,8 +1,10 @@
-"""Kernels that group routes (token, chosen expert) by expert, so that an expert's weights meet all its rows at once.
+"""Kernels that group routes (token, chosen expert) by expert: an expert's weights are then read once for all its rows.
 
-groups i32: order [R], the routes sorted by expert, and then by number; first [X + 1], where an expert's begin in it;
-place [X + 1], the row of the operand where they begin: an expert's rows are cut into token tiles of their own
-(activations.py), of which the last may have rows without a route.
+groups, i32 arrays:
+    order [R]           route indices, sorted by expert, then by index
+    first [X + 1]       position in `order` of an expert's first route
+    first_row [X + 1]   operand row of an expert's first route: the rows of each expert are cut into token tiles of
+                        their own (activations.py), and the last tile may have rows without a route
 """
 
 import numpy as np
@@ -13,9 +15,8 @@ from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.vector import inline, merged
 
-# Arguments: of group_routes header, rows field (of ids), ids, their stride, S, number of the first expert; of the
-# operand kernels rows of x, their stride, how many routes share a row, K, x, aux; of both then X, how many routes there
-# is room for, and groups.
+# Arguments of group_routes: header, rows field (of ids), ids, their stride, S, id of the first expert. Of the operand
+# kernels: rows of x, their stride, routes per row, K, x, aux. Both continue with X, the most routes, and groups.
 HEADER, ROWS_FIELD, IDS, IDS_STRIDE, CHOSEN, FIRST = range(6)
 SOURCE, STRIDE, DIVISOR, COLUMNS, X, AUX = range(6)
 EXPERTS, CAPACITY, GROUPS = range(6, 9)
@@ -23,28 +24,28 @@ EXPERTS, CAPACITY, GROUPS = range(6, 9)
 
 @inline
 def parts(groups, capacity, experts):
-    """order, first and place of `groups`."""
+    """Pointers to order, first and first_row of `groups`."""
     return i32_ptr(groups), i32_ptr(groups + 4 * capacity), i32_ptr(groups + 4 * (capacity + experts + 1))
 
 
 @inline
 def rows_of_matrix(groups, capacity, matrices, tokens, x):
-    """Of the matrix of expert x: how many routes it has, where they begin in the operand, the address of their numbers,
-    and 0. Without groups, of head x: the tokens, where they begin in the operand, 0 and x."""
-    _, first, place = parts(groups, capacity, matrices)
+    """(rows, first operand row, address of the route indices, 0) of expert x; without groups, (tokens, first operand
+    row, 0, x) of head x."""
+    _, first, first_row = parts(groups, capacity, matrices)
     if groups == 0:
         return tokens, x * ((tokens + TOKEN_TILE - 1) // TOKEN_TILE * TOKEN_TILE), 0, x
-    return np.int64(first[x + 1] - first[x]), np.int64(place[x]), groups + 4 * np.int64(first[x]), 0
+    return np.int64(first[x + 1] - first[x]), np.int64(first_row[x]), groups + 4 * np.int64(first[x]), 0
 
 
 @kernel
 def group_routes(args, thread, n_threads):
-    """ids i32 [T, S] -> groups, by one thread: a counting sort. Routes to experts that are not here are in no group."""
+    """ids i32 [T, S] -> groups: a counting sort, by one thread. Routes to experts of other devices are in no group."""
     if thread != 0:
         return
     tokens, chosen, experts = i64(i64(args, HEADER), i64(args, ROWS_FIELD)), i64(args, CHOSEN), i64(args, EXPERTS)
     lowest = i64(args, FIRST)
-    order, first, place = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
+    order, first, first_row = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
     for x in range(experts + 1):
         first[x] = 0
     for t in range(tokens):
@@ -52,13 +53,13 @@ def group_routes(args, thread, n_threads):
         for s in range(chosen):
             if 0 <= ids[s] - lowest < experts:
                 first[ids[s] - lowest + 1] += 1
-    place[0] = 0
+    first_row[0] = 0
     for x in range(experts):
         count = first[x + 1]
         whole = count // TOKEN_TILE * TOKEN_TILE
-        place[x + 1] = place[x] + whole + (tile_tokens(count - whole) if count > whole else 0)
+        first_row[x + 1] = first_row[x] + whole + (tile_tokens(count - whole) if count > whole else 0)
         first[x + 1] += first[x]
-    # Filling moves first[x] to the end of expert x, which is where x + 1 begins: shift back afterwards.
+    # Filling moves first[x] to the end of expert x, which is the start of expert x + 1: shift back afterwards.
     for t in range(tokens):
         ids = i32_ptr(i64(args, IDS) + 4 * t * i64(args, IDS_STRIDE))
         for s in range(chosen):
@@ -72,9 +73,11 @@ def group_routes(args, thread, n_threads):
 
 
 @kernel
-def zero_others(args, thread, n_threads):
-    """Rows of y f32 [T * S, N] of routes to experts that are not here: zeros. Args: as group_routes up to FIRST, then
-    how many experts there are, y, its stride, N."""
+def zero_remote_routes(args, thread, n_threads):
+    """Zero the rows of y f32 [T * S, N] whose routes go to experts of other devices.
+
+    args: as group_routes up to FIRST, then X, y, its stride, N.
+    """
     tokens, chosen, lowest = i64(i64(args, HEADER), i64(args, ROWS_FIELD)), i64(args, CHOSEN), i64(args, FIRST)
     begin, end = share(tokens * chosen, thread, n_threads)
     for route in range(begin, end):
@@ -108,11 +111,11 @@ def routes_to_bf16(args, thread, n_threads):
 
 @merged
 def _operand(args, thread, n_threads, kind):
-    """Items: chunks of token tiles, dealt out in turn."""
-    each = rows_of_token(kind)
-    tile = TOKEN_TILE // each
+    """Threads take the chunks of all token tiles in turn."""
+    rows_per_token = rows_of_token(kind)
+    tile = TOKEN_TILE // rows_per_token
     experts, columns = i64(args, EXPERTS), i64(args, COLUMNS)
-    _, first, place = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
+    _, first, first_row = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
     item = 0
     for x in range(experts):
         for t in range(0, first[x + 1] - first[x], tile):
@@ -122,5 +125,5 @@ def _operand(args, thread, n_threads, kind):
                     count = min(tile, first[x + 1] - first[x] - t)
                     fill_tile(i64(args, SOURCE), 4 * i64(args, STRIDE), routes, i64(args, DIVISOR),
                               count, columns, begin, i64(args, X), i64(args, AUX),
-                              (place[x] + t) * each, kind)
+                              (first_row[x] + t) * rows_per_token, kind)
                 item += 1

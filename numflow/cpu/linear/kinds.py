@@ -1,4 +1,4 @@
-"""The kind of a product, a type of compiled code: a scheme of layout.py, and the operand that it meets."""
+"""The kind of a product as a Numba type: a scheme of layout.py and the operand kind of the activations."""
 
 from collections.abc import Mapping
 
@@ -12,14 +12,16 @@ from numflow.cpu.weights.layout import PAIRS, PANELS, SCHEMES, Panel
 
 
 def _panels(operand: int) -> Mapping[str, Panel]:
-    """Panels that an operand meets, by scheme."""
+    """Panels for an operand kind, by scheme."""
     panels: dict[int, Mapping[str, Panel]] = {INT8: PANELS, BF16: PAIRS}
     return panels.get(operand, {})
 
 
 class SchemeType(types.Type):
-    """A scheme of layout.py, the operand that it meets, and whether half of a unit may end a row: the type of a value
-    without content. panel: whether what is read is a panel (panel.py) of such a matrix."""
+    """Type of a value without content: a scheme of layout.py, an operand kind, and whether rows end with half a unit.
+
+    panel: whether kernels read a panel (panel.py) of the matrix instead of its packed tile.
+    """
 
     def __init__(self, name: str, operand: int, ragged: bool, panel: bool = False):
         self.scheme = _panels(operand)[name] if panel else SCHEMES[name]
@@ -29,7 +31,7 @@ class SchemeType(types.Type):
 
     @property
     def panel(self) -> "SchemeType | None":
-        """The kind of a panel of such a matrix, if one pays."""
+        """The type for a panel of the same matrix, or None if a panel does not pay."""
         if self.scheme.name not in _panels(self.operand):
             return None
         return SchemeType(self.scheme.name, self.operand, self.ragged, True)
@@ -40,7 +42,7 @@ register_model(SchemeType)(models.OpaqueModel)
 
 @intrinsic(prefer_literal=True)
 def scheme(typingctx, name, operand, ragged):
-    """The scheme of that name and its operand, for the functions of this room; all arguments are constants."""
+    """The type for a scheme's name and an operand kind, for the functions of this room; all arguments are constants."""
     def codegen(context, builder, signature, args):
         return context.get_dummy_value()
     return SchemeType(name.literal_value, operand.literal_value, bool(ragged.literal_value))(
@@ -57,7 +59,7 @@ def x_bytes(typingctx, count, kind):
 
 @intrinsic
 def code_bytes(typingctx, count, kind):
-    """Bytes of the codes of `count` columns of a tile: whole units, or plain numbers."""
+    """Bytes of the codes of `count` columns of a tile: whole units, or float weights."""
     def codegen(context, builder, signature, args):
         return ((Value(builder, args[0]) * kind.scheme.unit_bytes) >> 5).llvm
     return types.int64(types.int64, kind), codegen
@@ -65,7 +67,7 @@ def code_bytes(typingctx, count, kind):
 
 @intrinsic
 def has_panel(typingctx, kind):
-    """A constant: whether many tokens meet a panel of a tile."""
+    """Constant: whether products with many tokens use a panel of the tile."""
     def codegen(context, builder, signature, args):
         return context.get_constant(types.boolean, kind.panel is not None)
     return types.boolean(kind), codegen

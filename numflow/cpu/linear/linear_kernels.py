@@ -1,5 +1,5 @@
-"""Factories of the kernels of `linear` and `expert_linear`, for a scheme of layout.py, an operand, and rows that half
-of a unit ends, or not."""
+"""Factories of the kernels of `linear` and `expert_linear`, for a scheme of layout.py, an operand kind, and whether
+rows end with half a unit (ragged)."""
 
 from numflow.cpu.linear import walk as linear_walk
 from numflow.cpu.linear.kinds import scheme

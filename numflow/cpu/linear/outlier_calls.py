@@ -1,4 +1,4 @@
-"""Calls that add a matrix's outliers (outliers.py) to what its kernel has written."""
+"""Calls that add the products with a matrix's outliers (outliers.py) to the output of the matrix's kernel."""
 
 from typing import Any
 
@@ -10,41 +10,41 @@ from numflow.ops import Step
 _CODE = Code("numflow.cpu.linear.outliers_kernels")
 
 
-def _common(step: Step, ctx, sparse: PackedOutliers, x: Argument) -> dict[str, Any]:
+def _shared_slots(step: Step, ctx, sparse: PackedOutliers, x: Argument) -> dict[str, Any]:
     y = step.outputs[0]
     return {"header": ctx.header, "rows_field": ctx.rows(y), "x": x, "slots": sparse.slots, "starts": sparse.starts,
             **ctx.strided("y", y)}
 
 
 def added(step: Step, ctx, sparse: PackedOutliers, x: Argument, token_block: int) -> Call:
-    """To the output of a `linear`; x: its float32 operand.
+    """The call for a `linear`; x: its float32 operand.
 
-    It goes on without a barrier after the matrix's call: threads have the same tiles in both.
+    No barrier is needed after the matrix's call: each thread has the same tiles in both.
     """
     y = step.outputs[0]
-    return Call.named(None, _CODE.kernel("add_outliers"), OUTLIERS, **_common(step, ctx, sparse, x), rows=y.width,
+    return Call.named(None, _CODE.kernel("add_outliers"), OUTLIERS, **_shared_slots(step, ctx, sparse, x), rows=y.width,
                       columns=step.inputs[0].width, token_block=token_block, joined=True)
 
 
 def added_to_experts(step: Step, ctx, sparse: PackedOutliers, x: Argument, experts: int, routes: int,
                      groups: Argument) -> Call:
-    """The same for an `expert_linear`; x: the float32 operand of the routes by expert."""
+    """The call for an `expert_linear`; x: the float32 operand of the routes, grouped by expert."""
     y = step.outputs[0]
-    return Call.named(None, _CODE.kernel("add_expert_outliers"), EXPERT_OUTLIERS, **_common(step, ctx, sparse, x),
+    return Call.named(None, _CODE.kernel("add_expert_outliers"), EXPERT_OUTLIERS, **_shared_slots(step, ctx, sparse, x),
                       rows=y.width, columns=step.inputs[0].width, token_block=0, experts=experts, capacity=routes,
                       groups=groups, joined=True)
 
 
 def added_to_heads(step: Step, ctx, sparse: PackedOutliers, x: Argument, heads: int) -> Call:
-    """The same for a `head_linear`; x: the float32 operand of one head after the other."""
+    """The call for a `head_linear`; x: the float32 operand, head after head."""
     x_view, y = step.inputs[0], step.outputs[0]
-    return Call.named(None, _CODE.kernel("add_expert_outliers"), EXPERT_OUTLIERS, **_common(step, ctx, sparse, x),
+    return Call.named(None, _CODE.kernel("add_expert_outliers"), EXPERT_OUTLIERS, **_shared_slots(step, ctx, sparse, x),
                       rows=y.width // heads, columns=x_view.width // heads, token_block=0, experts=heads, capacity=0,
                       groups=0, joined=True)
 
 
 def added_to_rows(step: Step, ctx, sparse: PackedOutliers, rows: int, factor: float, first: int) -> Call:
-    """The same for an `embed` of a table of so many rows, the first of which is row `first` of the whole one."""
+    """The call for an `embed` of a table of `rows` rows, the first of which is row `first` of the whole table."""
     y = step.outputs[0]
     return Call.of(None, _CODE.kernel("add_outliers_of_rows"), ctx.header, ctx.rows(y), sparse.slots, sparse.starts,
                    rows, *ctx.view(y), factor, first, joined=True)

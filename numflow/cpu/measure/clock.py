@@ -1,4 +1,4 @@
-"""Time inside a run: kernels that note when thread 0 passes, put between the calls of a table."""
+"""Timing within a run: time stamps of thread 0, by kernels inserted between the calls of a table."""
 
 import numpy as np
 
@@ -11,18 +11,18 @@ _MICROSECONDS = np.array(CLOCK_MICROSECONDS)
 
 
 class Stamps:
-    """A table of calls (threads.py) with the clock read before its first row and after the rows `ends`.
+    """A table of calls (threads.py) with time stamps before its first row and after the rows `ends`.
 
-    table: to be walked in place of the one given; every group of rows ends in a barrier.
+    table: the new table, to run instead of the given one; every group of rows ends with a barrier.
     """
 
     def __init__(self, table: np.ndarray, ends: list[int]):
         self._times = aligned((len(ends) + 1, 2), np.int64)
         self._args = aligned((len(ends) + 1, 1), np.int64)
         self._args[:, 0] = self._times.ctypes.data + self._times.strides[0] * np.arange(len(ends) + 1)
-        awake = self._row(0)  # its barrier waits for threads that sleep; what they take is no part of a step
-        awake[0, 2] = 1
-        rows, begin = [awake, self._row(0)], 0
+        warm_up = self._row(0)  # its barrier waits until sleeping threads are awake, outside of the measured steps
+        warm_up[0, 2] = 1
+        rows, begin = [warm_up, self._row(0)], 0
         for index, end in enumerate(ends, 1):
             group = table[begin:end].copy()
             if len(group):
@@ -37,5 +37,5 @@ class Stamps:
 
     @property
     def microseconds(self) -> np.ndarray:
-        """float64 [len(ends)], what each group of rows took in the last walk."""
+        """float64 [len(ends)], the time of each group of rows in the last run."""
         return np.diff(self._times, axis=0) @ _MICROSECONDS

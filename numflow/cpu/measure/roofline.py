@@ -1,7 +1,7 @@
 """Roofline of this machine: rates of memory reads, int8 dot products, and float32 and bfloat16 multiply-adds.
 
-The kernels that measure these rates do what a model's kernels do, and nothing else. A model's speed is given as a
-fraction of the rates.
+The kernels of these measurements use the instructions of a model's kernels and do no other work. A model's speed is
+reported as a fraction of the rates.
 """
 
 import time
@@ -18,14 +18,15 @@ from numflow.cpu.simd.isa import isa
 _CODE = Code("numflow.cpu.measure.roofline_kernels")
 
 READ_BYTES = 256 << 20  # far more than any cache
-CHAINS = 12 if isa() == "avx512" else 5  # independent sums: enough to fill the pipeline, and they fit the registers
+CHAINS = 12 if isa() == "avx512" else 5  # independent accumulators: they fill the pipeline and fit the registers
 STEPS = 1 << 20
-LINE, SINK = 64, 1024  # of memory that results go to, so that no work is left out
+LINE, SINK = 64, 1024  # bytes of results, per accumulator and per thread; stored so that no work is optimised away
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Of all threads together: 10^9 bytes, int8, float32 and bfloat16 operations per second (a multiply-add is 2)."""
+    """Rates of all threads together: 10^9 bytes, int8, float32 and bfloat16 operations per second (a multiply-add is
+    2 operations)."""
 
     threads: int
     read_gb_s: float
@@ -35,11 +36,11 @@ class Roofline:
 
 
 def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20) -> Roofline:
-    """The best of `repeat` short runs each; takes about a quarter of a second of all threads."""
+    """Measure each rate as the best of `repeat` short runs; takes about a quarter of a second on all threads."""
     memory = Arena().zeros(read_bytes)
     memory[:] = 1
     small, sink = aligned((CHAINS + 1) * LINE, np.uint8), aligned(threads * SINK, np.uint8)
-    small.view(np.float32)[:] = 0.5  # where multiply-adds are made of other instructions, zeros take longer
+    small.view(np.float32)[:] = 0.5  # emulated fused multiply-adds take longer with zeros
     per_step = CHAINS * threads * STEPS / 1e9
     runs = [("read", memory, read_bytes // (8 * LINE)),
             *((f"multiply_{kind}", small, STEPS) for kind in ("bytes", "f32", "bf16"))]
@@ -49,7 +50,7 @@ def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20)
 
 
 def _best(fn: Kernel, threads: int, repeat: int, *values) -> float:
-    """Seconds of the quickest run."""
+    """Seconds of the fastest run."""
     call, pool = Call.of(None, fn, *values), shared_threads(threads)
     table = np.array([[fn.address, call.args.ctypes.data, 1]], np.int64)
     times = []

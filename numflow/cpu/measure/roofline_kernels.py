@@ -1,4 +1,4 @@
-"""Kernels that do nothing but read or multiply (roofline.py)."""
+"""Kernels that only read memory or only multiply (roofline.py)."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,13 @@ from numflow.cpu.simd.dot import dot4
 from numflow.cpu.simd.tile import add_products, each_word, repeat
 from numflow.cpu.simd.value import Value, constant, load, prefetch, save
 
-# Arguments: address of what is read and how many lines or steps; address of SINK bytes for each thread.
+# Arguments: address of the source, number of lines or steps, address of SINK bytes per thread.
 SOURCE, COUNT, RESULT = range(3)
 
 
 def _sums(kind: str, count: int, step: Callable) -> object:
-    """A function of compiled code (source, steps, result): `count` sums, which `step` changes in each round."""
+    """A function of compiled code (source, steps, result): `count` accumulators, updated by `step` in each iteration.
+    """
     @intrinsic
     def sums(typingctx, source, steps, result):
         def codegen(context, builder, signature, args):
@@ -33,13 +34,13 @@ def _sums(kind: str, count: int, step: Callable) -> object:
 
 def _add_lines(totals: list[Value], source: Value, i: Value) -> list[Value]:
     lines = [source + (i * (8 * LINE) + n * LINE) for n in range(8)]
-    for at in lines:
-        prefetch(at + 4096, 1)
-    return [total + load(at, "i32", 16) for total, at in zip(totals, lines)]
+    for line in lines:
+        prefetch(line + 4096, 1)
+    return [total + load(line, "i32", 16) for total, line in zip(totals, lines)]
 
 
-# As a tile of a matrix meets several tokens: 16 rows are read once in a round, and a word for each sum. All come from
-# places that change, else the compiler would keep them in registers that the sums need.
+# As in a register tile of several tokens, an iteration loads 16 rows once, and a word per accumulator. Addresses change
+# from iteration to iteration, else the compiler would keep the operands in registers that the accumulators need.
 
 def _add_byte_products(totals: list[Value], source: Value, i: Value) -> list[Value]:
     codes = load(source + ((i & 3) << 6), "u8", 64)
@@ -64,7 +65,7 @@ _bf16_sums = _sums("f32", CHAINS, _add_pair_products)
 
 @kernel
 def read(args, thread, n_threads):
-    """COUNT: groups of 8 lines of all threads."""
+    """Read memory. COUNT: groups of 8 cache lines, of all threads together."""
     begin, end = share(i64(args, COUNT), thread, n_threads)
     _read_sums(i64(args, SOURCE) + begin * 512, end - begin, i64(args, RESULT) + thread * SINK)
 

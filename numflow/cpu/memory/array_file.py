@@ -1,4 +1,4 @@
-"""Bytes by name in a safetensors file with a checksum of each, read straight into memory for weights."""
+"""Arrays by name in a safetensors file, with a checksum each, read directly into memory for weights."""
 
 import json
 import os
@@ -15,33 +15,33 @@ from numflow.formats.kept import PIECE, checksum, piece_sum, pieces
 from numflow.formats.writer import TensorEntry
 from numflow.formats.writer import write as write_safetensors
 
-_LARGE = 1 << 23  # bytes from which on several threads read
+_LARGE = 1 << 23  # least bytes that several threads read
 _SUMS = "sums"
 _ARENA = Arena()
 
 
 class ArrayFile:
-    """Content of such a file: empty if there is no file, or none that can be read."""
+    """Arrays of a file; none if the file is missing or not readable."""
 
     def __init__(self, path: Path):
-        self.path, self._places, self._sums = path, dict[str, tuple[int, int]](), dict[str, int]()
+        self.path, self._ranges, self._sums = path, dict[str, tuple[int, int]](), dict[str, int]()
         if not trust.readable(path):
             return
         try:
             stored, metadata = safetensors.read_with_metadata(path)
-            at = path.stat().st_size - sum(tensor.nbytes for tensor in stored.values())
+            offset = path.stat().st_size - sum(tensor.nbytes for tensor in stored.values())
             self._sums = dict(json.loads(metadata[_SUMS]))
-            os.utime(path)  # it is in use
+            os.utime(path)  # mark as recently used
         except (OSError, NumflowError, LookupError, TypeError, ValueError):
             return
         for name, tensor in stored.items():
-            self._places[name] = at, tensor.nbytes
-            at += tensor.nbytes
+            self._ranges[name] = offset, tensor.nbytes
+            offset += tensor.nbytes
 
     def read(self, name: str, nbytes: int, n_threads: int) -> np.ndarray | None:
-        """uint8 [nbytes]; None if it is not there, or not as it was written."""
-        begin, found = self._places.get(name, (0, -1))
-        if found != nbytes:
+        """Array uint8 [nbytes]; None if it is missing, or its size or checksum is wrong."""
+        begin, size = self._ranges.get(name, (0, -1))
+        if size != nbytes:
             return None
         array, threads = _ARENA.zeros(nbytes), 1 if nbytes < _LARGE else n_threads
         parts = pieces(array)
@@ -49,10 +49,10 @@ class ArrayFile:
 
         def read_some(thread: int) -> None:
             with open(self.path, "rb", buffering=0) as file:
-                for at in range(thread, len(parts), threads):
-                    file.seek(begin + at * PIECE)
-                    if file.readinto(parts[at].data) == parts[at].nbytes:
-                        sums[at] = piece_sum(parts[at])
+                for i in range(thread, len(parts), threads):
+                    file.seek(begin + i * PIECE)
+                    if file.readinto(parts[i].data) == parts[i].nbytes:
+                        sums[i] = piece_sum(parts[i])
 
         try:
             if threads == 1:

@@ -8,7 +8,7 @@ from numflow.errors import no_memory
 from numflow.ops import Network, View
 
 LINE = 64     # bytes of a cache line and of the widest vector register
-LANES = 16    # elements of 4 bytes in a line: rows start on lines, so whole vectors can be read past a row's end
+LANES = 16    # 4-byte elements per line: rows start on lines, so the last vector of a row can be read whole
 _LARGE = 1 << 19
 
 
@@ -22,17 +22,17 @@ def aligned(shape: int | tuple[int, ...], dtype: type | np.dtype, spare: int = L
 
 
 def _zeros(nbytes: int) -> np.ndarray:
-    """uint8 [nbytes]. What is large comes from the system itself: pages that nobody writes to take no memory."""
+    """Zeros uint8 [nbytes]. Large arrays are mapped by the system: pages that are never written take no memory."""
     if nbytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(nbytes, np.uint8)
     return np.frombuffer(anonymous(nbytes), np.uint8)
 
 
 def anonymous(nbytes: int, *protection: int) -> mmap.mmap:
-    """Pages of this process's own, zero, from the system.
+    """Private zeroed pages from the system.
 
     Raises:
-        MemoryError: there are none left.
+        MemoryError: the system has no memory left.
     """
     try:
         if not hasattr(mmap, "MAP_PRIVATE"):
@@ -50,7 +50,7 @@ def padded(width: int) -> int:
 
 
 class Buffers:
-    """Scratch memory of a network, by buffer name: [capacity of its rows, padded width], zeros at first."""
+    """Memory of a network's buffers, by name: arrays [capacity of its rows, padded width], initially zero."""
 
     def __init__(self, network: Network, capacity: dict[str, int]):
         self.network, self.arrays = network, {}
@@ -64,7 +64,7 @@ class Buffers:
         return array.ctypes.data + view.start * array.itemsize
 
     def stride(self, view: View) -> int:
-        """Elements from one row to the next."""
+        """Row stride of a view in elements."""
         return self.arrays[view.buffer].shape[1]
 
     def columns(self, view: View, rows: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Mixture of experts: which experts a token goes to, and the sum of what they return (`moe_route`, `expert_scale`,
-`expert_combine`).
+"""Mixture of experts: routing of tokens to experts, and the weighted sum of the experts' outputs (`moe_route`,
+`expert_scale`, `expert_combine`).
 
-Every id is in 0 .. X - 1 whatever the logits are, so what reads it as an index stays inside its memory.
+Every expert id is in 0 .. X - 1 whatever the logits are, NaN included, so it is a valid index.
 """
 
 import numpy as np
@@ -21,8 +21,10 @@ SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_topk": SOFTMAX_TOPK, 
 
 
 def moe_route(step: Step, ctx) -> list[Call]:
-    """logits f32 [T, X], experts f32 [T, S], bias, scales f32 [X] -> ids i32 [T, S], gates f32 [T, S]. Equal scores:
-    the lower id first."""
+    """logits f32 [T, X], experts f32 [T, S], bias, scales f32 [X] -> ids i32 [T, S], gates f32 [T, S].
+
+    Of equal scores the lower id comes first.
+    """
     logits, (ids, gates) = step.inputs[0], step.outputs
     experts, groups = logits.width, param(step, "groups")
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else np.zeros(experts, np.float32)

@@ -1,4 +1,4 @@
-"""Kernels of routing and of the sum over experts (moe.py)."""
+"""Kernels of expert routing and of the weighted sum over experts (moe.py)."""
 
 import math
 
@@ -24,7 +24,7 @@ _TAKEN = np.float32(-np.inf)
 
 @kernel
 def moe_route(args, thread, n_threads):
-    """Items: rows. Scratch of a thread: scores [X], what the choice goes by [X], values of the groups."""
+    """Items: rows. Scratch of a thread: scores [X], biased scores to choose by [X], values of the expert groups."""
     experts, chosen = i64(args, ROUTE.experts), i64(args, ROUTE.chosen)
     scratch = i64(args, ROUTE.scratch) + 4 * thread * i64(args, ROUTE.scratch_stride)
     scores, choice, bias = f32_ptr(scratch), f32_ptr(scratch + 4 * experts), f32_ptr(i64(args, ROUTE.bias))
@@ -34,7 +34,7 @@ def moe_route(args, thread, n_threads):
         ids = i32_ptr(i64(args, ROUTE.ids) + 4 * t * i64(args, ROUTE.ids_stride))
         gates = f32_ptr(i64(args, ROUTE.gates) + 4 * t * i64(args, ROUTE.gates_stride))
         if i64(args, ROUTE.score) == SPARSEMIXER:
-            _one_by_one(logits, choice, ids, gates, experts, chosen, np.float32(2 * f64(args, ROUTE.jitter)))
+            _sparsemixer(logits, choice, ids, gates, experts, chosen, np.float32(2 * f64(args, ROUTE.jitter)))
         else:
             _score(i64(args, ROUTE.score), logits, scores, experts)
             for x in range(experts):
@@ -58,22 +58,23 @@ def moe_route(args, thread, n_threads):
 
 @inline
 def _given(args, t, s, experts):
-    """Number of a token's expert, by a table."""
-    number = f32_ptr(i64(args, ROUTE.given) + 4 * t * i64(args, ROUTE.given_stride))[s]
-    return np.int64(min(max(number, np.float32(0)), np.float32(experts - 1)))
+    """Expert id s of token t from the input, clamped."""
+    id = f32_ptr(i64(args, ROUTE.given) + 4 * t * i64(args, ROUTE.given_stride))[s]
+    return np.int64(min(max(id, np.float32(0)), np.float32(experts - 1)))
 
 
 @inline
-def _one_by_one(logits, left, ids, gates, experts, chosen, reach):
-    """The largest logit of those left, again and again; its gate: softmax over those left that are near it."""
+def _sparsemixer(logits, left, ids, gates, experts, chosen, reach):
+    """SparseMixer: repeatedly choose the largest remaining logit; its gate is the softmax over the remaining logits
+    that are near it."""
     for x in range(experts):
         left[x] = logits[x]
     for s in range(chosen):
         best = _best(left, experts)
         top, total = logits[best], 0.0
         for x in range(experts):
-            far = top - logits[x] > reach * max(abs(logits[x]), top)
-            if left[x] != _TAKEN and not far:
+            is_far = top - logits[x] > reach * max(abs(logits[x]), top)
+            if left[x] != _TAKEN and not is_far:
                 total += math.exp(np.float64(left[x] - top))
         left[best] = _TAKEN
         ids[s], gates[s] = best, np.float32(1.0 / total)
@@ -81,7 +82,7 @@ def _one_by_one(logits, left, ids, gates, experts, chosen, reach):
 
 @inline
 def _score(kind, logits, scores, experts):
-    """Logits and scores may be the same."""
+    """scores = activation of logits; both may be the same array."""
     if kind == SOFTMAX:
         _softmax(logits, scores, experts)
         return
@@ -97,7 +98,7 @@ def _score(kind, logits, scores, experts):
 
 @inline
 def _softmax(x, y, n):
-    """In double precision; x and y may be the same."""
+    """y = softmax(x), in double precision; both may be the same array."""
     peak, total = x[0], 0.0
     for i in range(1, n):
         peak = max(peak, x[i])
@@ -109,7 +110,7 @@ def _softmax(x, y, n):
 
 @inline
 def _best(values, n):
-    """Index of the largest value, the lowest of equals; one that was not taken yet, unless values are NaN."""
+    """Index of the largest value, the lowest index if equal; an index that is not taken, unless values are NaN."""
     best = 0
     for i in range(1, n):
         if values[i] > values[best]:
@@ -119,13 +120,13 @@ def _best(values, n):
 
 @inline
 def _drop_groups(args, choice, values):
-    """Take the experts outside the best groups out of the choice; a group's value is the sum of its best."""
+    """Exclude the experts outside the best groups; a group's value is the sum of its `group_best` best experts."""
     groups, size = i64(args, ROUTE.groups), i64(args, ROUTE.experts) // i64(args, ROUTE.groups)
     for g in range(groups):
         values[g] = _sum_of_best(choice, g * size, (g + 1) * size, i64(args, ROUTE.group_best))
     for _ in range(groups - i64(args, ROUTE.top_groups)):
         worst = 0
-        for g in range(1, groups):  # of equals the last goes first
+        for g in range(1, groups):  # of equal groups the last is dropped first
             if values[g] <= values[worst]:
                 worst = g
         values[worst] = -_TAKEN
@@ -138,16 +139,17 @@ def _sum_of_best(values, begin, end, count):
     """The sum of the `count` largest of values[begin:end]."""
     total = np.float32(0)
     for x in range(begin, end):
-        better = 0
+        rank = 0
         for other in range(begin, end):
-            better += values[other] > values[x] or (values[other] == values[x] and other < x)
-        if better < count:
+            rank += values[other] > values[x] or (values[other] == values[x] and other < x)
+        if rank < count:
             total += values[x]
     return total
 
 
 @inline
 def _scale_gates(gates, chosen, normalize, least_sum, scale):
+    """gates = gates / max(sum, least_sum) if normalize, times scale."""
     total = np.float32(0)
     for s in range(chosen):
         total += gates[s]
@@ -173,8 +175,8 @@ def expert_scale(args, thread, n_threads):
 
 @kernel
 def expert_combine(args, thread, n_threads):
-    """y[t] = sum over s of gates[t, s] * x[t * S + s], in the order of s, or of x alone. Items: rows times vectors of
-    16 columns."""
+    """y[t] = sum over s of gates[t, s] * x[t * S + s], in the order of s; without gates if not weighted. Items: rows
+    times vectors of 16 columns."""
     routes, width = i64(args, COMBINE.routes), i64(args, COMBINE.width)
     vectors = (width + 15) // 16
     begin, end = share(i64(i64(args, COMBINE.header), i64(args, COMBINE.rows)) * vectors, thread, n_threads)

@@ -1,4 +1,4 @@
-"""Memory, from inside kernels. An address is an int64; p = f32_ptr(address) is indexed like an array, unchecked.
+"""Memory access in kernels. An address is an int64; p = f32_ptr(address) is indexed like an array, unchecked.
 
 args is the address of a kernel's arguments: i64(args, 3) and f64(args, 4) read them. i64 reads any array of int64.
 """
@@ -58,5 +58,5 @@ f32_from_bits = _bitcast(types.int32, types.float32, ir.FloatType())
 
 @numba.njit(inline="always")
 def share(n, thread, n_threads):
-    """begin, end of this thread's even share of n items; the shares of all threads follow each other."""
+    """begin, end of this thread's even, contiguous share of n items."""
     return n * thread // n_threads, n * (thread + 1) // n_threads

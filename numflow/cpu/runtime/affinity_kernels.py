@@ -1,4 +1,4 @@
-"""Kernel with which a thread chooses its core (affinity.py)."""
+"""Function by which a thread sets its CPU affinity (affinity.py)."""
 
 import numba
 from llvmlite import ir
@@ -16,7 +16,7 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 @intrinsic
 def current_cpu(typingctx):
-    """Number of the CPU this thread runs on, or -1."""
+    """Index of the CPU that this thread runs on, or -1."""
     def codegen(context, builder, signature, args):
         if not LINUX:
             return _I64(-1)
@@ -38,8 +38,8 @@ def _set_affinity(typingctx, mask):
 
 @numba.njit
 def choose_cpu(thread, n_threads, caller, allowed, mask):
-    """Let this thread run on all CPUs of the mask at `allowed` but `caller`; where threads outnumber them, on one only,
-    the caller's next and so on in turns. `mask` is memory for another mask.
+    """Let this thread run on all CPUs of the mask at `allowed` except `caller`; if threads outnumber the CPUs, pin it
+    to one CPU, counted from the caller's CPU by thread index. `mask` is memory for a mask.
     """
     count, rank = 0, 0
     for cpu in range(8 * MASK_BYTES):
@@ -48,14 +48,14 @@ def choose_cpu(thread, n_threads, caller, allowed, mask):
             rank += cpu < caller
     if count < 2 or caller < 0:
         return
-    wanted, at = (rank + thread) % count, 0
+    wanted, index = (rank + thread) % count, 0
     for word in range(MASK_BYTES // 8):
         i64_ptr(mask)[word] = 0
     for cpu in range(8 * MASK_BYTES):
         if _has(allowed, cpu):
-            if at == wanted if n_threads > count else cpu != caller:
+            if index == wanted if n_threads > count else cpu != caller:
                 i64_ptr(mask)[cpu // 64] |= 1 << (cpu % 64)
-            at += 1
+            index += 1
     _set_affinity(mask)
 
 

@@ -1,4 +1,4 @@
-"""Synchronisation of threads outside the GIL: atomic int64 operations, ways to wait, a clock, a lock to sleep on.
+"""Synchronisation of threads outside the GIL: atomic int64 operations, spin and yield, a clock, locks to sleep on.
 
 System functions are called by name (symbols.py).
 """
@@ -23,7 +23,7 @@ def _pointer(builder, address):
 
 @intrinsic
 def fetch_add(typingctx, address, value):
-    """Add to the int64 at `address`; the value before."""
+    """Add to the int64 at `address`; returns the old value."""
     def codegen(context, builder, signature, args):
         return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], "seq_cst")
     return types.int64(types.int64, types.int64), codegen
@@ -31,7 +31,7 @@ def fetch_add(typingctx, address, value):
 
 @intrinsic
 def exchange(typingctx, address, value):
-    """Replace the int64 at `address`; the value before."""
+    """Replace the int64 at `address`; returns the old value."""
     def codegen(context, builder, signature, args):
         return builder.atomic_rmw("xchg", _pointer(builder, args[0]), args[1], "seq_cst")
     return types.int64(types.int64, types.int64), codegen
@@ -39,7 +39,7 @@ def exchange(typingctx, address, value):
 
 @intrinsic
 def load_acquire(typingctx, address):
-    """The int64 at `address`, and everything its writer wrote before it."""
+    """Load the int64 at `address` with acquire semantics: everything its writer stored before is visible."""
     def codegen(context, builder, signature, args):
         return builder.load_atomic(_pointer(builder, args[0]), "acquire", 8)
     return types.int64(types.int64), codegen
@@ -47,7 +47,7 @@ def load_acquire(typingctx, address):
 
 @intrinsic
 def store_release(typingctx, address, value):
-    """Write the int64 at `address` after everything this thread wrote before."""
+    """Store the int64 at `address` with release semantics: everything this thread stored before is visible first."""
     def codegen(context, builder, signature, args):
         builder.store_atomic(args[1], _pointer(builder, args[0]), "release", 8)
         return context.get_dummy_value()
@@ -56,7 +56,7 @@ def store_release(typingctx, address, value):
 
 @intrinsic
 def pause(typingctx):
-    """Tell the core that this is a spin loop (x86 `pause`; nothing elsewhere)."""
+    """Hint that this is a spin loop (x86 `pause`; nothing elsewhere)."""
     def codegen(context, builder, signature, args):
         if _X86:
             nothing = ir.FunctionType(ir.VoidType(), [])
@@ -67,7 +67,7 @@ def pause(typingctx):
 
 @intrinsic
 def cpu_yield(typingctx):
-    """Let another thread have this core (sched_yield, SwitchToThread)."""
+    """Yield the core to another thread (sched_yield, SwitchToThread)."""
     def codegen(context, builder, signature, args):
         builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, []), "numflow_yield"), [])
         return context.get_dummy_value()
@@ -86,8 +86,8 @@ def read_clock(typingctx, address):
 
 
 @intrinsic
-def _two_numbers(typingctx):
-    """Address of two int64 that are 0, on the stack."""
+def _two_words(typingctx):
+    """Address of two int64 on the stack, set to 0."""
     def codegen(context, builder, signature, args):
         memory = cgutils.alloca_once(builder, ir.ArrayType(_I64, 2))
         builder.store(ir.Constant(ir.ArrayType(_I64, 2), None), memory)
@@ -97,16 +97,19 @@ def _two_numbers(typingctx):
 
 @numba.njit
 def microseconds():
-    """The time, int64."""
-    at = _two_numbers()
-    read_clock(at)
-    return np.int64(i64(at, 0) * CLOCK_MICROSECONDS[0] + i64(at, 1) * CLOCK_MICROSECONDS[1])
+    """The time in microseconds, int64."""
+    address = _two_words()
+    read_clock(address)
+    return np.int64(i64(address, 0) * CLOCK_MICROSECONDS[0] + i64(address, 1) * CLOCK_MICROSECONDS[1])
 
 
 @numba.njit
 def give_way(crowded):
-    """Yield the core once, unless other programs are known to want it; whether they do. At the address `crowded` is the
-    time until when they are taken to: after a yield that took long, because they ran meanwhile."""
+    """Yield the core once, unless other programs are assumed to compete for it; returns whether they do.
+
+    crowded: address of the time until which they are assumed to. A yield that takes long, because another program ran
+    meanwhile, sets the time.
+    """
     begin = microseconds()
     if begin < load_acquire(crowded):
         return True
@@ -120,7 +123,7 @@ def give_way(crowded):
 
 @intrinsic
 def nap(typingctx):
-    """Sleep for the shortest time that the system offers without a lock: some 0.1 ms, on Windows 1 ms."""
+    """Sleep for the shortest time that the system offers without a lock: about 0.1 ms, on Windows 1 ms."""
     def codegen(context, builder, signature, args):
         fn = ir.FunctionType(_I32, [_I32])
         builder.call(cgutils.get_or_insert_function(builder.module, fn, "numflow_nap"), [_I32(NAP)])
@@ -130,7 +133,7 @@ def nap(typingctx):
 
 @intrinsic
 def acquire(typingctx, lock):
-    """Sleep until the lock at this address (see new_lock) is free, and take it."""
+    """Sleep until the lock at this address (threads.py: _new_lock) is free, and acquire it."""
     def codegen(context, builder, signature, args):
         fn = ir.FunctionType(_I32, [_I64, _I32])
         builder.call(cgutils.get_or_insert_function(builder.module, fn, "numflow_acquire"), [args[0], _I32(1)])
@@ -140,7 +143,7 @@ def acquire(typingctx, lock):
 
 @intrinsic
 def release(typingctx, lock):
-    """Free the lock at this address, whichever thread took it."""
+    """Release the lock at this address, whichever thread acquired it."""
     def codegen(context, builder, signature, args):
         fn = ir.FunctionType(ir.VoidType(), [_I64])
         builder.call(cgutils.get_or_insert_function(builder.module, fn, "numflow_release"), [args[0]])

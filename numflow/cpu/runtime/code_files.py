@@ -1,4 +1,4 @@
-"""Machine code of numflow's kernels on disk: object files, each with a checksum behind it."""
+"""Machine code of numflow's kernels on disk: object files, each followed by a checksum."""
 
 import os
 import warnings
@@ -11,11 +11,11 @@ from numflow.cpu.runtime import machine_code
 from numflow.cpu.runtime.machine_code import MachineCode, UnknownCodeError
 
 _CHECKSUM = 4  # bytes
-_ENTRY = "cfunc."  # how the symbol of a kernel's C function begins
+_ENTRY = "cfunc."  # prefix of the symbol of a kernel's C function
 
 
 def load(module: str, name: str) -> MachineCode | None:
-    """A kernel of a module of numflow, in memory; None if it is not on disk, or broken."""
+    """Load a kernel of a numflow module into memory; None if it is not on disk, or damaged."""
     path = _path(module, name)
     if path is None:
         return None
@@ -33,7 +33,7 @@ def load(module: str, name: str) -> MachineCode | None:
 
 
 def save(module: str, name: str, compiled: Any) -> None:
-    """Keep what Numba has just compiled, if it is one of `kept`."""
+    """Save a kernel that Numba has compiled, if kernels of its module are `kept`."""
     path = _path(module, name)
     if path is None:
         return
@@ -43,7 +43,7 @@ def save(module: str, name: str, compiled: Any) -> None:
     try:
         MachineCode(elf, _ENTRY)
     except UnknownCodeError:
-        return  # it will be compiled at every start
+        return  # not loadable: compiled at every start
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         with open(part, "xb", opener=_for_this_user) as file:
@@ -63,9 +63,9 @@ def _with_checksum(elf: bytes) -> bytes:
 
 
 def kept(module: str) -> bool:
-    """Whether kernels of a module are kept here: numflow's own, on a platform whose objects are known.
+    """Whether this module caches kernels of a module: numflow's own, on a platform that the linker supports.
 
-    A folder's name does not tell of the sources of other people's kernels, Numba's own files do.
+    The folder's name depends on numflow's sources only. For other modules Numba's own cache tracks the sources.
     """
     return machine_code.supported() and kernel_cache.source_of(module) is not None
 

@@ -1,4 +1,4 @@
-"""From a kernel's Python function to machine code, by Numba."""
+"""Compilation of a kernel's Python function to machine code, by Numba."""
 
 import ctypes
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from numflow import kernel_cache
 from numflow.cpu.runtime.symbols import NAMED
 from numflow.cpu.simd.isa import isa
 
-# No relaxed float rules: a kernel computes what it says, so that a vector body, its tail and a tile of any height agree
-# bit for bit. Where a * b + c should be fused, the kernel calls `fma`.
+# No relaxed float rules: LLVM must not reorder or fuse operations, so that the vector body of a loop, its tail and
+# tiles of any height agree bit for bit. A kernel calls `fma` for a fused multiply-add.
 FASTMATH = False
 
 _SIGNATURE = types.void(types.int64, types.int64, types.int64)
@@ -23,14 +23,14 @@ for _name, _function in NAMED.items():
     binding.add_symbol(_name, ctypes.cast(_function, ctypes.c_void_p).value)
 
 if isa() == "neon" and kernel_cache.setting("CPU_FEATURES") is None:
-    # LLVM may not know of a new processor that it has dot products, and it ends the process where it meets one then.
+    # LLVM may not know that a new processor has dot products, and would then abort the process at such an instruction.
     numba.config.CPU_FEATURES = ",".join(filter(None, [get_host_cpu_features(), "+neon", "+dotprod"]))
 
 
 def compile_kernel(fn: Callable[[int, int, int], None], keep: bool) -> tuple[Any, bool]:
-    """The compiled function, which has an `address`, and whether Numba had it on disk.
+    """The compiled function, which has an `address`, and whether Numba loaded it from its cache.
 
-    keep: let Numba keep it there. What is not kept can be had as an object_file.
+    keep: whether Numba caches it on disk. If not, `object_file` returns its object file.
     """
     config: Any = numba.config
     saved, config.CACHE_DIR = config.CACHE_DIR, str(kernel_cache.folder(fn.__module__))
@@ -42,5 +42,5 @@ def compile_kernel(fn: Callable[[int, int, int], None], keep: bool) -> tuple[Any
 
 
 def object_file(compiled: Any) -> bytes:
-    """Object file that LLVM made of a compiled function; its C function is named "cfunc. ..."."""
+    """Object file of a compiled function; the symbol of its C function begins with "cfunc."."""
     return compiled._library._get_compiled_object()

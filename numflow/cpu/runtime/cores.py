@@ -1,15 +1,15 @@
 """Default number of threads: the physical cores that this process may run on, within its container's quota.
 
-Beside it the number of rounds that threads spin, which is smaller if there are more threads than that.
+Also the number of spins before a waiting thread yields, which is smaller if threads outnumber the cores.
 """
 
 import math
 import os
 from pathlib import Path
 
-# Weights are read at the speed of memory, which a few dozen cores saturate; more only wait for each other.
+# A few dozen cores saturate the memory bandwidth, which limits decoding; more cores only wait for each other.
 MOST = 32
-SPINS, SCARCE = 2000, 16  # before a waiting thread yields its core, about 40 us; where threads outnumber cores
+SPINS, SCARCE = 2000, 16  # spins before a waiting thread yields its core (about 40 us); if threads outnumber cores
 
 
 def default_threads() -> int:
@@ -20,7 +20,7 @@ def default_threads() -> int:
 
 
 def patience(threads: int) -> int:
-    """Rounds that one of so many threads spins before it yields its core, which the awaited thread may need."""
+    """Spins before one of `threads` threads yields its core, which the awaited thread may need."""
     return SPINS if threads <= default_threads() else SCARCE
 
 
@@ -31,7 +31,7 @@ def _allowed() -> set[int]:
 
 
 def _physical(cpus: set[int]) -> int:
-    """Cores among these logical CPUs: hardware threads of one core count once, where the system says so."""
+    """Physical cores among these logical CPUs: hardware threads of a core count once, if the topology is known."""
     cores = set()
     for cpu in cpus:
         siblings = _text(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
@@ -40,7 +40,7 @@ def _physical(cpus: set[int]) -> int:
 
 
 def _quota() -> float | None:
-    """CPUs' worth of time the control group grants, None without a limit (cgroup v2, then v1)."""
+    """CPU quota of the control group, in CPUs; None without a limit (cgroup v2, then v1)."""
     quota, _, period = _text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     if not period:
         quota = _text(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))

@@ -1,4 +1,4 @@
-"""Holding back Ctrl-C where it would do harm."""
+"""Deferring Ctrl-C during code that an exception would break."""
 
 import signal
 import threading
@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """An interrupt that comes while the block runs takes effect after it.
+    """Defer an interrupt during the block until its end.
 
-    The compiler calls back into Python, where an exception gets lost and leaves half a kernel behind.
+    The compiler calls back into Python, where an exception would be lost and leave half a kernel behind.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # interrupts go to the main thread
         return
-    came = []
-    before = signal.signal(signal.SIGINT, lambda *args: came.append(args))
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *args: received.append(args))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-        if came and callable(before):
-            before(*came[0])
+        if received and callable(before):
+            before(*received[0])

@@ -1,7 +1,7 @@
-"""CPU kernels: C functions `fn(args, thread, n_threads)`, and the way of their arguments.
+"""CPU kernels: C functions `fn(args, thread, n_threads)`, and how they get their arguments.
 
-`args` is the address of an int64 array. By convention args[0] is the address of the batch header (below); the rest
-is what the binder of the op put there: addresses, strides, sizes, and floats as bit patterns:
+`args` is the address of an int64 array. By convention args[0] is the address of the batch header (below). The binder of
+the op fills in the others: addresses, strides, sizes, and floats as bit patterns:
 
     @kernel
     def scale(args, thread, n_threads):
@@ -10,13 +10,13 @@ is what the binder of the op put there: addresses, strides, sizes, and floats as
 
     Call.of(step, CODE.kernel("scale"), ctx.header, ctx.rows(view), address, 0.5)
 
-A kernel of more than 12 arguments has names for them, declared beside its binder, so that no position is counted twice:
+A kernel of more than 12 arguments has named slots, declared beside its binder:
 
     SLOTS = slots("header rows x x_stride y y_stride ...")
     i64(args, SLOTS.x_stride)                           # in the kernel
     Call.named(step, CODE.kernel("attention"), SLOTS, header=ctx.header, rows=ctx.rows(view), **ctx.strided("x", view))
 
-Kernels that differ in constants only are stamps of a factory, a function that returns the kernel for its constants:
+Kernels that differ only in constants are stamps of a factory, a function that returns the kernel for its constants:
 
     def scale_by(factor):
         def kernel(args, thread, n_threads):
@@ -25,9 +25,9 @@ Kernels that differ in constants only are stamps of a factory, a function that r
 
     CODE = Code("numflow.cpu.scale_kernels", stamps={"double": ("scale_by", (2,)), "treble": ("scale_by", (3,))})
 
-A kernel is compiled on its first use, kept on disk, and touches nothing but memory it is given the address of. Binders
-name the kernels of a module (`Code`) without importing it: what needs the compiler is imported when it is needed, and a
-process whose kernels are all on disk never does (machine_code.py).
+A kernel is compiled on first use and cached on disk. It accesses only memory whose address it is given. Binders name
+the kernels of a module (`Code`) without importing it: the compiler is imported only when a kernel must be compiled, and
+never in a process whose kernels are all cached (machine_code.py).
 """
 
 import ctypes
@@ -53,7 +53,7 @@ from numflow.ops import Step, View
 N_TOKENS, N_LOGIT_ROWS, N_ROUTES, N_SEQUENCES = 0, 1, 2, 3
 TOKENS = 4           # i32 [T]
 POSITIONS = 5        # i32 [T]
-TYPES = 6            # i32 [T], zeros where the batch has none
+TYPES = 6            # i32 [T], zeros if the batch has none
 SEQUENCE_OF = 7      # i32 [T], sequence of each row
 STARTS = 8           # i32 [B + 1]
 LENGTHS = 9          # i32 [B], keys of each sequence once the batch is written: last position + 1
@@ -68,18 +68,18 @@ FREQUENCIES_STRIDE = 17
 STATE_SLOTS = 18     # i32 [B], slots of the sequences in the memory of recurrent steps
 ADAPTERS = 19        # i32 [T], the adapter of each row, -1 for none
 WANTED_ADAPTERS = 20  # i32 [R]
-HEADER_FIELDS = 21   # behind them, for each window of the network: the address of its block table, and the stride
+HEADER_FIELDS = 21   # followed, for each window of the network, by the address of its block table and the stride
 
-# The header field that counts the rows of a buffer, by Buffer.rows.
+# Header field with the number of rows of a buffer, by Buffer.rows.
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
 
-MOST_BY_POSITION = 12  # arguments; of more, a binder says which is which
+MOST_BY_POSITION = 12  # most positional arguments; with more, a binder passes them by name
 
 
 class Scratch(NamedTuple):
-    """Memory that steps share, as an argument.
+    """Scratch memory that steps share, as an argument.
 
-    name: tells it from other such memory. written: whether the step that the call is of writes it.
+    name: identifies the memory. written: whether the call's step writes it.
     """
 
     name: str
@@ -98,10 +98,10 @@ compile_seconds = {"compiled": 0.0, "loaded": 0.0}
 
 
 class Kernel:
-    """A function `fn(args, thread, n_threads)` of a module that becomes a C function when `address` is first read.
+    """A function `fn(args, thread, n_threads)` of a module, compiled to a C function when `address` is first read.
 
-    line: where it begins in the module's source. fn: the function; None: imported once it has to be compiled.
-    name, constants: of a stamp, whose function is what `function(*constants)` returns.
+    line: first line in the module's source. fn: the function; None: imported when it must be compiled.
+    name, constants: of a stamp, whose function is `function(*constants)`.
     """
 
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -117,18 +117,18 @@ class Kernel:
     def fn(self) -> Callable[[int, int, int], None]:
         """The Python function."""
         if self._fn is None:
-            found = getattr(import_module(self.module), self.function)
-            self._fn = _named(found(*self._constants), self.name) if self._constants else found.fn
+            attribute = getattr(import_module(self.module), self.function)
+            self._fn = _named(attribute(*self._constants), self.name) if self._constants else attribute.fn
         return self._fn
 
     @property
     def file(self) -> str:
-        """Name on disk; a stamp's tells of its constants, which no source of its module does."""
+        """Name on disk; of a stamp, with its constants, which the module's sources do not contain."""
         return "-".join([self.function, *map(str, self._constants)]) if self._constants else self.name
 
     @property
     def location(self) -> str:
-        """Place of its source: "numflow/cpu/elementwise/norm_kernels.py:12"."""
+        """Source location: "numflow/cpu/elementwise/norm_kernels.py:12"."""
         source = kernel_cache.source_of(self.module) or Path(self.fn.__code__.co_filename)
         project = Path(__file__).parents[3]
         return f"{source.relative_to(project).as_posix() if project in source.parents else source.name}:{self._line}"
@@ -140,12 +140,12 @@ class Kernel:
         return self._code.address
 
     def __call__(self, args: int, thread: int = 0, n_threads: int = 1) -> None:
-        """Run it once, outside the GIL; `args` is an address."""
+        """Run the kernel once, outside the GIL; `args` is an address."""
         self.prepare()
         self._call(args, thread, n_threads)
 
     def prepare(self) -> None:
-        """Compile it or load it from disk, unless that has been done."""
+        """Compile the kernel or load it from disk, unless that is done already."""
         if self._call is None:
             with _lock, held_back():
                 if self._call is None:
@@ -153,7 +153,7 @@ class Kernel:
                     self._call = self.prototype(self._code.address)
 
     def _make(self) -> Any:
-        """Anything with an `address`."""
+        """Load or compile the kernel; returns an object with an `address`."""
         begin = time.perf_counter()
         code = code_files.load(self.module, self.file)
         loaded = code is not None
@@ -172,20 +172,20 @@ class Kernel:
 
 
 def kernel(fn: Callable[[int, int, int], None]) -> Kernel:
-    """Decorator that makes a function a Kernel; the helpers it calls are module globals."""
+    """Decorator that makes a function a Kernel. Helpers that it calls must be module globals."""
     return Kernel(fn.__module__, fn.__name__, fn.__code__.co_firstlineno, fn)
 
 
 def _named(fn: Callable[[int, int, int], None], name: str) -> Callable[[int, int, int], None]:
-    """Name a factory's function after its kernel, in symbols and in files that Numba keeps."""
+    """Name a factory's function after its kernel, in symbols and in Numba's cache files."""
     fn.__name__ = fn.__qualname__ = name
     return fn
 
 
 class Code:
-    """The kernels of modules that are not imported until one has to be compiled, found by reading their sources.
+    """The kernels of modules, found by reading their sources; a module is imported only to compile a kernel.
 
-    stamps: kernels that factories of these modules make.
+    stamps: kernels made by factories of these modules.
     """
 
     def __init__(self, *modules: str, stamps: Stamps = MappingProxyType({})):
@@ -193,7 +193,7 @@ class Code:
         self._finding = threading.Lock()
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel of that name.
+        """The kernel with this name.
 
         Raises:
             KeyError: there is none.
@@ -207,7 +207,7 @@ class Code:
             KeyError: a stamp names a factory that no module has.
         """
         if not self._kernels:
-            with self._finding:  # devices are threads: none sees a part, and all have the same ones
+            with self._finding:  # devices are threads: all must see the same complete dictionary
                 self._kernels = self._kernels or self._found()
         return self._kernels
 
@@ -232,27 +232,28 @@ def _functions(module: str) -> Iterator[tuple[str, int, bool]]:
     if source is None:
         raise KeyError(module)
     text = kernel_cache.read(source).decode()
-    for found in _FUNCTION.finditer(text):
-        yield found[2], text.count("\n", 0, found.start()) + 1, found[1] is not None
+    for match in _FUNCTION.finditer(text):
+        yield match[2], text.count("\n", 0, match.start()) + 1, match[1] is not None
 
 
 _FUNCTION = re.compile(r"^(@kernel\s+)?def (\w+)\(", re.M)
 
 
 def slots(names: str) -> Any:
-    """The slots of a kernel's arguments: a named tuple of their positions, which compiled code takes for constants."""
+    """The slots of a kernel's arguments: a named tuple of positions, which are constants to compiled code."""
     fields = names.split()
     return namedtuple("Slots", fields)(*range(len(fields)))
 
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel bound to its arguments. `keep` holds every array whose address stands in `args`.
+    """A kernel bound to its arguments.
 
-    scratch: those of its arguments that other steps use too.
-    joined:  of one step's calls, that each thread may go on with it before others are done with the one before.
-    makes:   the view that it makes an operand of, and its kind: left out if that is there already, until a step writes
-             the view's columns.
+    keep:    arrays whose address is in `args`, kept alive.
+    scratch: arguments that are memory shared with other steps.
+    joined:  whether no barrier is needed before it: each thread may continue from the step's previous call.
+    makes:   (view, kind) of the operand that it makes. The call is omitted while that operand is valid, until a step
+             writes the view's columns.
     """
 
     step: Step | None
@@ -274,7 +275,7 @@ class Call:
         missing, unknown = set(slots._fields) - set(values), set(values) - set(slots._fields)
         if missing or unknown:
             raise TypeError(f"kernel {kernel.name}: " + "; ".join(
-                f"{what} {', '.join(sorted(names))}" for what, names in
+                f"{problem} {', '.join(sorted(names))}" for problem, names in
                 (("no value for", missing), ("no slot", unknown)) if names))
         return cls._made(step, kernel, [values[name] for name in slots._fields], keep, joined)
 
@@ -283,7 +284,7 @@ class Call:
         """A call with `values` as arguments: int as is, float as float64 bits (read with f64), array as its address.
 
         Raises:
-            TypeError: there are so many that they should have names.
+            TypeError: there are more than MOST_BY_POSITION.
         """
         if len(values) > MOST_BY_POSITION:
             raise TypeError(f"kernel {kernel.name}: {len(values)} arguments by position; more than {MOST_BY_POSITION} "
@@ -293,15 +294,16 @@ class Call:
     @classmethod
     def _made(cls, step: Step | None, kernel: Kernel, values: Sequence[Argument], keep: tuple, joined: bool) -> "Call":
         scratch = tuple(value for value in values if isinstance(value, Scratch))
-        plain = [value.array if isinstance(value, Scratch) else value for value in values]
-        args = np.array([_word(value) for value in plain], np.int64)
-        return cls(step, kernel, args, (*keep, *(v for v in plain if isinstance(v, np.ndarray))), joined, scratch)
+        unwrapped = [value.array if isinstance(value, Scratch) else value for value in values]
+        args = np.array([_word(value) for value in unwrapped], np.int64)
+        return cls(step, kernel, args, (*keep, *(v for v in unwrapped if isinstance(v, np.ndarray))), joined, scratch)
 
     def __call__(self, thread: int = 0, n_threads: int = 1) -> None:
         self.kernel(self.args.ctypes.data, thread, n_threads)
 
 
 def _word(value: int | float | bool | np.ndarray) -> int:
+    """An argument as int64: an array's address, the bits of a float64, or an integer."""
     if isinstance(value, np.ndarray):
         if not value.flags.c_contiguous:
             raise ValueError(f"a kernel takes C-contiguous arrays, got strides {value.strides} for shape {value.shape}")

@@ -1,8 +1,8 @@
-"""Compiled kernels put into memory by numflow itself, so that a process whose kernels are on disk needs no compiler.
+"""A linker for compiled kernels, so that a process whose kernels are cached on disk needs no compiler.
 
-Numba and LLVM take 0.4 s and 150 MB to import. What they leave on disk for a kernel is an ELF object: sections of code
-and constants, symbols, and relocations, the places where addresses have to be filled in once it is known where all
-that lies. `load` does what a linker does. It knows x86-64 on Linux; elsewhere Numba loads its own files.
+Importing Numba and LLVM takes 0.4 s and 150 MB. A cached kernel is an ELF object: sections of code and constants,
+symbols, and relocations, which tell where addresses must be filled in after the sections are placed in memory. This
+module supports x86-64 on Linux; elsewhere Numba loads its own files.
 """
 
 import ctypes
@@ -26,12 +26,13 @@ _RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), (
 _BITS, _SYMBOLS, _RELOCATIONS, _NO_BITS = 1, 2, 4, 8  # types of sections
 _WRITABLE, _IN_MEMORY = 1, 2                          # flags of sections
 _X86_64 = 62
-_UNDEFINED, _ABSOLUTE, _COMMON = 0, 0xFFF1, 0xFFF2    # sections of symbols that lie in none
+_UNDEFINED, _ABSOLUTE, _COMMON = 0, 0xFFF1, 0xFFF2    # section indices of symbols outside of sections
 
-# Relocations of x86-64: S the symbol, A the addend, P the place, G a word of memory with the symbol's address.
+# Relocations of x86-64: S the symbol's address, A the addend, P the relocated address, G the address of a word of
+# memory that holds the symbol's address.
 _ADDRESS, _RELATIVE, _CALL, _ADDRESS32, _SIGNED32, _RELATIVE64 = 1, 2, 4, 10, 11, 24  # S + A, or S + A - P
 _THROUGH_WORD = (9, 41, 42)                                                           # G + A - P
-_JUMP = b"\xff\x25\x02\x00\x00\x00\x66\x90"  # jmp [the 8 bytes that follow], padded to 8 bytes
+_JUMP = b"\xff\x25\x02\x00\x00\x00\x66\x90"  # jmp [next 8 bytes], padded to 8 bytes
 
 
 class UnknownCodeError(Exception):
@@ -39,18 +40,18 @@ class UnknownCodeError(Exception):
 
 
 def supported() -> bool:
-    """Whether this platform's objects are known."""
+    """Whether this linker supports the platform's objects."""
     return sys.platform.startswith("linux") and platform.machine() == "x86_64"
 
 
 class MachineCode:
-    """An object in executable memory, for as long as this lives."""
+    """An object file linked into executable memory, which is freed with this."""
 
     def __init__(self, elf: bytes, entry: str):
-        """Link an object; `address` is that of the function whose name begins with `entry`.
+        """Link an object; `address` becomes the address of the function whose name begins with `entry`.
 
         Raises:
-            UnknownCodeError: it is none, or has what is not known here.
+            UnknownCodeError: it is not an object file, or needs features that are not supported.
         """
         self._elf = elf
         try:
@@ -81,7 +82,7 @@ class MachineCode:
         table, = (s for s in self._sections if s["type"] == _SYMBOLS)
         self._symbols = self._content(table).view(_SYMBOL)
         self._names = self._content(self._sections[table["link"]]).tobytes()
-        # Tables to unwind the stack by are for exceptions and debuggers: kernels have neither.
+        # Unwind tables are for exceptions and debuggers, which kernels do not have.
         self._placed = [i for i, s in enumerate(self._sections)
                         if s["flags"] & _IN_MEMORY and s["type"] in (_BITS, _NO_BITS)]
 
@@ -89,10 +90,10 @@ class MachineCode:
         return np.frombuffer(self._elf, np.uint8, int(section["size"]), int(section["offset"]))
 
     def _place(self) -> tuple[int, int]:
-        """Give everything an offset in memory; returns where code and constants end, and where all ends."""
-        self._at: dict[int, int] = {}      # of sections
-        self._common: dict[int, int] = {}  # of symbols that only ask for memory
-        self._words: dict[int, int] = {}   # of words with a symbol's address, each with a jump to it before
+        """Assign an offset in memory to everything; returns the end of code and constants, and the total size."""
+        self._at: dict[int, int] = {}      # offsets of sections
+        self._common: dict[int, int] = {}  # offsets of symbols that only reserve memory
+        self._words: dict[int, int] = {}   # offsets of words with a symbol's address, each preceded by a jump to it
         end, page = 0, mmap.PAGESIZE
         for writable in (False, True):
             for i in self._placed:
@@ -110,13 +111,13 @@ class MachineCode:
                 end = max([end, *(at + 8 for at in self._words.values())])
                 fixed = end = -(-end // page) * page
         for index in np.flatnonzero(self._symbols["section"] == _COMMON):
-            align = max(1, int(self._symbols[index]["value"]))  # of such a symbol the value is its alignment
+            align = max(1, int(self._symbols[index]["value"]))  # the value of a common symbol is its alignment
             self._common[int(index)] = end = -(-end // align) * align
             end += int(self._symbols[index]["size"])
         return fixed, max(end, 1)
 
     def _relocations(self) -> list[np.ndarray]:
-        """Those of sections that are in memory."""
+        """Relocations of the sections that are in memory."""
         return [self._content(s).view(_RELOCATION) for s in self._sections
                 if s["type"] == _RELOCATIONS and s["info"] in self._placed]
 

@@ -1,14 +1,14 @@
-"""Worker threads that walk a table of kernels in step, outside the GIL.
+"""Worker threads that run a table of kernels in lockstep, outside the GIL.
 
-The calling thread is thread 0; the others wait for it in three stages: they spin, then yield, then sleep on a lock.
-A thread that waits in a barrier spins, then yields. Where other programs want the core, they keep it for milliseconds
-once it is yielded, while a thread that sleeps gets its core back as soon as it is woken: so there all waiting is sleep,
-and a run for which any number of threads will do takes fewer of them while they would sleep for much of it.
-A run is one call from Python, whoever sleeps; each row of the table ends in a barrier (where its third column says
-so). All that the threads share is one array of int64, the control block: each field has a cache line of its own.
+The calling thread is thread 0. The workers wait for it in three stages: they spin, then yield, then sleep on a lock. A
+thread that waits in a barrier spins, then yields. If other programs compete for the core, they keep a yielded core for
+milliseconds, while a sleeping thread gets its core back as soon as it is woken. So waiting threads then sleep instead
+of yielding, and a run that allows any number of threads uses fewer of them while they would sleep much of the time.
+A run is one call from Python. A row of the table is followed by a barrier if its third column is 1. The threads share
+one array of int64, the control block, whose fields have a cache line each.
 
-A wake-up cannot be lost. A worker that goes to sleep first says so (exchange) and then looks once more for a new run;
-the caller first publishes the run (exchange) and then looks who sleeps. One of the two sees the other.
+No wake-up is lost. A worker that goes to sleep first announces it (exchange) and then checks once more for a new run.
+The caller first publishes the run (exchange) and then checks who sleeps. So one of the two always sees the other.
 """
 
 import ctypes
@@ -32,28 +32,28 @@ _python.PyThread_allocate_lock.restype = ctypes.c_void_p
 _python.PyThread_acquire_lock.argtypes = [ctypes.c_void_p, ctypes.c_int]
 
 # Byte offsets of the control block's fields.
-RUN = 0 * LINE         # the newest run: which one it is, and below FIRST_RUN how many threads it has
-TABLE = 1 * LINE       # address of that run's rows: kernel, args, barrier after it?
+RUN = 0 * LINE         # newest run: FIRST_RUN * its number + its number of threads
+TABLE = 1 * LINE       # address of the run's rows: kernel, args, barrier flag
 ROWS = 2 * LINE
-ARRIVED = 3 * LINE     # threads that came to a barrier, ever
-RELEASED = 4 * LINE    # barriers that all threads have reached, ever
-STOP = 5 * LINE        # workers return
-CALLER = 6 * LINE      # CPU that thread 0 was on when it woke workers
-ALLOWED = 7 * LINE     # mask of the CPUs there are, two lines
-PATIENCE = 9 * LINE    # how often a thread spins, at most, before it yields its core
-SLEEPERS = 10 * LINE   # threads that sleep in a barrier
-CROWDED = 11 * LINE    # time in microseconds, until when other programs are taken to want these cores
+ARRIVED = 3 * LINE     # total number of arrivals of threads at barriers
+RELEASED = 4 * LINE    # total number of completed barriers
+STOP = 5 * LINE        # 1: workers return
+CALLER = 6 * LINE      # CPU of thread 0 when it woke workers
+ALLOWED = 7 * LINE     # mask of the allowed CPUs, two lines
+PATIENCE = 9 * LINE    # most spins before a thread yields its core
+SLEEPERS = 10 * LINE   # number of threads that sleep in a barrier
+CROWDED = 11 * LINE    # time in microseconds until which other programs are assumed to compete for the cores
 BEGUN = 12 * LINE      # ARRIVED and RELEASED before the newest run
 SLEPT = 13 * LINE      # microseconds that threads have slept in barriers of the newest run
-FEWER = 14 * LINE      # of runs that may have fewer threads: how many they have (0: all), when all are tried again, the
-                       # pause till then, and whether all have been tried in vain
-WORKERS = 15 * LINE    # for each thread: STATE and LOCK between runs, those of barriers, then a mask
+FEWER = 14 * LINE      # of runs that may use fewer threads: their number of threads (0: all), the time of the next try
+                       # with all threads, the pause before it, and whether the last try with all threads was in vain
+WORKERS = 15 * LINE    # for each thread: STATE and LOCK between runs, STATE and LOCK in barriers, then a CPU mask
 FIRST_RUN = 1 << 16
 STATE, LOCK, BARRIER_STATE, BARRIER_LOCK, MASK, WORKER_BYTES = 0, 8, 16, 24, LINE, LINE + MASK_BYTES
 
 
 def _new_lock() -> int:
-    """Address of one of CPython's own locks, taken; it works without the GIL. It is never freed (32 bytes)."""
+    """Address of a CPython lock, acquired. The lock works without the GIL and is never freed (32 bytes)."""
     lock = _python.PyThread_allocate_lock()
     if not lock:
         raise MemoryError("the system has no lock left for a worker thread")
@@ -62,7 +62,7 @@ def _new_lock() -> int:
 
 
 def _work(control: np.ndarray, thread: int, n_threads: int) -> None:
-    """A worker thread; it keeps the control block alive."""
+    """Body of a worker thread; it keeps the control block alive."""
     _SERVE(control.ctypes.data, thread, n_threads)
 
 
@@ -95,10 +95,10 @@ class Threads:
         self._finalizer = weakref.finalize(self, _end, self._control, workers)
 
     def run(self, table: np.ndarray, rows: int, fewer: bool = False) -> None:
-        """Walk the first `rows` rows of `table`, int64 [n, 3]: kernel address, args address, barrier after it (0 or 1).
+        """Run the first `rows` rows of `table`, int64 [n, 3]: kernel address, args address, barrier after it (0 or 1).
 
-        The last one always ends in a barrier: all work is done when this returns. An interrupt of the caller (Ctrl-C)
-        takes effect after the run. fewer: only some of the threads may walk, those that get a core.
+        The last row always ends with a barrier: all work is done on return. An interrupt of the caller (Ctrl-C) takes
+        effect after the run. fewer: the run may use fewer threads, if not all of them get a core.
 
         Raises:
             DeviceError: this is a forked child, which has no workers, or the threads were closed.
@@ -114,7 +114,7 @@ class Threads:
             (_RUN_FEWER if fewer else _RUN)(self.address, 0, self.n_threads)
 
     def hold(self, table: np.ndarray, rows: int) -> None:
-        """Set what the next run walks; `run` does so itself, others (exchange/lockstep.py) for their own threads."""
+        """Set the table of the next run; `run` does it itself, exchange/lockstep.py does it for its own threads."""
         control = self._control
         control[TABLE // 8], control[ROWS // 8] = table.__array_interface__["data"][0], rows
         control[BEGUN // 8], control[BEGUN // 8 + 1] = control[ARRIVED // 8], control[RELEASED // 8]
@@ -129,9 +129,9 @@ _shared_lock = threading.Lock()
 
 
 def shared_threads(n_threads: int) -> Threads:
-    """The process's Threads of this size: programs that take turns use the same workers."""
+    """The process's Threads of this size, shared by programs that take turns."""
     with _shared_lock:
-        found = _shared.get(n_threads)
-        if found is None or found._pid != os.getpid():
-            found = _shared[n_threads] = Threads(n_threads)
-        return found
+        threads = _shared.get(n_threads)
+        if threads is None or threads._pid != os.getpid():
+            threads = _shared[n_threads] = Threads(n_threads)
+        return threads

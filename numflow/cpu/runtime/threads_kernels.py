@@ -45,8 +45,8 @@ from numflow.cpu.runtime.threads import (
 
 AWAKE, ASLEEP = 0, 1
 
-YIELDS = 4000      # about 2 ms, on idle cores, before a worker goes to sleep
-SHORT_PAUSE, LONG_PAUSE = 100_000, 3_000_000  # microseconds before all threads are tried again, at first and at last
+YIELDS = 4000      # yields before a worker goes to sleep: about 2 ms on idle cores
+SHORT_PAUSE, LONG_PAUSE = 100_000, 3_000_000  # microseconds before the next try with all threads: first, longest
 
 
 @numba.njit
@@ -65,7 +65,7 @@ def _sleep(control, thread, goal):
 
 @numba.njit
 def _release(control, thread, n_threads, goal):
-    """Let all threads leave barrier `goal`; wake those that sleep there."""
+    """Let all threads leave barrier `goal`; wake the sleeping ones."""
     exchange(control + RELEASED, goal)
     if load_acquire(control + SLEEPERS) > 0:
         for other in range(n_threads):
@@ -76,10 +76,10 @@ def _release(control, thread, n_threads, goal):
 
 @numba.njit
 def _barrier(control, thread, n_threads, begun, patience):
-    """Every thread arrives before any leaves. Spins up to `patience` times, then yields or sleeps; returns the next
-    patience. begun: of the run, as the control block has it.
+    """Barrier: every thread arrives before any leaves. Spins up to `patience` times, then yields or sleeps.
 
-    Where cores are scarce, what spins keeps the core from the thread it waits for: so patience falls fast.
+    begun: the field BEGUN of the control block. Returns the next patience: if cores are scarce, a spinning thread keeps
+    the core from the thread that it waits for, so patience falls fast.
     """
     arrived = fetch_add(control + ARRIVED, 1) + 1 - begun[0]
     barrier = (arrived + n_threads - 1) // n_threads
@@ -99,6 +99,7 @@ def _barrier(control, thread, n_threads, begun, patience):
 
 @numba.njit
 def _walk(control, thread, n_threads):
+    """Run the rows of the table as one thread."""
     table, rows, patience = i64_ptr(i64(control + TABLE, 0)), i64(control + ROWS, 0), i64(control + PATIENCE, 0)
     begun = i64(control + BEGUN, 0), i64(control + BEGUN, 1)
     for row in range(rows):
@@ -126,22 +127,22 @@ def _run(control, n_threads):
 
 @kernel
 def run(control, thread, n_threads):
-    """Publish the run that TABLE and ROWS describe and walk it as thread 0."""
+    """Publish the run of TABLE and ROWS, and take part in it as thread 0."""
     _run(control, n_threads)
 
 
 @numba.njit
 def _choose(fewer, n_threads, now):
-    """Threads of the next run. fewer: the numbers at FEWER; now: the time."""
+    """Number of threads of the next run. fewer: the field FEWER; now: the time."""
     return n_threads if fewer[0] == 0 or now >= fewer[1] else fewer[0]
 
 
 @numba.njit
 def _learn(fewer, n_threads, threads, slept, begin, end):
-    """Set what `_choose` goes by, from a run of `threads` that slept for so long in all.
+    """Update the field FEWER after a run of `threads` threads that slept for `slept` microseconds in total.
 
-    Where they slept for a quarter of two runs, fewer walk from then on. All are tried again after a pause, which is
-    longer each time that this was in vain.
+    After two runs in which the threads slept for more than a quarter of the time, runs use fewer threads. All threads
+    are tried again after a pause, which doubles each time that the try was in vain.
     """
     in_vain = threads > 1 and 4 * slept > threads * (end - begin)
     if threads == n_threads:
@@ -159,7 +160,7 @@ def _learn(fewer, n_threads, threads, slept, begin, end):
 
 @kernel
 def run_fewer(control, thread, n_threads):
-    """The same with as many threads as get a core."""
+    """The same with fewer threads, if not all of them get a core."""
     fewer, begin = i64_ptr(control + FEWER), microseconds()
     threads = _choose(fewer, n_threads, begin)
     _run(control, threads)
@@ -167,8 +168,9 @@ def run_fewer(control, thread, n_threads):
 
 
 @kernel
-def walk_own(args, thread, n_threads):
-    """Walk a table of one's own; args has, for each thread: its control block, its number there, how many they are."""
+def walk_group(args, thread, n_threads):
+    """Run a table per group of threads. args: for each thread, its control block, its index there, and the number of
+    threads there."""
     _walk(i64(args, 3 * thread), i64(args, 3 * thread + 1), i64(args, 3 * thread + 2))
 
 
@@ -181,7 +183,7 @@ def stop(control, thread, n_threads):
 
 @kernel
 def serve(control, thread, n_threads):
-    """A worker's life: walk every new run, sleep after a long wait, return when told to stop."""
+    """Loop of a worker: take part in every new run, sleep after a long wait, return on STOP."""
     line = control + WORKERS + thread * WORKER_BYTES
     patience, done, waited, awake = i64(control + PATIENCE, 0), 0, 0, False
     while load_acquire(control + STOP) == 0:
@@ -201,6 +203,6 @@ def serve(control, thread, n_threads):
         else:
             exchange(line + STATE, ASLEEP)
             nothing_new = fetch_add(control + RUN, 0) == done and fetch_add(control + STOP, 0) == 0
-            if nothing_new or exchange(line + STATE, AWAKE) == AWAKE:  # or the caller is waking this worker already
+            if nothing_new or exchange(line + STATE, AWAKE) == AWAKE:  # else the caller is waking this worker
                 acquire(i64(line + LOCK, 0))
             waited, awake = 0, False

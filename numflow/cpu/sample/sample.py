@@ -1,4 +1,4 @@
-"""Tokens picked from logits by a kernel, as decoding.choice says, and made the batch of the next step."""
+"""Sampling of tokens by a kernel, as decoding.choice defines it; the tokens can become the batch of the next step."""
 
 from typing import NamedTuple
 
@@ -12,26 +12,28 @@ from numflow.executor.contract import MOST_STEPS
 from numflow.ops import View
 
 _CODE = Code("numflow.cpu.sample.sample_kernels")
-# draws: of a step, MOST_STEPS numbers from a row to the next. room: of each thread, with what lies where in it.
-PICK = slots("header rows width x x_stride y goes_on settings draws room room_stride weights columns sums")
-CHUNK = 256    # logits whose columns have 16 each
-BLOCK = 1024   # logits whose weights are summed up before one of them is looked for
+# draws: random numbers of a step, MOST_STEPS apart from row to row. scratch: memory of each thread, and the offsets of
+# weights, columns and sums in it.
+PICK = slots("header rows width x x_stride y goes_on settings draws scratch scratch_stride weights columns sums")
+CHUNK = 256    # logits of 16 columns of 16 each
+BLOCK = 1024   # logits per partial sum of weights
 
 
 class Draws(NamedTuple):
-    """Settings of rows that kernels draw from, and memory for that.
+    """Sampling settings of rows, random numbers and scratch memory.
 
-    settings: int32 [R, WORDS], the words of decoding.choice. numbers: uint32 [R, MOST_STEPS], random ones.
-    room: uint8 [threads, n], of each thread.
+    settings: int32 [R, WORDS], the words of decoding.choice.
+    random:   uint32 [R, MOST_STEPS], random numbers.
+    scratch:  uint8 [threads, n], memory of each thread.
     """
 
     settings: np.ndarray
-    numbers: np.ndarray
-    room: np.ndarray
+    random: np.ndarray
+    scratch: np.ndarray
 
     @classmethod
     def of(cls, rows: int, width: int, threads: int) -> "Draws":
-        """For so many rows of `width` logits.
+        """Memory for `rows` rows of `width` logits.
 
         Raises:
             RequestError: there are too many tokens to choose from.
@@ -39,11 +41,11 @@ class Draws(NamedTuple):
         if width > MOST_TOKENS:
             raise RequestError(f"device 'cpu' cannot draw from {width} tokens: {MOST_TOKENS} at most")
         return cls(aligned((rows, WORDS), np.int32), aligned((rows, MOST_STEPS), np.uint32),
-                   aligned((threads, _places(width)[-1]), np.uint8))
+                   aligned((threads, _layout(width)[-1]), np.uint8))
 
 
-def _places(width: int) -> tuple[int, int, int, int]:
-    """Bytes before the weights, the columns and the sums of a thread's room, which begins with keys, and all."""
+def _layout(width: int) -> tuple[int, int, int, int]:
+    """Offsets of weights, columns and sums in a thread's scratch memory, which begins with keys, and its size."""
     chunks = -(-width // CHUNK)
     weights = 8 * CHUNK * chunks
     columns = weights + 4 * CHUNK * chunks
@@ -58,11 +60,14 @@ def picking() -> Kernel:
 
 def pick_tokens(ctx, logits: View, y: np.ndarray, goes_on: bool = False, drawn: Draws | None = None,
                 step: int = 0) -> Call:
-    """logits f32 [R, V] -> y i32 [R], a token of each row, -1 where logits are not finite; goes_on: these are the
-    batch's next ones. drawn: how they are picked, with the numbers of a step; None: the likeliest."""
-    weights, columns, sums, size = _places(logits.width)
-    own = {"settings": 0, "draws": 0, "room": 0} if drawn is None else {
-        "settings": drawn.settings, "draws": drawn.numbers.ctypes.data + 4 * step, "room": drawn.room}
+    """logits f32 [R, V] -> y i32 [R], a token per row, -1 if its logits are not finite.
+
+    goes_on: whether the tokens become the batch's next tokens. drawn: settings and random numbers, of step `step`;
+    None: greedy.
+    """
+    weights, columns, sums, size = _layout(logits.width)
+    draws = {"settings": 0, "draws": 0, "scratch": 0} if drawn is None else {
+        "settings": drawn.settings, "draws": drawn.random.ctypes.data + 4 * step, "scratch": drawn.scratch}
     return Call.named(None, picking(), PICK, header=ctx.header, rows=ctx.rows(logits), width=logits.width,
-                      **ctx.strided("x", logits), y=y, goes_on=int(goes_on), **own, room_stride=size, weights=weights,
-                      columns=columns, sums=sums, keep=() if drawn is None else drawn)
+                      **ctx.strided("x", logits), y=y, goes_on=int(goes_on), **draws, scratch_stride=size,
+                      weights=weights, columns=columns, sums=sums, keep=() if drawn is None else drawn)

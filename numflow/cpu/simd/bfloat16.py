@@ -1,10 +1,11 @@
-"""bfloat16 in kernels: pairs of numbers, and their products with pairs, to the same bits on every instruction set.
+"""bfloat16 in kernels: pairs of values and dot products of pairs, with the same bits on every instruction set.
 
-    a pair   one 32-bit word: an even column in the low half, the odd one behind it in the high half
+    a pair   one 32-bit word: an even column in the low half, the next (odd) column in the high half
     product  sum = fma(odd, odd, sum), then sum = fma(even, even, sum), each rounded once to float32
 
-That is `vdpbf16ps`, 32 products in an instruction where AVX-512 has it. It takes numbers below 2^-126 for zeros, so
-rounding makes them zeros; only a sum below 2^-126 differs, where others keep it.
+These are the semantics of `vdpbf16ps`, 32 products per instruction of AVX-512 BF16. It flushes subnormal inputs to
+zero, so rounding to bfloat16 flushes them here. It flushes sums below 2^-126 too, which other instruction sets keep:
+the only difference.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ _SIZE, _SMALLEST, _INFINITE, _QUIET = 0x7FFFFFFF, 0x00800000, 0x7F800000, 0x0040
 
 
 class _BFloat(ir.Type):
-    """LLVM's type, which llvmlite has no name for."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     intrinsic_name = "bf16"
 
@@ -38,10 +39,10 @@ class _BFloat(ir.Type):
 _PAIRS = ir.VectorType(_BFloat(), 32)
 
 
-def rounded(value: Value) -> Value:
-    """f32 lanes as bfloat16 in the upper halves of i32 lanes, whose lower halves are anything.
+def round_to_bf16(value: Value) -> Value:
+    """f32 lanes as bfloat16 in the upper halves of i32 lanes; the lower halves are undefined.
 
-    To nearest, ties to even; NaN stays NaN, and numbers below 2^-126 become zeros.
+    Rounds to nearest, ties to even. NaN stays NaN, and subnormal values become zeros.
     """
     bits = value.as_("i32", value.lanes)
     size = bits & _SIZE
@@ -50,25 +51,25 @@ def rounded(value: Value) -> Value:
 
 
 def _near(bits: Value) -> Value:
-    """The bits of f32 lanes, the upper halves rounded to nearest, ties to even."""
+    """The bits of f32 lanes with the upper halves rounded to nearest, ties to even."""
     return bits + ((bits >> 16) & 1) + 0x7FFF
 
 
-def paired(even: Value, odd: Value) -> Value:
-    """Two vectors from `rounded` as i32 lanes of pairs."""
+def pack_pairs(even: Value, odd: Value) -> Value:
+    """Two vectors of `round_to_bf16` as pairs, i32 lanes."""
     return (even >> 16) | (odd & -0x10000)
 
 
 def pairs_of_columns(values: Value) -> Value:
-    """16 neighbouring columns of a row, f32, as the pairs they are, i32x8."""
+    """16 neighbouring columns of a row, f32, as pairs, i32x8."""
     if has_bf16():
         return values.call("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFloat(), 16)).as_("i32", 8)
-    bits = rounded(values)
-    return paired(bits.pick(range(0, 16, 2)), bits.pick(range(1, 16, 2)))
+    bits = round_to_bf16(values)
+    return pack_pairs(bits.permute(range(0, 16, 2)), bits.permute(range(1, 16, 2)))
 
 
 def pairs_of_rows(address: Value, header: int) -> Value:
-    """Two neighbouring columns of 16 rows of plain numbers as i32x16 pairs."""
+    """Two neighbouring columns of 16 rows of float weights, as pairs, i32x16."""
     if header == BF16:
         both = load(address, "u16", 32)
         return both.part(0, 16).zipped(both.part(16, 16)).as_("i32", 16)
@@ -77,78 +78,82 @@ def pairs_of_rows(address: Value, header: int) -> Value:
 
 
 def _pairs(even: Value, odd: Value) -> Value:
-    """f32x16 each as i32x16 pairs."""
+    """Two f32x16 as pairs, i32x16."""
     if not has_bf16():
-        return paired(rounded(even), rounded(odd))
+        return pack_pairs(round_to_bf16(even), round_to_bf16(odd))
     both = odd.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", _PAIRS, even).as_("u16", 32)
     return both.part(0, 16).zipped(both.part(16, 16)).as_("i32", 16)
 
 
 def add_pair_products(total: Value, pairs: Value, word: Value) -> Value:
-    """total f32x16 + for each lane the products of its pair (i32x16) with the pair `word` (i32)."""
+    """total f32x16 + the dot product of each lane's pair (i32x16) with the pair `word` (i32)."""
     if has_bf16():
         words = word.splat(16)
         return total.call("llvm.x86.avx512bf16.dpbf16ps.512", total.llvm.type,
                           *(Value(v.builder, v.builder.bitcast(v.llvm, _PAIRS)) for v in (pairs, words)))
-    other = word.splat(16)
-    total = fma((pairs & -0x10000).as_("f32", 16), (other & -0x10000).as_("f32", 16), total)
-    return fma((pairs << 16).as_("f32", 16), (other << 16).as_("f32", 16), total)
+    words = word.splat(16)
+    total = fma((pairs & -0x10000).as_("f32", 16), (words & -0x10000).as_("f32", 16), total)
+    return fma((pairs << 16).as_("f32", 16), (words << 16).as_("f32", 16), total)
 
 
 # In kernels.
 
-FACTOR_BYTES = 2 if has_bf16() else 4  # of a number that pairs are multiplied with, of which each row has its own
+FACTOR_BYTES = 2 if has_bf16() else 4  # bytes of a factor (x of a row) that pairs are multiplied with
 
 
 @staged(types.void, types.int64, f32x16)
-def put_pairs_apart(address, columns):
-    """16 columns as pairs, 64 bytes from one to the next."""
+def store_pairs_strided(address, columns):
+    """Store 16 columns as pairs, 64 bytes apart."""
     pairs = pairs_of_columns(columns)
     for i in range(8):
         save(address + 64 * i, pairs.lane(i))
 
 
 @staged(types.void, types.int64, types.float32, types.float32)
-def put_pair(address, even, odd):
-    """One pair."""
-    save(address, paired(rounded(even), rounded(odd)))
+def store_pair(address, even, odd):
+    """Store one pair."""
+    save(address, pack_pairs(round_to_bf16(even), round_to_bf16(odd)))
 
 
 @staged(types.void, types.int64, f32x16, f32x16)
-def put_pairs(address, even, odd):
-    """16 pairs, side by side."""
+def store_pairs(address, even, odd):
+    """Store 16 contiguous pairs."""
     save(address, _pairs(even, odd))
 
 
 @staged(types.void, types.int64, f32x16)
-def put_odds(address, odd):
-    """The odd numbers of 16 pairs, whose even ones are there."""
-    save(address, (load(address, "i32", 16) & 0xFFFF) | (rounded(odd) & -0x10000))
+def store_odd_halves(address, odd):
+    """Store the odd columns of 16 pairs whose even columns are in memory already."""
+    save(address, (load(address, "i32", 16) & 0xFFFF) | (round_to_bf16(odd) & -0x10000))
 
 
 @staged(types.void, types.int64, f32x16, types.int64)
-def put_factors(address, columns, count):
-    """The first `count` of 16 columns of a row that pairs are multiplied with, FACTOR_BYTES each: as pairs, of which
-    those behind may be written too, or float32 that is rounded."""
+def store_factors(address, columns, count):
+    """Store the first `count` of 16 columns of a row as factors, FACTOR_BYTES each.
+
+    Factors are bfloat16 pairs (all 16 columns are then written) or float32 rounded to bfloat16.
+    """
     if has_bf16():
         save(address, pairs_of_columns(columns))
     else:
-        save_first(address, (rounded(columns) & -0x10000).as_("f32", 16), count)
+        save_first(address, (round_to_bf16(columns) & -0x10000).as_("f32", 16), count)
 
 
 @staged(types.void, types.int64, f32x16)
-def put_shares(address, shares):
-    """put_factors of 16 numbers that are 0 or 2^-126 .. 1, which takes less to round."""
+def store_probabilities(address, probabilities):
+    """store_factors of 16 probabilities, 0 or 2^-126 .. 1: their rounding needs no special cases."""
     if has_bf16():
-        save(address, pairs_of_columns(shares))
+        save(address, pairs_of_columns(probabilities))
     else:
-        save(address, _near(shares.as_("i32", 16)) & -0x10000)
+        save(address, _near(probabilities.as_("i32", 16)) & -0x10000)
 
 
+def pair_multiplier(pairs: list[Value]) -> Callable[[Value, list[Value]], list[Value]]:
+    """f(address, sums): sums f32x16 + the dot product of each lane's pair with the two factors (store_factors) at an
+    address.
 
-def times_factors(pairs: list[Value]) -> Callable[[Value, list[Value]], list[Value]]:
-    """f(address, sums): sums f32x16 + for each lane the products of its pair with the two factors (put_factors) at an
-    address. pairs: i32x16, one for each sum; what is made of them is made once."""
+    pairs: i32x16, one for each sum. Their conversion to float32, if needed, is done once for all calls of f.
+    """
     if has_bf16():
         return lambda address, sums: [add_pair_products(t, p, load(address, "i32"))
                                       for t, p in zip(sums, pairs, strict=True)]

@@ -1,7 +1,8 @@
 """Arithmetic of kernels on f32x16: + - * / and unary minus, fma, selection, loads and stores, lane sums.
 
-Either operand of + - * / and any of fma may be a float, which stands for all lanes. Partial loads and stores use the
-same instructions for the last columns of a row as for all others, so an element's bits do not depend on its place.
+Either operand of + - * / and any operand of fma may be a float, which is broadcast to all lanes. Partial loads and
+stores handle the last columns of a row with the same instructions as all others, so the bits of an element do not
+depend on its column.
 """
 
 import operator
@@ -31,8 +32,8 @@ def _vector(builder: ir.IRBuilder, numba_type: types.Type, value: ir.Value) -> i
     return splat_ir(builder, builder.fptrunc(value, _F32) if numba_type == types.float64 else value, 16)
 
 
-def _teach(function: Any, name: str, *signatures: Any) -> None:
-    """Let kernels use the operator `function` with these signatures, as the LLVM instruction `name`."""
+def _register(function: Any, name: str, *signatures: Any) -> None:
+    """Register the operator `function` for these signatures with Numba, as the LLVM instruction `name`."""
     infer_global(function)(type(f"F32x16_{name}", (ConcreteTemplate,), {"cases": list(signatures)}))
 
     def lower(context, builder, signature, args):
@@ -43,16 +44,16 @@ def _teach(function: Any, name: str, *signatures: Any) -> None:
 
 
 _PAIRS = [f32x16(a, b) for a in _FLOATS for b in _FLOATS if f32x16 in (a, b)]
-_teach(operator.add, "fadd", *_PAIRS)
-_teach(operator.sub, "fsub", *_PAIRS)
-_teach(operator.mul, "fmul", *_PAIRS)
-_teach(operator.truediv, "fdiv", *_PAIRS)
-_teach(operator.neg, "fneg", f32x16(f32x16))
+_register(operator.add, "fadd", *_PAIRS)
+_register(operator.sub, "fsub", *_PAIRS)
+_register(operator.mul, "fmul", *_PAIRS)
+_register(operator.truediv, "fdiv", *_PAIRS)
+_register(operator.neg, "fneg", f32x16(f32x16))
 
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """a * b + c, rounded once; any of them may be a float."""
+    """a * b + c, rounded once; any operand may be a float."""
     def codegen(context, builder, signature, args):
         return fma_ir(builder, *(_vector(builder, t, v) for t, v in zip(signature.args, args, strict=True)))
     return f32x16(*map(types.unliteral, (a, b, c))), codegen
@@ -73,20 +74,20 @@ def _less(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 @op(f32x16, f32x16, f32x16)
-def larger(builder, a, b):
-    """The larger of each pair; b where a is NaN."""
+def maximum(builder, a, b):
+    """The larger of a and b by lane; b where a is NaN."""
     return builder.select(_less(builder, b, a), a, b)
 
 
 @op(f32x16, f32x16, f32x16)
-def smaller(builder, a, b):
-    """The smaller of each pair; b where a is NaN."""
+def minimum(builder, a, b):
+    """The smaller of a and b by lane; b where a is NaN."""
     return builder.select(_less(builder, a, b), a, b)
 
 
 @op(f32x16, f32x16, f32x16, f32x16, f32x16)
 def where_less(builder, a, b, then, otherwise):
-    """`then` in lanes where a < b, `otherwise` in the others."""
+    """Blend: `then` in lanes where a < b, `otherwise` in the others."""
     return builder.select(_less(builder, a, b), then, otherwise)
 
 
@@ -103,14 +104,14 @@ def sqrt(builder, a):
 
 
 @op(f32x16, f32x16, f32x16)
-def with_sign(builder, a, sign):
+def copysign(builder, a, sign):
     """|a| with the sign of `sign`."""
     return call(builder, "llvm.copysign.v16f32", _F32X16, a, sign)
 
 
 @op(f32x16, f32x16)
 def two_to(builder, rounded):
-    """2^n for whole n in -126 .. 127, given n + 1.5 * 2^23, whose low bits are n."""
+    """2^n for integers n in -126 .. 127, given as n + 1.5 * 2^23, whose low bits are n."""
     bits = builder.bitcast(rounded, ir.VectorType(_I32, 16))
     biased = builder.add(builder.shl(bits, _vector_of(_I32, [23] * 16)), _vector_of(_I32, [127 << 23] * 16))
     return builder.bitcast(biased, _F32X16)
@@ -127,27 +128,27 @@ def keep_lanes(builder, a, first, last, other):
 
 @op(f32x16, f32x16, types.int64, types.float32)
 def keep_bits(builder, a, bits, other):
-    """`a` in lanes whose bit is set, lane i by bit i, `other` in the others."""
+    """`a` in lanes i whose bit i is set, `other` in the others."""
     word = splat_ir(builder, builder.trunc(bits, _I32), 16)
-    own = builder.and_(word, _vector_of(_I32, [1 << lane for lane in range(16)]))
-    kept = builder.icmp_signed("!=", own, _vector_of(_I32, [0] * 16))
-    return builder.select(kept, a, splat_ir(builder, other, 16))
+    bit = builder.and_(word, _vector_of(_I32, [1 << lane for lane in range(16)]))
+    is_set = builder.icmp_signed("!=", bit, _vector_of(_I32, [0] * 16))
+    return builder.select(is_set, a, splat_ir(builder, other, 16))
 
 
 def _clamped(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """A scalar integer, at least -1 and at most 16."""
+    """A scalar integer, clamped to -1 .. 16."""
     for sign, bound in (("<", value.type(-1)), (">", value.type(16))):
         value = builder.select(builder.icmp_signed(sign, value, bound), bound, value)
     return value
 
 
-def _vector_of(element: ir.Type, numbers: Iterable) -> ir.Constant:
-    constants = [ir.Constant(element, number) for number in numbers]
+def _vector_of(element: ir.Type, values: Iterable) -> ir.Constant:
+    constants = [ir.Constant(element, value) for value in values]
     return ir.Constant(ir.VectorType(element, len(constants)), constants)
 
 
 @intrinsic
-def lane_numbers(typingctx):
+def lane_indices(typingctx):
     """0, 1, ... 15."""
     return f32x16(), lambda context, builder, signature, args: _vector_of(_F32, map(float, range(16)))
 
@@ -156,7 +157,7 @@ def lane_numbers(typingctx):
 
 @op(f32x16, types.int64, types.int64)
 def load_part(builder, address, count):
-    """The first `count` of 16 float32, zeros in the other lanes, whose memory is not touched."""
+    """The first `count` of 16 float32; the other lanes are 0, and their memory is not read."""
     pointer = builder.inttoptr(address, _F32X16.as_pointer())
     return call(builder, "llvm.masked.load.v16f32.p0", _F32X16, pointer, _I32(4), first_lanes(builder, count),
                 ir.Constant(_F32X16, None))
@@ -164,12 +165,12 @@ def load_part(builder, address, count):
 
 @op(types.void, types.int64, f32x16, types.int64)
 def store_part(builder, address, value, count):
-    """The first `count` lanes; the others' memory is not touched."""
+    """Store the first `count` lanes; the memory of the others is not written."""
     pointer = builder.inttoptr(address, _F32X16.as_pointer())
     if isa() == "avx512":
         masked_store(builder, value, pointer, first_lanes(builder, count))
         return
-    # Without masks of its own a processor takes many instructions for a part.
+    # Without mask registers a partial store takes many instructions.
     with builder.if_else(builder.icmp_signed(">=", count, count.type(16))) as (all_lanes, some_lanes):
         with all_lanes:
             builder.store(value, pointer).align = 4
@@ -179,7 +180,7 @@ def store_part(builder, address, value, count):
 
 @op(types.void, types.int64, types.float32)
 def store_as_f16(builder, address, value):
-    """One float32 as float16, rounded to nearest even; too large ones become infinities."""
+    """Store one float32 as float16, rounded to nearest even; values out of range become infinities."""
     pointer = builder.inttoptr(address, ir.IntType(16).as_pointer())
     if has_half():
         builder.store(builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16)), pointer)
@@ -191,10 +192,10 @@ def _narrowed(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """float32 -> float16 bits in integer arithmetic, for processors without the conversion."""
     bits = builder.bitcast(value, _I32)
     sign, size = builder.and_(builder.lshr(bits, _I32(16)), _I32(0x8000)), builder.and_(bits, _I32(0x7FFFFFFF))
-    # Normal numbers: rebias the exponent; half to even by adding just under half a unit plus the last bit.
+    # Normal values: rebias the exponent; round half to even by adding just under half a unit plus the last bit.
     odd = builder.and_(builder.lshr(size, _I32(13)), _I32(1))
     normal = builder.lshr(builder.add(builder.sub(size, _I32(112 << 23)), builder.add(odd, _I32(0xFFF))), _I32(13))
-    # Subnormal ones: adding 0.5 lets the float unit do the rounding.
+    # Subnormal values: adding 0.5 makes the float unit round.
     shifted = builder.fadd(builder.bitcast(size, _F32), _F32(0.5))
     small = builder.sub(builder.bitcast(shifted, _I32), _I32(126 << 23))
     half = builder.select(builder.icmp_unsigned("<", size, _I32(113 << 23)), small, normal)
@@ -210,7 +211,7 @@ def _shuffled(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: Iterable) 
 
 
 def _tree(builder: ir.IRBuilder, value: ir.Value, combine: Callable) -> ir.Value:
-    """One lane that combines all 16, in the order of a balanced tree."""
+    """Reduce 16 lanes to a scalar, in the order of a balanced tree."""
     for width in (8, 4, 2, 1):
         value = combine(value, _shuffled(builder, value, value, [(i + width) % 16 for i in range(16)]))
     return builder.extract_element(value, _I32(0))

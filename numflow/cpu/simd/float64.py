@@ -1,4 +1,4 @@
-"""Sums of f32x16 in double precision: 16 lanes of float64, each on its own until the end."""
+"""Sums of f32x16 in double precision: 16 accumulators of float64, reduced at the end."""
 
 from llvmlite import ir
 from numba import types

@@ -1,11 +1,12 @@
 """a * b + c of float32, rounded once, on every processor.
 
-x86 without the instruction would call the C library for each lane, which takes 30 ns where it has to do the same in
-software. The product of two float32 is exact in double. Its sum with c is then rounded twice, to double and to float32,
-which differs from once only if the double lies right between two float32. Below the normal numbers, where these are
-further apart, all are taken for doubtful. Doubtful sums are rounded to odd instead: of the two doubles around the exact
-sum the one whose last bit is 1, which lies between no two float32 (Boldo and Melquiond, 2008). Exact sums stay as they
-are, and with weights of few bits many of them are ties: that way has to be quick as well.
+On x86 without FMA, LLVM would call the C library for each lane: 30 ns if that computes fma in software. Here the
+product of two float32 is computed in double, exactly. The sum with c is rounded twice, to double and then to float32,
+which differs from one rounding only if the double lies halfway between two float32. All sums at or below the smallest
+normal float32 count as doubtful too, because float32 are further apart there. Doubtful sums are rounded to odd instead:
+of the two doubles around the exact sum, the one whose last bit is 1, which is never halfway between two float32 (Boldo
+and Melquiond, 2008). Exact sums are unchanged. With weights of few bits many sums are exact ties, so the doubtful case
+must be fast as well.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,9 @@ def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.V
 
 
 def emulated(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """The same bits without the instruction (a NaN may be another one), 30 instructions of SSE2 for 4 lanes.
+    """The same bits without the instruction (NaN payloads may differ): 30 SSE2 instructions for 4 lanes.
 
-    It is a function, as kernels that contain it a hundred times would not fit the first cache.
+    The emulation is a function: kernels with a hundred inlined copies would not fit the L1 cache.
     """
     name = f"numflow_fma_{a.type.count}"
     function = builder.module.globals.get(name)
@@ -50,7 +51,7 @@ def _all_lanes(builder, *vectors):
 
 
 def _4_lanes(builder, a, b, c):
-    """In two pairs: registers have room for so many, and LLVM splits wider vectors of doubles into poor code."""
+    """4 lanes as two pairs of doubles: they fit the registers, and LLVM generates poor code for wider vectors."""
     a, b, c = ([builder.fpext(_shuffled(builder, v, v, i), _F64X2) for i in ((0, 1), (2, 3))] for v in (a, b, c))
     products = [builder.fmul(x, y) for x, y in zip(a, b)]
     sums = [builder.fadd(p, z) for p, z in zip(products, c)]
@@ -65,24 +66,24 @@ def _4_lanes(builder, a, b, c):
 
 
 def _any_doubtful(builder, sums, result):
-    """Flag (i1): one of 4 doubles lies right between two float32, or is too small."""
+    """i1: whether one of 4 doubles lies halfway between two float32, or is too small."""
     low, high = (builder.bitcast(pair, _I32X4) for pair in sums)
-    below = builder.shl(_shuffled(builder, low, high, (0, 2, 4, 6)), constant(_I32X4, 3))  # bits that a float32 lacks
+    below = builder.shl(_shuffled(builder, low, high, (0, 2, 4, 6)), constant(_I32X4, 3))  # bits beyond float32
     between = builder.icmp_signed("==", below, constant(_I32X4, -(1 << 31)))
     size = builder.and_(builder.bitcast(result, _I32X4), constant(_I32X4, 0x7FFFFFFF))
-    small = builder.icmp_signed("<=", size, constant(_I32X4, 0x00800000))  # what is 2^-126 now may have been less
+    small = builder.icmp_signed("<=", size, constant(_I32X4, 0x00800000))  # 2^-126 may be a rounded-up smaller value
     lanes = builder.bitcast(builder.or_(between, small), ir.IntType(4))
     return builder.icmp_unsigned("!=", lanes, lanes.type(0))
 
 
 def _rounded_to_odd(builder, product, c, total):
-    """`total` is product + c rounded to nearest, doubles."""
-    # What rounding has lost, exactly (Knuth's two-sum); NaN where anything is infinite.
+    """product + c rounded to odd; `total` is product + c rounded to nearest, all doubles."""
+    # The exact rounding error (Knuth's two-sum); NaN if an operand is infinite.
     added = builder.fsub(total, product)
-    lost = builder.fadd(builder.fsub(product, builder.fsub(total, added)), builder.fsub(c, added))
-    # Truncate: where the loss has the other sign, the total is too large and its bits, an integer, are 1 too many.
-    # Then set the last bit if anything was lost at all.
-    side, zero = builder.fmul(lost, total), constant(_F64X2, 0.0)
+    error = builder.fadd(builder.fsub(product, builder.fsub(total, added)), builder.fsub(c, added))
+    # Truncate: if the error has the opposite sign, the total's magnitude is too large by 1 in its integer bits.
+    # Then set the last bit if the error is not 0.
+    side, zero = builder.fmul(error, total), constant(_F64X2, 0.0)
     less, more = (builder.sext(builder.fcmp_ordered(r, side, zero), _I64X2) for r in ("<", ">"))
     bits = builder.add(builder.bitcast(total, _I64X2), less)
     bits = builder.or_(bits, builder.lshr(builder.or_(less, more), constant(_I64X2, 63)))
@@ -98,5 +99,5 @@ def _joined(builder, low, high):
 
 
 def _shuffled(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:
-    numbers = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), [ir.Constant(ir.IntType(32), i) for i in lanes])
-    return builder.shuffle_vector(a, b, numbers)
+    indices = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), [ir.Constant(ir.IntType(32), i) for i in lanes])
+    return builder.shuffle_vector(a, b, indices)

@@ -1,17 +1,17 @@
 """exp, tanh, sigmoid, softplus and the normal distribution on f32x16: polynomials without branches.
 
-Largest errors, found by comparing with double precision (tests/cpu/test_math.py): exp, sigmoid, tanh and softplus 2e-7
-of the value, normal_cdf 1e-7 absolute. The coefficients are least-maximum fits in double precision, rounded to float32.
+Largest errors against double precision (tests/cpu/test_math.py): exp, sigmoid, tanh and softplus 2e-7 relative,
+normal_cdf 1e-7 absolute. The coefficients are minimax fits in double precision, rounded to float32.
 """
 
 import numpy as np
 
-from numflow.cpu.simd.float32 import fma, larger, magnitude, splat, two_to, where_less, with_sign
+from numflow.cpu.simd.float32 import copysign, fma, magnitude, maximum, splat, two_to, where_less
 from numflow.cpu.simd.vector import inline
 
 _F = np.float32
 _LOG2_E, _LN2_HIGH, _LN2_LOW = _F(1.4426950408889634), _F(0.693145751953125), _F(1.42860677e-06)
-_ROUND = _F(1.5 * 2.0**23)  # adding and subtracting it rounds to a whole number
+_ROUND = _F(1.5 * 2.0**23)  # adding and then subtracting this rounds to an integer
 _EXP_MIN, _EXP_MAX = _F(-87.33), _F(88.37)
 # exp(r) = 1 + r + r^2 (E0 + E1 r + ...) for |r| <= ln(2) / 2
 _E0, _E1, _E2, _E3, _E4 = _F(0.49999994), _F(0.16666521), _F(0.04166839), _F(0.00836871), _F(0.0013814613)
@@ -32,13 +32,13 @@ _C5, _C6, _C7, _C8 = _F(0.27806702), _F(-0.48719978), _F(0.2845749), _F(-0.05906
 
 @inline
 def exp(x):
-    """e^x; 0 below -87.33, infinite above 88.37, NaN for NaN."""
+    """e^x; 0 below -87.33, infinity above 88.37, NaN for NaN."""
     return where_less(splat(_EXP_MAX), x, splat(_INFINITY), exp_to_1(x))
 
 
 @inline
 def exp_to_1(x):
-    """The same for x that are not positive, whose result is at most 1, or NaN."""
+    """e^x for x <= 0 or NaN, so that the result is at most 1, or NaN."""
     rounded = x * _LOG2_E + _ROUND
     n = rounded - _ROUND
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
@@ -59,7 +59,7 @@ def tanh(x):
     z, a = x * x, magnitude(x)
     p = fma(fma(fma(fma(z, _T4, _T3), z, _T2), z, _T1), z, _T0)
     small, large = fma(z * x, p, x), _ONE - _TWO / (exp(a + a) + _ONE)
-    return where_less(a, splat(_TANH_SMALL), small, with_sign(large, x))
+    return where_less(a, splat(_TANH_SMALL), small, copysign(large, x))
 
 
 @inline
@@ -69,7 +69,7 @@ def softplus(x):
     w = z / (z + _TWO)
     s, t = w * w, w + w
     p = fma(fma(fma(fma(fma(s, _A6, _A5), s, _A4), s, _A3), s, _A2), s, _A1)
-    return fma(t * s, p, t) + larger(x, splat(_ZERO))
+    return fma(t * s, p, t) + maximum(x, splat(_ZERO))
 
 
 @inline

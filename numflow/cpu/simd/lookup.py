@@ -1,4 +1,4 @@
-"""Look-ups: of bytes in tables of 16 and 128, 64 at a time, and of words in a table of any size."""
+"""Table look-ups: 64 bytes at a time in tables of 16 or 128 bytes, and words in a table of any size."""
 
 import numpy as np
 from llvmlite import ir
@@ -10,7 +10,7 @@ from numflow.cpu.simd.value import Value, llvm_type, load
 
 
 def lookup16(indices: Value, table: list[int]) -> Value:
-    """table[index] of u8 lanes; indices are 0 .. 15, the table is known now."""
+    """table[index], u8 lanes; indices are 0 .. 15, the table is a compile-time constant."""
     if indices.lanes < 64:
         return _selected(indices, table)
     if isa() == "avx512":
@@ -21,14 +21,14 @@ def lookup16(indices: Value, table: list[int]) -> Value:
 
 
 def _shuffle(indices: Value, table: list[int], name: str, lanes: int) -> Value:
-    """By an instruction that takes `lanes` indices, and the table in each 16 bytes of its first operand."""
+    """Look up by a byte shuffle of `lanes` indices, with the table in every 16 bytes of its first operand."""
     whole = Value(indices.builder, ir.Constant(llvm_type("u8", lanes), None))
     whole = Value(indices.builder, whole.like(table * (lanes // 16)))
     return indices.by_bytes(lambda part: whole.call(name, whole.llvm.type, part), lanes)
 
 
 def _selected(indices: Value, table: list[int]) -> Value:
-    """Bit by bit of the index, each choosing between the two halves of what is left of the table."""
+    """Look up by selects: each bit of the index halves the remaining entries."""
     builder = indices.builder
     entries = [indices.like(entry) for entry in table]
     for bit in range(4):
@@ -38,29 +38,32 @@ def _selected(indices: Value, table: list[int]) -> Value:
 
 
 def lookup128(indices: Value, table: list[int], hold: Keep = as_it_is) -> Value:
-    """With AVX-512: table[index & 127] of u8x64, by one instruction of VBMI. hold: what the table passes through."""
+    """AVX-512: table[index & 127], u8x64, by one VBMI instruction. hold: function that keeps the table in registers."""
     low, high = (hold(Value(indices.builder, indices.like(part))) for part in (table[:64], table[64:]))
     return low.call("llvm.x86.avx512.vpermi2var.qi.512", low.llvm.type, indices, high)
 
 
 def lookup_words(indices: list[Value], table: np.ndarray, name: str) -> Value:
-    """table[index], i32 lanes, or one i32 of one index; the table u32 is known now. name: of the table in the code."""
+    """table[index], i32 lanes, or a scalar for one index.
+
+    table: u32, a compile-time constant. name: symbol of the table in the module.
+    """
     builder = indices[0].builder
-    found = builder.module.globals.get(name)
-    if found is None:
+    variable = builder.module.globals.get(name)
+    if variable is None:
         word = ir.IntType(32)
-        found = cgutils.global_constant(builder.module, name, ir.Constant(
+        variable = cgutils.global_constant(builder.module, name, ir.Constant(
             ir.ArrayType(word, len(table)), [ir.Constant(word, int(entry)) for entry in table]))
-        found.align = 64
-    at = Value(builder, builder.ptrtoint(found, ir.IntType(64)))
+        variable.align = 64
+    address = Value(builder, builder.ptrtoint(variable, ir.IntType(64)))
     if len(indices) == 1:
-        return _entry(at, indices[0])
+        return _entry(address, indices[0])
     words = Value(builder, ir.Constant(llvm_type("i32", len(indices)), ir.Undefined))
     for lane, index in enumerate(indices):
-        words = words.with_lane(lane, _entry(at, index))
+        words = words.with_lane(lane, _entry(address, index))
     return words
 
 
-def _entry(at: Value, index: Value) -> Value:
-    builder = at.builder
-    return load(at + (Value(builder, builder.zext(index.llvm, at.llvm.type)) << 2), "i32")
+def _entry(address: Value, index: Value) -> Value:
+    builder = address.builder
+    return load(address + (Value(builder, builder.zext(index.llvm, address.llvm.type)) << 2), "i32")

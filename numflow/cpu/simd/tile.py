@@ -1,7 +1,7 @@
 """Register tiles: one vector of 16 rows for each of M tokens, a Numba tuple of M f32x16.
 
-M is part of the type, so a kernel written once is compiled for 8, 4, 2 or 1 tokens. What differs by token comes from
-memory, where the M tokens' 4-byte words are neighbours; each becomes an embedded broadcast.
+M is part of the type, so a kernel written once is compiled for 8, 4, 2 or 1 tokens. Activations of the M tokens are
+neighbouring 4-byte words in memory; loading one becomes an embedded broadcast.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def unpack(builder: ir.IRBuilder, tile: ir.Value) -> list[Value]:
 def repeat(count: Value, vectors: list[Value], body: Callable[[Value, list[Value]], list[Value]]) -> list[Value]:
     """A loop: vectors = body(i, vectors) for i in 0 .. count - 1."""
     builder = count.builder
-    if isa() not in ("avx512", "neon"):  # whose 32 registers suffice
+    if isa() not in ("avx512", "neon"):  # their 32 registers suffice without the stack
         _align_stack(builder)
     slots = [cgutils.alloca_once_value(builder, v.llvm) for v in vectors]
     with cgutils.for_range(builder, count.llvm) as loop:
@@ -49,31 +49,31 @@ def repeat(count: Value, vectors: list[Value], body: Callable[[Value, list[Value
 
 
 def _align_stack(builder: ir.IRBuilder) -> None:
-    """Align the stack of the function that is built, so that no vector on it lies in two lines of the cache.
+    """Align the stack of the function under construction, so that no spilled vector crosses a cache line.
 
-    LLVM learns too late that registers will not do, and takes the stack as it is: by chance, up to a tenth slower.
+    LLVM decides to spill too late to align the stack itself: by chance, the kernel would be up to a tenth slower.
     """
-    builder.function.attributes.add("nounwind")  # which is so; llvmlite forgets the alignment where it stands alone
+    builder.function.attributes.add("nounwind")  # true, and llvmlite omits the alignment without another attribute
     builder.function.attributes.alignstack = 64
 
 
 def each_word(address: Value, tokens: int) -> list[Value]:
-    """The words of `tokens` tokens, as i32 scalars."""
+    """The words of `tokens` tokens at an address, as i32 scalars."""
     return [load(address + 4 * t, "i32") for t in range(tokens)]
 
 
 def each_i32(address: Value, tokens: int) -> list[Value]:
-    """The int32 words of `tokens` tokens, each in every lane."""
+    """The int32 words of `tokens` tokens, each broadcast to 16 lanes."""
     return [word.splat(16) for word in each_word(address, tokens)]
 
 
 def each_f32(address: Value, tokens: int) -> list[Value]:
-    """The float32 words of `tokens` tokens, each in every lane."""
+    """The float32 words of `tokens` tokens, each broadcast to 16 lanes."""
     return [load(address + 4 * t, "f32").splat(16) for t in range(tokens)]
 
 
 def add_products(total: list[Value], rows: Value, x: Value) -> list[Value]:
-    """total + rows * the token's float32 word at x."""
+    """total + rows * the float32 word of each token at x."""
     return [fma(rows, xt, t) for t, xt in zip(total, each_f32(x, len(total)))]
 
 
@@ -89,10 +89,11 @@ def sums_of_pairs(typingctx, tile):
 
 @intrinsic
 def store_tile(typingctx, tile, y, stride, rows, tokens, lanes, bias, addend, addend_stride, factor):
-    """Vector t of the tile, for t < tokens, to row t of y (`stride` bytes apart); only its first `lanes` elements.
+    """Store the first `lanes` elements of vector t of the tile, for t < tokens, to row t of y, `stride` bytes apart.
 
-    rows: address of int32 row numbers to use instead of t, or 0. bias: address of 16 float32 that are added, or 0.
-    addend: address of rows `addend_stride` bytes apart, or 0: what is stored is then addend + factor * vector.
+    rows:   address of int32 row indices to use instead of t, or 0.
+    bias:   address of 16 float32 to add, or 0.
+    addend: address of rows `addend_stride` bytes apart, or 0. With an addend, addend + factor * vector is stored.
     """
     i64 = types.int64
 

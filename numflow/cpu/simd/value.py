@@ -1,8 +1,8 @@
-"""A small language for code that is built while a kernel is compiled: values with operators that act on every lane.
+"""A small language for emitting kernel code at compile time: values whose operators act on every lane.
 
-A `@staged` function is run once, at that time: its arguments are `Value`s, whose operators (+ - * & | << >>) append
-LLVM instructions, and its loops and ifs are unrolled and decided. In kernels it is called like any function. What it
-builds gives the same bits on every instruction set.
+A `@staged` function runs once, when a kernel is compiled: its arguments are `Value`s, and their operators
+(+ - * & | << >>) append LLVM instructions. Python loops and ifs are so unrolled and decided at compile time. Kernels
+call a staged function like any other. The emitted code gives the same bits on every instruction set.
 """
 
 import inspect
@@ -19,7 +19,7 @@ _ELEMENT = {"u8": ir.IntType(8), "u16": ir.IntType(16), "i32": ir.IntType(32), "
 
 
 class Value:
-    """An LLVM scalar or vector while code is built. A Python number on the right stands for all lanes."""
+    """An LLVM scalar or vector during code generation. A Python number on the right is broadcast to all lanes."""
 
     def __init__(self, builder: ir.IRBuilder, llvm: ir.Value):
         self.builder, self.llvm = builder, llvm
@@ -76,11 +76,11 @@ class Value:
         return self._do("shl", other)
 
     def __rshift__(self, other):
-        """Zeros come in."""
+        """Logical shift right."""
         return self._do("lshr", other)
 
     def sar(self, bits: int) -> "Value":
-        """Shift right, the sign comes in."""
+        """Arithmetic shift right."""
         return self._do("ashr", bits)
 
     def compare(self, relation: str, other: "Value | int") -> "Value":
@@ -88,7 +88,7 @@ class Value:
         return Value(self.builder, self.builder.icmp_signed(relation, self.llvm, self.like(other)))
 
     def choose(self, then: "Value", otherwise: "Value | float") -> "Value":
-        """Of i1 lanes: `then` where they are true."""
+        """Select by i1 lanes: `then` where true, `otherwise` where false."""
         return Value(self.builder, self.builder.select(self.llvm, then.llvm, then.like(otherwise)))
 
     def false(self) -> "Value":
@@ -105,8 +105,8 @@ class Value:
 
     def with_lane(self, index: int, scalar: "Value") -> "Value":
         """This vector with another scalar in one lane."""
-        place = ir.Constant(ir.IntType(32), index)
-        return Value(self.builder, self.builder.insert_element(self.llvm, scalar.llvm, place))
+        lane = ir.Constant(ir.IntType(32), index)
+        return Value(self.builder, self.builder.insert_element(self.llvm, scalar.llvm, lane))
 
     def byte_of_4(self, index: int) -> "Value":
         """Of u8 lanes, byte `index` of each 4, widened to i32."""
@@ -119,15 +119,15 @@ class Value:
         return _shuffle(self, self, range(begin, begin + lanes))
 
     def halves(self) -> "list[Value]":
-        """The lower half of the lanes, and the upper one."""
+        """The lower half of the lanes and the upper half."""
         return [self.part(begin, self.lanes // 2) for begin in (0, self.lanes // 2)]
 
-    def pick(self, lanes: Sequence[int]) -> "Value":
-        """The lanes of these numbers, in this order."""
+    def permute(self, lanes: Sequence[int]) -> "Value":
+        """The lanes with these indices, in this order."""
         return _shuffle(self, self, lanes)
 
     def padded(self, lanes: int) -> "Value":
-        """This vector's lanes, then any values."""
+        """This vector extended to `lanes` lanes with undefined values."""
         anything = Value(self.builder, ir.Constant(self.llvm.type, ir.Undefined))
         return _shuffle(self, anything, [min(i, self.lanes) for i in range(lanes)])
 
@@ -136,17 +136,17 @@ class Value:
         return _shuffle(self, high, range(2 * self.lanes))
 
     def by_bytes(self, do: Callable[..., "Value"], nbytes: int, *others: "Value") -> "Value":
-        """Apply `do` to so many bytes at a time of this vector and of others as large, and join the results."""
+        """Apply `do` to parts of `nbytes` bytes of this vector and of others of the same size, and join the results."""
         count = self.nbytes // nbytes
         parts = [[v.part(v.lanes // count * i, v.lanes // count) for v in (self, *others)] for i in range(count)]
         return joined([do(*part) for part in parts])
 
     def zipped(self, other: "Value") -> "Value":
-        """Lanes of this vector and of another one in turns."""
+        """Interleave the lanes of this vector and of another."""
         return _shuffle(self, other, [i // 2 + self.lanes * (i % 2) for i in range(2 * self.lanes)])
 
     def with_odd(self, other: "Value") -> "Value":
-        """This vector with the odd lanes of another one."""
+        """Blend: even lanes of this vector, odd lanes of another."""
         return _shuffle(self, other, [i + self.lanes * (i % 2) for i in range(self.lanes)])
 
     def as_(self, kind: str, lanes: int) -> "Value":
@@ -166,13 +166,13 @@ class Value:
         return Value(self.builder, self.builder.trunc(self.llvm, llvm_type(kind, self.lanes)))
 
     def high_of_product(self, factor: int) -> "Value":
-        """The upper 16 bits of u16 lanes times a number."""
+        """The upper 16 bits of the product of u16 lanes and a constant."""
         return ((self.widen() * factor) >> 16).narrow("u16")
 
-    def to_f32(self, places: int = 0) -> "Value":
-        """Signed i32 as float32. places: with NEON, divided by 2^places at once."""
-        if places:
-            name, count = "llvm.aarch64.neon.vcvtfxs2fp.v4f32.v4i32", Value(self.builder, ir.IntType(32)(places))
+    def to_f32(self, shift: int = 0) -> "Value":
+        """Signed i32 as float32. shift: NEON only, divide by 2^shift in the same instruction."""
+        if shift:
+            name, count = "llvm.aarch64.neon.vcvtfxs2fp.v4f32.v4i32", Value(self.builder, ir.IntType(32)(shift))
             return self.by_bytes(lambda part: part.call(name, llvm_type("f32", 4), count), 16)
         return Value(self.builder, self.builder.sitofp(self.llvm, llvm_type("f32", self.lanes)))
 
@@ -183,8 +183,8 @@ class Value:
 
 def _shuffle(low: Value, high: Value, lanes: Sequence[int]) -> Value:
     i32 = ir.IntType(32)
-    pick = ir.Constant(ir.VectorType(i32, len(lanes)), [ir.Constant(i32, i) for i in lanes])
-    return Value(low.builder, low.builder.shuffle_vector(low.llvm, high.llvm, pick))
+    indices = ir.Constant(ir.VectorType(i32, len(lanes)), [ir.Constant(i32, i) for i in lanes])
+    return Value(low.builder, low.builder.shuffle_vector(low.llvm, high.llvm, indices))
 
 
 def llvm_type(kind: str, lanes: int = 1) -> ir.Type:
@@ -205,13 +205,13 @@ def load(address: Value, kind: str, lanes: int = 1) -> Value:
 
 
 def save(address: Value, value: Value, align: int = 4) -> None:
-    """Write a value to memory."""
+    """Store a value."""
     pointer = address.builder.inttoptr(address.llvm, value.llvm.type.as_pointer())
     address.builder.store(value.llvm, pointer).align = align
 
 
 def prefetch(address: Value, cache: int) -> None:
-    """Begin to fetch the line at an address, which need not exist, into the first or second cache."""
+    """Prefetch the line at an address, which need not be mapped, into the L1 (1) or L2 (2) cache."""
     i32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
     pointer = address.builder.inttoptr(address.llvm, byte)
     read, locality, data = ir.Constant(i32, 0), ir.Constant(i32, 4 - cache), ir.Constant(i32, 1)
@@ -219,17 +219,17 @@ def prefetch(address: Value, cache: int) -> None:
 
 
 def load_f16(address: Value) -> Value:
-    """16 float16, as float32."""
+    """Load 16 float16 as float32."""
     return Value(address.builder, widen_f16_ir(address.builder, load(address, "u16", 16).llvm))
 
 
 def load_bf16(address: Value) -> Value:
-    """16 bfloat16, as float32."""
+    """Load 16 bfloat16 as float32."""
     return (load(address, "u16", 16).widen() << 16).as_("f32", 16)
 
 
 def fma(a: Value, b: Value, c: Value) -> Value:
-    """a * b + c of 4, 8 or 16 lanes, rounded once."""
+    """a * b + c of 4, 8 or 16 float32 lanes, rounded once."""
     return Value(a.builder, fma_ir(a.builder, a.llvm, b.llvm, c.llvm))
 
 
@@ -248,33 +248,33 @@ def fma_each(triples: list[tuple[Value, Value, Value]]) -> list[Value]:
 
 
 def joined(vectors: list[Value]) -> Value:
-    """The lanes of 1, 2, 4 ... vectors, one after the other."""
+    """Concatenate the lanes of 1, 2, 4 ... vectors."""
     while len(vectors) > 1:
         vectors = [low.join(high) for low, high in zip(vectors[::2], vectors[1::2])]
     return vectors[0]
 
 
-def turned(vectors: list[Value]) -> list[Value]:
-    """Of 16 vectors of 16 lanes, the vector of all lanes 0, that of all lanes 1 ..."""
-    while len(vectors) > 1:  # first those that are half of all vectors apart, neighbours last
+def transpose(vectors: list[Value]) -> list[Value]:
+    """Transpose 16 vectors of 16 lanes: the first result has lane 0 of every vector."""
+    while len(vectors) > 1:  # zip vectors that are half of all vectors apart first, neighbours last
         half = len(vectors) // 2
         vectors = [low.zipped(high) for low, high in zip(vectors[:half], vectors[half:])]
     return [vectors[0].part(16 * lane, 16) for lane in range(16)]
 
 
 def exact_fma(a: Value, b: Value, c: Value) -> Value:
-    """a * b + c of numbers that nothing has to be rounded of, so that it may be two instructions as well as one."""
+    """a * b + c where both operations are exact, so that two instructions give the same bits as one."""
     return fma(a, b, c) if has_fma() else a * b + c
 
 
 def save_first(address: Value, value: Value, count: Value) -> None:
-    """Write the first `count` of 16 float32; the memory of the others is not touched."""
+    """Store the first `count` of 16 float32; the memory of the others is not written."""
     pointer = address.builder.inttoptr(address.llvm, value.llvm.type.as_pointer())
     masked_store(address.builder, value.llvm, pointer, first_lanes(address.builder, count.llvm))
 
 
 def staged(result: Any, *arguments: Any) -> Callable[[Callable[..., Value | None]], Any]:
-    """Decorator: emit(*Values) -> Value becomes a function of compiled code with this signature of Numba types."""
+    """Decorator: make emit(*Values) -> Value callable from compiled code, with this signature of Numba types."""
     def make(emit):
         def typing(typingctx, *args):
             def codegen(context, builder, signature, values):

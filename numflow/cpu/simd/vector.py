@@ -1,9 +1,9 @@
 """Explicit SIMD inside Numba: vector registers as a Numba type, operations on them as LLVM IR.
 
-A kernel written with these reads like plain Python and is compiled for whatever `isa()` says: values are always 64
-bytes wide, and LLVM splits them where registers are narrower. A Vec lives in local variables of compiled functions
-only. Addresses are int64. Every operation gives the same bits on every instruction set. value.py is a language
-for longer pieces of code.
+A kernel written with these reads like plain Python and is compiled for the instruction set of `isa()`. Vectors are
+always 64 bytes wide; LLVM splits them if registers are narrower. A Vec exists in local variables of compiled functions
+only. Addresses are int64. Every operation gives the same bits on every instruction set. value.py is the language for
+longer pieces of code.
 """
 
 import inspect
@@ -20,8 +20,8 @@ from numflow.cpu.simd.isa import has_half
 _I32 = ir.IntType(32)
 _ELEMENT = {"i32": _I32, "f32": ir.FloatType(), "f64": ir.DoubleType()}
 
-# For the helpers of kernels: `inline` ones are merged by LLVM, so that constant arguments select code at compile time;
-# `merged` ones become part of the kernel before that, which compiles faster where a function is called once.
+# Decorators for helpers of kernels. LLVM inlines an `inline` helper, so constant arguments select code at compile time.
+# Numba inlines a `merged` helper before that, which compiles faster if the helper is called once.
 NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 inline = njit(forceinline=True, error_model="numpy", **NO_WRAPPERS)
 merged = njit(inline="always", error_model="numpy")
@@ -50,7 +50,7 @@ class VecModel(models.PrimitiveModel):
 i32x16, f32x16 = Vec("i32", 16), Vec("f32", 16)
 
 
-# What emitters of IR share.
+# Helpers for emitters of IR.
 
 def constant(llvm: ir.VectorType, value: int | float) -> ir.Constant:
     """`value` in every lane."""
@@ -82,7 +82,7 @@ def widen_f16_ir(builder: ir.IRBuilder, half: ir.Value) -> ir.Value:
     """<16 x i16> float16 bits -> <16 x float>."""
     if has_half():
         return builder.fpext(builder.bitcast(half, ir.VectorType(ir.HalfType(), 16)), f32x16.llvm)
-    # Without conversion instructions LLVM would call a library that may not be there.
+    # Without conversion instructions LLVM would call a run-time library that may be missing.
     llvm, wide = i32x16.llvm, builder.zext(half, i32x16.llvm)
     magnitude = builder.shl(builder.and_(wide, constant(llvm, 0x7FFF)), constant(llvm, 13))
     scaled = builder.fmul(builder.bitcast(magnitude, f32x16.llvm), constant(f32x16.llvm, 2.0**112))
@@ -96,7 +96,7 @@ def widen_f16_ir(builder: ir.IRBuilder, half: ir.Value) -> ir.Value:
 # Intrinsics: functions of compiled code.
 
 def op(result: types.Type, *arguments: types.Type) -> Any:
-    """Decorator: emit(builder, *LLVM values) -> LLVM value becomes a function of compiled code with this signature."""
+    """Decorator: make emit(builder, *LLVM values) -> LLVM value callable from compiled code, with this signature."""
     def make(emit):
         def typing(typingctx, *args):
             def codegen(context, builder, signature, values):
@@ -108,7 +108,7 @@ def op(result: types.Type, *arguments: types.Type) -> Any:
 
 
 def named_intrinsic(typing: Callable, emit: Callable, parameters: list[inspect.Parameter]) -> Any:
-    """`typing` as an intrinsic that has the name, the doc string and these parameters of `emit`."""
+    """`typing` as an intrinsic with the name, the docstring and these parameters of `emit`."""
     typing.__name__ = typing.__qualname__ = emit.__name__
     typing.__doc__ = emit.__doc__
     first = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -118,19 +118,19 @@ def named_intrinsic(typing: Callable, emit: Callable, parameters: list[inspect.P
 
 @op(f32x16, types.int64)
 def load_f32(builder, address):
-    """16 float32."""
+    """Load 16 float32."""
     return load_at(builder, address, f32x16.llvm)
 
 
 @op(f32x16, types.int64)
 def load_f16(builder, address):
-    """16 float16, widened."""
+    """Load 16 float16, widened to float32."""
     return widen_f16_ir(builder, load_at(builder, address, ir.VectorType(ir.IntType(16), 16)))
 
 
 @op(types.void, types.int64, f32x16)
 def store_f32(builder, address, value):
-    """16 float32."""
+    """Store 16 float32."""
     builder.store(value, builder.inttoptr(address, f32x16.llvm.as_pointer())).align = 1
 
 
@@ -141,7 +141,7 @@ def first_lanes(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
 
 
 def masked_store(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value, mask: ir.Value) -> None:
-    """Store the lanes whose mask is true; the others' memory is not touched."""
+    """Store the lanes whose mask is true; the memory of the others is not written."""
     fn_type = ir.FunctionType(ir.VoidType(), [f32x16.llvm, pointer.type, _I32, mask.type])
     fn = cgutils.get_or_insert_function(builder.module, fn_type, "llvm.masked.store.v16f32.p0")
     builder.call(fn, [value, pointer, ir.Constant(_I32, 4), mask])

@@ -1,15 +1,15 @@
-"""Paged key/value memory of one attention, and the op `cache_write`.
+"""Paged key/value cache of one attention, and the op `cache_write`.
 
-Token p of a sequence lies in block table[p // block_size] at place p % block_size. In a block
-    K  [G][block_size / 16][E][16]   16 tokens side by side: a vector holds one column of 16 keys
-    V  [G][block_size][Ep]           Ep = E_v rounded up to 16; the columns that are added stay zero
-of float32, or float16 kept as its bits. bfloat16 lies in pairs (simd/bfloat16.py), of a key's columns, and of the
-values of two tokens, an even one and the next:
+Token p of a sequence is in block table[p // block_size] at index p % block_size. A block has
+    K  [G][block_size / 16][E][16]   16 tokens interleaved: a vector holds one column of 16 keys
+    V  [G][block_size][Ep]           Ep = E_v rounded up to 16; the padding columns stay zero
+of float32 or float16. bfloat16 is stored in pairs (simd/bfloat16.py): of two columns of a key, and of the values of two
+tokens, an even token and the next:
     K  [G][block_size / 16][E / 2][16][2]        V  [G][block_size / 2][Ep][2]
-Where values are a prefix of keys, there is no V: attention turns what it needs
-of K around, 64 keys at a time. Types of fewer bits have 16 tokens side by side in both, as blocks of 32
-columns (kv_code.py). K and V may differ in type. Entries, one for `every` tokens, are rows of float32, one
-after the other, as many in a block as windows may end there: each at the place of its last token divided by `every`.
+If values are a prefix of keys, there is no V: attention transposes the columns of K that it needs, 64 keys at a time.
+Quantised K and V have 16 tokens interleaved, in blocks of 32 columns (kv_code.py). K and V may differ in type.
+A cache of entries, one for `every` tokens, has contiguous rows of float32: the entry whose last token is p is row
+p % block_size // every of its block.
 """
 
 from typing import Any
@@ -40,18 +40,18 @@ SLOTS = slots("header rows cache k k_stride v v_stride kv_heads k_dim v_dim bloc
 ENTRIES = slots("header rows k k_stride cache width table table_stride tokens every size")  # tokens: of a block
 POOL = slots("header rows y y_stride cache width table table_stride tokens every size bias series")
 
-CHUNK = 64  # keys that attention works on at a time: they must lie in one block
-GROUP = 16  # keys side by side
+CHUNK = 64  # keys per step of attention; all in one block
+GROUP = 16  # interleaved keys
 
 
 class KVCache:
     """Memory of `cache` for blocks of `block_size` tokens.
 
-    kinds:     types of K and of V (quant.kv.KV_TYPES); of both that of K where values are a prefix of keys.
-    window:    of the attention that reads it, 0: the whole text.
-    table:     header fields of its block table and of that one's stride.
-    widths:    columns of their rows in the attention's arithmetic.
-    addresses: int64 [2], where K and V are now. Kernels read them at run time, so that the memory may move.
+    kinds:     types of K and of V (quant.kv.KV_TYPES); both the type of K if values are a prefix of keys.
+    window:    window of the attention that reads the cache, 0: the whole sequence.
+    table:     header fields of its block table and of the table's stride.
+    widths:    columns of rows of K and V in the attention's arithmetic.
+    addresses: int64 [2], current addresses of K and V. Kernels read them at run time, so the memory may move.
     """
 
     def __init__(self, cache: Cache, block_size: int, kv_k: str, kv_v: str, window: int = 0,
@@ -77,25 +77,28 @@ class KVCache:
 
     @property
     def table_fields(self) -> dict[str, Any]:
-        """Header fields of the block table, its stride and the number of keys of each sequence, by slot."""
+        """Header fields of the block table, its stride and the number of keys of each sequence, by slot name."""
         is_cross = self.shape.kind == "cross"
         table, stride = (CROSS_BLOCKS, CROSS_STRIDE) if is_cross else self._table
         return {"table": table, "table_stride": stride, "lengths": CROSS_LENGTHS if is_cross else LENGTHS}
 
     @property
     def row_fields(self) -> dict[str, Any]:
-        """Kinds, widths and bytes of a row of one head, of K and of V each, by slot."""
+        """Kind, width and bytes of a row of one head, for K and for V, by slot name."""
         both = {"kind": [kv_rows.KINDS[kind] for kind in self.kinds], "width": self.widths, "size": self._sizes}
         return {f"{which}_{field}": values[i] for field, values in both.items() for i, which in enumerate("kv")}
 
     def resize(self, blocks: int) -> bool:
-        """Hold `blocks` blocks; the content of those that remain is kept. Nobody has to follow: see `addresses`."""
+        """Reserve `blocks` blocks; blocks that remain keep their content.
+
+        Returns False: no kernel has to be bound again, since kernels read `addresses`.
+        """
         if blocks == self.blocks:
             return False
         for i, size in enumerate(self._sizes):
             new = aligned((blocks, self._block(size)), np.uint8)
-            kept = min(blocks, self.blocks)
-            new[:kept] = self._arrays[i][:kept]
+            count = min(blocks, self.blocks)
+            new[:count] = self._arrays[i][:count]
             self._arrays[i], self.addresses[i] = new, new.ctypes.data
         self.blocks = blocks
         return False
@@ -115,22 +118,22 @@ class KVCache:
         return np.concatenate([rows[blocks] for rows in self._arrays], axis=1)
 
     def load(self, blocks: np.ndarray, data: np.ndarray) -> None:
-        """Put back what `save` returned, uint8 [n, block_bytes]."""
-        at = 0
+        """Restore the bytes of blocks that `save` returned, uint8 [n, block_bytes]."""
+        offset = 0
         for rows in self._arrays:
-            rows[blocks] = data[:, at:at + rows.shape[1]]
-            at += rows.shape[1]
+            rows[blocks] = data[:, offset:offset + rows.shape[1]]
+            offset += rows.shape[1]
 
 
 def entry_fields(cache: KVCache) -> dict[str, Any]:
-    """Slots of kernels that look up entries, or the rows that they are made of."""
+    """Slots of kernels that access entries, or the rows that entries are made of."""
     fields = cache.table_fields
     return {"table": fields["table"], "table_stride": fields["table_stride"], "tokens": cache.block_size,
             "every": cache.shape.every, "size": cache.row_fields["k_size"]}
 
 
 def pool(step: Step, ctx) -> list[Call]:
-    """y f32 [T, E] of the rows [gates S * E, values S * E] of the last tokens; bias f32 [every, S * E]."""
+    """y f32 [T, E] from the cached rows [gates S * E, values S * E] of the last tokens; bias f32 [every, S * E]."""
     y, cache = step.outputs[0], ctx.caches[param(step, "cache")]
     fields = entry_fields(cache) | {"every": param(step, "every")}
     return [Call.named(step, _POOL.kernel("pool"), POOL, header=ctx.header, rows=ctx.rows(y), **ctx.strided("y", y),
@@ -139,9 +142,9 @@ def pool(step: Step, ctx) -> list[Call]:
 
 
 def cache_write(step: Step, ctx) -> list[Call]:
-    """k f32 [T, G*E], v f32 [T, G*E_v]: each token's row goes to its position."""
+    """k f32 [T, G*E], v f32 [T, G*E_v]: store each token's row at its position."""
     cache = ctx.caches[param(step, "cache")]
-    k, v = step.inputs[0], step.inputs[-1]  # of a value that is not stored no column is read
+    k, v = step.inputs[0], step.inputs[-1]  # if values are a prefix of keys, v is not read
     fields = cache.table_fields | cache.row_fields
     del fields["lengths"]
     if cache.shape.every:

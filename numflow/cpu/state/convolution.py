@@ -16,7 +16,7 @@ KINDS = {name: kind for kind, name in enumerate(CONV_KINDS)}
 
 
 def causal_conv(step: Step, ctx) -> list[Call]:
-    """x, y f32 [T, C], apart; weight f32 [C, K], turned around here to [K, C]; bias f32 [C]."""
+    """x, y f32 [T, C], which must not overlap; weight f32 [C, K], transposed here to [K, C]; bias f32 [C]."""
     x, y = step.inputs[0], step.outputs[0]
     weight = np.ascontiguousarray(ctx.vector(step.weights["weight"]).T)
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else 0

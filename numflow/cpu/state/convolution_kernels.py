@@ -9,7 +9,7 @@ from numflow.cpu.simd.vector import inline, zero_f32
 from numflow.cpu.state.convolution import KINDS, SLOTS
 from numflow.cpu.state.state_access import begins, first_row, slot_of
 
-GROUP = 64  # channels of an item: a row's part is whole cache lines
+GROUP = 64  # channels per item: whole cache lines of a row
 _SILU = KINDS["silu"]
 
 
@@ -39,24 +39,24 @@ def _clear(args, tail, left):
 
 
 @inline
-def _past(args, first, at, channel, tail, left):
-    """Row `at` of the tail and, behind it, the rows of x from `first` on."""
-    kept = i64(args, SLOTS.taps) - 1
-    if at < kept:
-        return load_part(tail + 4 * at * i64(args, SLOTS.width), left)
-    return load_part(i64(args, SLOTS.x) + 4 * ((first + at - kept) * i64(args, SLOTS.x_stride) + channel), left)
+def _input_row(args, first, index, channel, tail, left):
+    """Row `index` of the tail followed by the rows of x from `first` on."""
+    tail_rows = i64(args, SLOTS.taps) - 1
+    if index < tail_rows:
+        return load_part(tail + 4 * index * i64(args, SLOTS.width), left)
+    return load_part(i64(args, SLOTS.x) + 4 * ((first + index - tail_rows) * i64(args, SLOTS.x_stride) + channel), left)
 
 
 @inline
 def _convolve(args, first, count, channel, tail, left):
-    """16 channels of all rows; sums go from the oldest row to the newest, however a text is cut."""
+    """Convolve 16 channels of all rows. Sums run from the oldest row to the newest, however a text is cut."""
     weight, bias, taps, width = i64(args, SLOTS.weight), i64(args, SLOTS.bias), i64(args, SLOTS.taps), \
         i64(args, SLOTS.width)
     for t in range(count):
         y = load_part(bias + 4 * channel, left) if bias != 0 else zero_f32()
         for j in range(taps):
             y = fma(load_part(weight + 4 * (j * width + channel), left),
-                    _past(args, first, t + j, channel, tail, left), y)
+                    _input_row(args, first, t + j, channel, tail, left), y)
         if i64(args, SLOTS.kind) == _SILU:
             y = activated(SILU, y)
         store_part(i64(args, SLOTS.y) + 4 * ((first + t) * i64(args, SLOTS.y_stride) + channel), y, left)
@@ -64,7 +64,7 @@ def _convolve(args, first, count, channel, tail, left):
 
 @inline
 def _shift(args, first, count, channel, tail, left):
-    """The last rows become the tail; a row is read before it is overwritten."""
+    """Store the last rows as the tail; a row of the tail is read before it is overwritten."""
     for i in range(i64(args, SLOTS.taps) - 1):
-        value = _past(args, first, count + i, channel, tail, left)
+        value = _input_row(args, first, count + i, channel, tail, left)
         store_part(tail + 4 * i * i64(args, SLOTS.width), value, left)

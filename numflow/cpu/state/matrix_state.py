@@ -1,23 +1,23 @@
-"""Layout of matrix states: of each head the state at the border of blocks, and the tokens since then.
+"""Layout of matrix states: for each head, the state at the start of the current block and the tail, its tokens so far.
 
-Blocks of 16 tokens begin at fixed positions. Within a block the state is what it was at its border, and its tail: keys,
-what was written, and how much of each is left now. At the block's end the tail is worked into the state, which is then
-rounded to its type. So what is stored, and a token's bits, depend on positions only, never on how a text was cut, and
-a token reads the state once and writes only its own row of the tail.
+Blocks of 16 tokens begin at fixed positions. Within a block, the stored state is the state at the block's start; the
+tail has keys, written rows and cumulative decays of the tokens since. At the block's end the tail is added to the
+state, which is then rounded to its type. So the stored bytes and a token's bits depend on positions only, never on how
+a text is cut into batches. A token reads the state once and writes only its own row of the tail.
 
-    state  f32, f16 or bf16 [dk][dv padded], or rows of int8 [dv padded] with a float32 scale behind each
-    rows   f32 [16][dv padded]    what each token has written (u)
-    left   f32 [16]               what is left of each token now, where a head has one decay
-    fade   f32 [dk padded]        what is left of the state at the border, by column or in the first number
-    turn   f32                    0 or 1: which of two tails of keys is the head's
+    state        f32, f16 or bf16 [dk][dv padded], or rows of int8 [dv padded] with a float32 scale behind each row
+    rows         f32 [16][dv padded]    u, the row that each token has written
+    tail_decay   f32 [16]               cumulative decay of each token, if a head has one decay
+    state_decay  f32 [dk padded]        cumulative decay of the state, by column, or one in the first element
+    active_tail  f32                    0 or 1: the current one of two tails of keys
 
 Behind all heads, the tails of keys:
 
-    keys   f32 [dk][16 tokens]    by column; one tail for each head, of decays for each column faded up to now, or two
-                                  for each key head where that is less
+    keys         f32 [dk][16 tokens]    by column. One tail per head, decayed in place with decays by column; or two
+                                        tails per key head, if that is less memory
 
-Heads may share the tail of their key head, also those of two threads, which write the same numbers. One thread may be
-at the last block of a text while another is at the first, so a new tail takes the place of the one before the last.
+Heads may share the tail of their key head, even heads of two threads, which then write the same values. One thread may
+process the last block of a text while another processes the first, so a new tail overwrites the tail before the last.
 """
 
 from dataclasses import dataclass
@@ -33,16 +33,19 @@ assert STATE_BLOCK == 16  # lanes of a vector
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """Offsets in bytes from where a head's state begins, and from where a slot begins to the tails of keys. row: bytes
-    of a row of the state; head: of a head; tail: of the keys of a tail; shared: whether heads share them; slot: bytes
-    of all heads and tails."""
+    """Offsets and sizes in bytes.
+
+    rows, tail_decay, state_decay, active_tail: offsets from a head's state. keys: offset of the tails in a slot.
+    row, head, tail, slot: sizes of a row of the state, of a head, of the keys of a tail, of all heads and tails.
+    shared: whether heads share tails.
+    """
 
     kind: int
     row: int
     rows: int
-    left: int
-    fade: int
-    turn: int
+    tail_decay: int
+    state_decay: int
+    active_tail: int
     head: int
     keys: int
     tail: int
@@ -56,18 +59,18 @@ class MatrixLayout:
         columns = padded(v_dim)
         row = row_bytes(state.dtype, columns)
         rows = _lines(k_dim * row)
-        left = rows + 4 * STATE_BLOCK * columns
-        fade = left + 4 * STATE_BLOCK
-        turn = _lines(fade + 4 * padded(k_dim))
-        head = turn + LINE
+        tail_decay = rows + 4 * STATE_BLOCK * columns
+        state_decay = tail_decay + 4 * STATE_BLOCK
+        active_tail = _lines(state_decay + 4 * padded(k_dim))
+        head = active_tail + LINE
         tail, shared = 4 * STATE_BLOCK * k_dim, 2 * param(step, "key_heads")
         tails = heads if fades_by_column(network, step) else min(shared, heads)
-        return cls(STATE_TYPES.index(state.dtype), row, rows, left, fade, turn, head, heads * head, tail,
-                   int(tails < heads), heads * head + tails * tail)
+        return cls(STATE_TYPES.index(state.dtype), row, rows, tail_decay, state_decay, active_tail, head, heads * head,
+                   tail, int(tails < heads), heads * head + tails * tail)
 
 
 def slot_bytes(network: Network, dtype: str) -> dict[State, int]:
-    """Bytes of a slot of each state: of matrices by their layout, of scans [groups of 16 heads][dk][16] float32."""
+    """Bytes of a slot of each state: matrix states by MatrixLayout, scans as f32 [groups of 16 heads][dk][16]."""
     matrices, scans = matrix_states(network), scan_states(network)
 
     def size(state: State) -> int:
@@ -78,5 +81,5 @@ def slot_bytes(network: Network, dtype: str) -> dict[State, int]:
 
 
 def _lines(nbytes: int) -> int:
-    """Whole cache lines."""
+    """Bytes rounded up to whole cache lines."""
     return -(-nbytes // LINE) * LINE

@@ -1,4 +1,4 @@
-"""Memory of a recurrent step: a slot for each sequence."""
+"""Memory of a recurrent step: one slot per sequence."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from numflow.ops import State
 
 
 class StateMemory:
-    """Slots of so many bytes; rows of kernels find theirs by the header's STATE_SLOTS.
+    """Slots of `nbytes` bytes; kernels find a sequence's slot index in the header's STATE_SLOTS.
 
-    addresses: int64 [1], where the first slot is now. Kernels read it at run time, so that the memory may move.
+    addresses: int64 [1], current address of the first slot. Kernels read it at run time, so the memory may move.
     stride:    bytes from one slot to the next, whole cache lines.
     """
 
@@ -33,12 +33,15 @@ class StateMemory:
         return self.stride
 
     def resize(self, blocks: int) -> bool:
-        """Hold `blocks` slots; the content of those that remain is kept. Nobody has to follow: see `addresses`."""
+        """Reserve `blocks` slots; slots that remain keep their content.
+
+        Returns False: no kernel has to be bound again, since kernels read `addresses`.
+        """
         if blocks == self.blocks:
             return False
         new = aligned((blocks, self.stride), np.uint8)
-        kept = min(blocks, self.blocks)
-        new[:kept] = self._slots[:kept]
+        count = min(blocks, self.blocks)
+        new[:count] = self._slots[:count]
         self._slots, self.addresses[0], self.blocks = new, new.ctypes.data, blocks
         return False
 
@@ -51,5 +54,5 @@ class StateMemory:
         return self._slots[blocks]
 
     def load(self, blocks: np.ndarray, data: np.ndarray) -> None:
-        """Put back what `save` returned, uint8 [n, block_bytes]."""
+        """Restore the bytes of slots that `save` returned, uint8 [n, block_bytes]."""
         self._slots[blocks] = data

@@ -1,10 +1,10 @@
-"""Rows of a matrix state in its type (matrix_state.py), as float32 and back."""
+"""Conversion of rows of a matrix state (matrix_state.py) between their stored type and float32."""
 
 import numpy as np
 from numba import types
 
 from numflow.cpu.runtime.access import f32_ptr
-from numflow.cpu.simd.float32 import larger, magnitude, max_lanes, splat, store_as_f16
+from numflow.cpu.simd.float32 import magnitude, max_lanes, maximum, splat, store_as_f16
 from numflow.cpu.simd.value import load, save, staged
 from numflow.cpu.simd.value import load_bf16 as value_bf16
 from numflow.cpu.simd.vector import f32x16, inline, load_f16, load_f32, store_f32, zero_f32
@@ -12,12 +12,12 @@ from numflow.cpu.state.matrix_state import BF16, F16
 from numflow.quant.state import SMALLEST
 
 _i64 = types.int64
-_MAGIC = 12582912.0  # 1.5 * 2^23: added to a number, it leaves its integer in the low bits, rounded half to even
+_MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves the integer, rounded half to even, in the low bits
 
 
 @inline
 def read_row(kind, source, columns, y):
-    """A row of 16 * columns numbers as float32 to y."""
+    """Decode a row of 16 * columns values to y as float32."""
     scale = np.float32(0)
     if kind != F16 and kind != BF16:
         scale = f32_ptr(source + 16 * columns)[0]
@@ -31,23 +31,23 @@ def read_row(kind, source, columns, y):
 
 
 @inline
-def write_row(kind, x, columns, to):
-    """Float32 at x into a row: rounded half to even, of 8 bits as multiples of a 127th of the largest number."""
+def write_row(kind, x, columns, target):
+    """Encode float32 at x as a row: rounded half to even; int8 with the scale max |x| / 127."""
     if kind == F16:
         for i in range(16 * columns):
-            store_as_f16(to + 2 * i, f32_ptr(x)[i])
+            store_as_f16(target + 2 * i, f32_ptr(x)[i])
     elif kind == BF16:
         for c in range(columns):
-            _save_bf16(to + 32 * c, load_f32(x + 64 * c))
+            _save_bf16(target + 32 * c, load_f32(x + 64 * c))
     else:
         peak = zero_f32()
         for c in range(columns):
-            peak = larger(magnitude(load_f32(x + 64 * c)), peak)
-        most = max_lanes(peak)
-        inverse = np.float32(127) / most if most > SMALLEST else np.float32(0)
-        f32_ptr(to + 16 * columns)[0] = most / np.float32(127) if most > SMALLEST else np.float32(0)
+            peak = maximum(magnitude(load_f32(x + 64 * c)), peak)
+        largest = max_lanes(peak)
+        inverse = np.float32(127) / largest if largest > SMALLEST else np.float32(0)
+        f32_ptr(target + 16 * columns)[0] = largest / np.float32(127) if largest > SMALLEST else np.float32(0)
         for c in range(columns):
-            _save_i8(to + 16 * c, load_f32(x + 64 * c) * splat(inverse))
+            _save_i8(target + 16 * c, load_f32(x + 64 * c) * splat(inverse))
 
 
 @staged(f32x16, _i64)
@@ -62,7 +62,7 @@ def _load_i8(address):
 
 @staged(types.void, _i64, f32x16)
 def _save_bf16(address, value):
-    """Rounded half to even; NaN stays one."""
+    """Store as bfloat16, rounded half to even; NaN stays NaN."""
     bits = value.as_("i32", 16)
     rounded = bits + (((bits >> 16) & 1) + 0x7FFF)
     special = (bits & 0x7FFFFFFF).compare(">", 0x7F800000)

@@ -1,14 +1,14 @@
-"""Reading numflow's own schemes (numflow/quant/layout.py) in the packed layout: GRID headers, and pairs in 7 bits.
+"""Decoding numflow's own schemes (numflow/quant/layout.py) in the packed layout: GRID headers, and pairs in 7 bits.
 
-The headers of a tile are those of the file with the rows side by side, bit for bit as many:
-    u16 [16]         the row headers: first, where reading one tile after the other has them in the cache in time
-    for each block   the fields S | Z << scale_bits of 16 rows, each of 6 or 12 bits, row 0 in the lowest ones
+The headers of a tile are the file's headers with the rows side by side, in the same number of bits:
+    u16 [16]         the row headers; they come first, so that prefetching brings them into the cache in time
+    for each block   the fields S | Z << scale_bits of 16 rows, 6 or 12 bits each, row 0 in the lowest bits
 A unit of the GRID kinds has one block (GRID) or two (GRID16).
 
-    scale = the float32 whose bits are B + S * D      zero = first + Z * step, all four by row, all exact
+    scale = the float32 whose bits are B + S * D      zero = first + Z * step      B, D, first, step by row, all exact
 """
 
-from numflow.cpu.simd.bits import gathered, picked, with_top_bit
+from numflow.cpu.simd.bits import gather_u16, insert_top_bit, shuffle_bytes
 from numflow.cpu.simd.dot import dot2
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
@@ -20,77 +20,78 @@ from numflow.quant.stored import GRID16
 
 
 class Grid:
-    """The headers of a tile, opened: what its row headers say, as vectors of 16 rows.
+    """Opened headers of a tile: the values of the row headers as vectors of 16 rows.
 
-    A block's fields are brought to bits 0 .. 22 of a lane, Z on top of S. Under the exponent of 1 that makes
-    1 + Z * 2^(place of Z - 23), and S times a smaller D is S * D, a product of 16-bit numbers: neither needs a shift or
-    a conversion of its own.
+    A block's fields are shifted to bits 0 .. 22 of a lane, Z above S. Or-ed with the bits of 1.0, Z gives the float32
+    1 + Z * 2^(shift of Z - 23); S, shifted, times an equally smaller D gives S * D, a product of 16-bit integers.
+    Neither needs a shift or a conversion of its own.
 
-    heads: address of the tile's headers; hold: what constants pass through.
+    headers: address of the tile's headers. hold: function that keeps constants in registers.
     """
 
-    def __init__(self, heads: Value, scheme: Scheme, hold: Keep):
-        self.hold, self.blocks_at, self.own = hold, heads + ROW_HEADERS, scheme.own
+    def __init__(self, headers: Value, scheme: Scheme, hold: Keep):
+        self.hold, self.blocks_at, self.own = hold, headers + ROW_HEADERS, scheme.own
         self.blocks = 2 if scheme.header == GRID16 else 1
         scale_bits, zero_bits = self.own.scale_bits, self.own.zero_bits
-        self.at = 15 - scale_bits  # of S; D is a multiple of 1 << 18 - scale_bits
-        rows = load(heads, "u16", 16).widen()
+        self.shift = 15 - scale_bits  # of S; D is a multiple of 1 << 18 - scale_bits
+        rows = load(headers, "u16", 16).widen()
         base, step = rows >> 7, rows >> 2 & 31
         alive = base.compare(">", 0)
         self.base = alive.choose((base + BASE_BIAS) << BASE_SHIFT, 0)
-        self.step = alive.choose(((step & 3) + 4) << ((step >> 2) + (18 - scale_bits - self.at)), 0)
-        levels, codes, one = self.own.levels - 1, 1 << zero_bits, 1 << (23 - scale_bits - self.at)
-        whole = constant(rows, "f32", levels / codes).as_("i32", 16)
-        self.zero_unit = (whole - ((rows & 3) << 23)).as_("f32", 16)  # levels / codes / 2^window
+        self.step = alive.choose(((step & 3) + 4) << ((step >> 2) + (18 - scale_bits - self.shift)), 0)
+        levels, codes, one = self.own.levels - 1, 1 << zero_bits, 1 << (23 - scale_bits - self.shift)
+        unit_bits = constant(rows, "f32", levels / codes).as_("i32", 16)
+        self.zero_unit = (unit_bits - ((rows & 3) << 23)).as_("f32", 16)  # levels / codes / 2^window
         self.zero_step, self.zero_first = self.zero_unit * float(one), self.zero_at((1 - codes) / 2 - one)
 
     def zero_at(self, units: float) -> Value:
-        """The zero that is so many of its units from the middle, f32x16."""
+        """The zero point that is `units` of its steps from the middle level, f32x16."""
         middle = constant(self.base, "f32", (self.own.levels - 1) / 2)
         return exact_fma(self.zero_unit, constant(self.base, "f32", units), middle)
 
-    def base_below(self, place: int) -> Value:
-        """B of scales divided by 2^place."""
-        return self.base.compare(">", 0).choose(self.base - (place << 23), 0)
+    def base_below(self, shift: int) -> Value:
+        """B of scales divided by 2^shift."""
+        return self.base.compare(">", 0).choose(self.base - (shift << 23), 0)
 
     def scale(self, unit: Value, half: int) -> Value:
         """Scale of a block, f32x16."""
-        s = self._fields(unit, half) & self._held(((1 << self.own.scale_bits) - 1) << self.at)
-        if isa() in ("avx512", "neon"):  # products of 32 bits leave the units of dot products alone
+        s = self._fields(unit, half) & self._held(((1 << self.own.scale_bits) - 1) << self.shift)
+        if isa() in ("avx512", "neon"):  # 32-bit products leave the ports of dot products free
             return (self.base + s * self.step).as_("f32", 16)
         return dot2(self.base, s, self.step).as_("f32", 16)
 
     def zero(self, unit: Value, half: int) -> Value:
         """Zero of a block, f32x16."""
-        place = self._held(((1 << self.own.zero_bits) - 1) << (self.own.scale_bits + self.at))
-        z = self._fields(unit, half) & place
+        mask = self._held(((1 << self.own.zero_bits) - 1) << (self.own.scale_bits + self.shift))
+        z = self._fields(unit, half) & mask
         return exact_fma((z | self._held(0x3F800000)).as_("f32", 16), self.zero_step, self.zero_first)
 
-    def _held(self, number: int | list[int]) -> Value:
-        return self.hold(Value(self.base.builder, self.base.like(number)))
+    def _held(self, value: int | list[int]) -> Value:
+        return self.hold(Value(self.base.builder, self.base.like(value)))
 
     def _fields(self, unit: Value, half: int) -> Value:
-        """The fields of 16 rows at bit `at`, i32, other bits around them; what is read too much are later headers."""
+        """The fields of 16 rows at bit `shift` of i32 lanes, with other bits around them. Bytes read beyond the block
+        belong to the headers that follow."""
         bits = self.own.header_bits
         block = self.blocks_at + (unit * self.blocks + (half if self.blocks == 2 else 0)) * (2 * bits)
-        places = [divmod(bits * row, 8) for row in range(16)]
+        offsets = [divmod(bits * row, 8) for row in range(16)]  # byte, bit
         if isa() == "plain":
-            words = gathered(block, [byte for byte, _ in places]) << [16 - bits - bit for _, bit in places]
-            return words.widen() << (self.at + bits - 16)
-        picks = [byte + i % 2 for byte, _ in places for i in range(4)]
+            words = gather_u16(block, [byte for byte, _ in offsets]) << [16 - bits - bit for _, bit in offsets]
+            return words.widen() << (self.shift + bits - 16)
+        picks = [byte + i % 2 for byte, _ in offsets for i in range(4)]
         if bits == 6 or isa() == "avx512":
-            upper = picked(load(block, "u8", 16 if bits == 6 else 32), picks, self.hold)
-        else:  # 8 rows lie within 16 bytes, which are picked from by one instruction
-            low, high = (load(block + 8 * half, "u8", 16).pick([pick - 8 * half for pick in picks[32 * half:][:32]])
+            upper = shuffle_bytes(load(block, "u8", 16 if bits == 6 else 32), picks, self.hold)
+        else:  # 8 rows lie within 16 bytes, so one byte shuffle picks them
+            low, high = (load(block + 8 * half, "u8", 16).permute([pick - 8 * half for pick in picks[32 * half:][:32]])
                          for half in range(2))
             upper = low.join(high)
-        return upper.as_("i32", 16) >> self._held([16 + bit - self.at for _, bit in places])
+        return upper.as_("i32", 16) >> self._held([16 + bit - self.shift for _, bit in offsets])
 
 
 def pair_codes(codes: Value, pair: int, row: Value | None, hold: Keep = as_it_is) -> Value:
-    """Pairs of weights of column groups 2 * pair and 2 * pair + 1, or fours: u8x64, or u8x4 of one row."""
-    at, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
-    vectors = [load(at + 64 * i, "u8", lanes) for i in range(3)]
+    """7-bit codes of the column groups 2 * pair and 2 * pair + 1, or of four groups: u8x64, or u8x4 of one row."""
+    address, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
+    vectors = [load(address + 64 * i, "u8", lanes) for i in range(3)]
     if pair < 3:
         return vectors[pair] if _permutes(vectors[pair]) else vectors[pair] & 127
     if row is None:
@@ -101,25 +102,25 @@ def pair_codes(codes: Value, pair: int, row: Value | None, hold: Keep = as_it_is
         word = load(codes + 192 + ((row & 7) << 2), "i32") >> ((row >> 3) << 2).narrow("i32")
         last = (word & 0x0F0F0F0F).as_("u8", 4)
     for i, vector in enumerate(vectors):
-        last = with_top_bit(last, vector, 4 + i, hold)
+        last = insert_top_bit(last, vector, 4 + i, hold)
     return last
 
 
-def of_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
-    """The first weight of pairs (u8 lanes), or the second: code % 11 or code // 11."""
+def unpack_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
+    """The first code of pairs (u8 lanes), or the second: code % 11 or code // 11."""
     if _permutes(code):
         return lookup128(code, [c // PAIR_LEVELS if second else c % PAIR_LEVELS for c in range(128)], hold)
     if isa() == "neon":
         quotient = (code.widen("u16") * 187 >> 8).narrow("u8") >> 3  # / 11, exact up to 127
         return quotient if second else code - quotient * PAIR_LEVELS
-    words = code.as_("u16", code.lanes // 2)  # of two pairs; the upper one's quotient ends in the upper byte
+    words = code.as_("u16", code.lanes // 2)  # two pairs each; the quotient of the upper pair ends in the upper byte
     lower, upper = (_elevenths(part).as_("u8", code.lanes) for part in (words & 255, words))
     quotient = lower.with_odd(upper)
     return quotient if second else (words - quotient.as_("u16", words.lanes) * PAIR_LEVELS).as_("u8", code.lanes)
 
 
-def of_four(code: Value, index: int, hold: Keep = as_it_is) -> Value:
-    """One of the four digits of base 3, the lowest first, of codes of 7 bits (u8 lanes)."""
+def unpack_four(code: Value, index: int, hold: Keep = as_it_is) -> Value:
+    """Digit `index` in base 3, the lowest is 0, of codes of 7 bits (u8 lanes)."""
     if _permutes(code):
         return lookup128(code, [c // 3**index % 3 for c in range(128)], hold)
     for _ in range(index):
@@ -138,11 +139,11 @@ def _third(code: Value) -> Value:
 
 
 def _permutes(code: Value) -> bool:
-    """Whether weights are looked up by the lower 7 bits of their pairs, whatever the eighth is."""
+    """Whether codes are looked up by the low 7 bits of their pair; bit 7 is then ignored."""
     return isa() == "avx512" and code.lanes == 64
 
 
 def _elevenths(words: Value) -> Value:
-    """u16 lanes / 11, exact up to 127, and so are the upper bytes of up to 2^15."""
+    """u16 lanes / 11, exact up to 127; for lanes below 2^15 the upper byte of the quotient is exact."""
     return words.high_of_product(-(-(1 << 16) // PAIR_LEVELS))
 

@@ -2,43 +2,45 @@
 
 A tile is 16 rows, a unit 32 columns. Quantised matrices keep codes and headers in two arrays, [tile][unit][...]:
 
-codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns] of unsigned codes, in as many vectors
-         as codes have bits (PIECES): as many groups as fit stand whole in bytes, the others in the bits above them
+codes    8 column groups of 4 columns. A group is a 64-byte vector [16 rows][4 columns] of unsigned codes. A unit has as
+         many vectors as codes have bits (PIECES): the first groups fill the low bits of the bytes, the bits of the
+         other groups are spread over the high bits
            8 bits  vector g = group g
            4 bits  low nibble of vector j = group 2j, high nibble = group 2j + 1
-           2 bits  of two units together, a strip: bits 2b of vector j = group 4b + j, b = 0 .. 3, so that 16 columns
-                   have the same bits; where the last unit is alone, the upper bits are 0
+           2 bits  two units together, a strip: bits 2b and 2b + 1 of vector j = group 4b + j, b = 0 .. 3, so that a
+                   block of 16 columns has one bit position; the high bits of a strip of one unit are 0
            6 bits  low bits of vector g = group g; groups 6 and 7 in the top 2 bits of 3 vectors each
            5 bits  low bits of vector g = group g; groups 5 to 7 in the top 3 bits of the 5 vectors
            3 bits  as nibbles for 6 groups; groups 6 and 7 in the top 2 bits of the 3 vectors
            7 bits  low bits of vector g = group g; group 7 in the top bits of the 7 vectors
            1 bit   bit g of one vector = group g, as bit 1 of a code: 0 or 2
-           grids   places in a table instead of codes (look_up.py); codes are read from it
-           3.5     pairs of weights of 11 levels, x + 11 * y for groups 2p and 2p + 1, in 7 bits: 3 vectors whose low 7
-                   bits are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of
-                   pair 3, whose 3 high ones are the top bits of the other vectors
-           1.75    of two units together, fours of 3 levels, a + 3 b + 9 c + 27 d for groups 4p .. 4p + 3, like pairs
-headers  by kind (numflow/quant/stored.py says what they mean), [16] is one value per row:
-           SCALE    per unit, or as many as share it  f16 d[16]
+           grids   grid indices instead of codes (look_up.py); a table has the codes of each index
+           3.5     two codes of 11 levels in 7 bits, x + 11 * y for groups 2p and 2p + 1: 3 vectors, whose low 7 bits
+                   are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of pair 3;
+                   the 3 high bits of pair 3 are the top bits of the 3 vectors
+           1.75    two units together: four codes of 3 levels in 7 bits, a + 3 b + 9 c + 27 d for groups 4p .. 4p + 3,
+                   stored as pairs are
+headers  by kind (numflow/quant/stored.py explains their values), [16] is one value per row:
+           SCALE    per unit, or per block of units   f16 d[16]
            SCALE16  per unit  f16 d[2][16]
            POWER    per unit  bf16 d[16]
            BASE     per unit  f16 d[16], m[16]
-           SCALED   per as many columns as share it   d[16], z[16] in their types; d alone without zeros
+           SCALED   per block                         d[16], z[16] in their types; d alone without zero points
            FACTORED per row   f32 d[16], u8 s[columns / 16][16]
            SUPER    per 8     f16 d[16], e[16], u8 s[8][16], u8 m[8][16]
            SUPER16  per 8     f16 d[16], e[16], u8 (s | m << 4)[16][16]
            BYTES16  per unit  u8 s[2][16], b[2][16]
            SIGNED   per 8     f16 d[16], i8 s[8][16]
            SIGNED16 per 8     f16 d[16], i8 s[16][16]
-                    of grids  f16 d[16], the steps of scales in 4 bits, as many: u8 (s[2i] | s[2i + 1] << 4)[i][16]
+                    of grids  f16 d[16], and as many 4-bit scales: u8 (s[2i] | s[2i + 1] << 4)[i][16]
            GRID     per unit  the block headers of numflow.quant's schemes (decode_own.py)
            GRID16   per unit  the same, by 16 columns
 
-Codes of a kind with a code-book stand in memory as they are, and are entries + Scheme.zero once they are read.
+Schemes with a codebook store its indices; reading turns them into entry + Scheme.zero.
 
-F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with any K. Rows after the last of a group
-(an expert, or the whole matrix) fill its last tile with zeros. Of SCALED and FACTORED K may be a multiple of 16 that is
-none of 32: the last unit then has nothing in its second half, and such matrices meet float32 activations only.
+F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with any K. The last tile of a group (an
+expert, or the whole matrix) is padded with rows of zeros. SCALED and FACTORED allow a K that is a multiple of 16 but
+not of 32: the second half of the last unit is then empty, and the matrix takes float32 activations only.
 """
 
 import math
@@ -68,15 +70,15 @@ from numflow.quant.stored import (
 )
 
 ROWS, UNIT = 16, 32
-PACK_SCRATCH = 16 * 256  # bytes that a thread needs to pack
-ROW_HEADERS = 2 * ROWS  # bytes of the row headers of a tile, of the GRID kinds
-AUX_BYTES = 24  # of the scales and sums that go with a token's int8 activations of a unit (activations.py)
+PACK_SCRATCH = 16 * 256  # scratch bytes of a thread that packs
+ROW_HEADERS = 2 * ROWS  # bytes of a tile's row headers, of the GRID kinds
+AUX_BYTES = 24  # bytes of the scales and sums of a token's int8 activations, per unit (activations.py)
 
 # Bytes of a header, for 16 rows.
 _HEADER = {SCALE: 32, SCALE16: 64, POWER: 32, BASE: 64, SUPER: 320, SUPER16: 320, BYTES16: 64, SIGNED: 160,
            SIGNED16: 288}
 
-# Where a group's codes are, by bits and group: pieces (vector, from bit, to bit of the code, how many bits).
+# Bits of each column group, by bits per code: pieces (vector, first bit in its bytes, first bit of the code, bits).
 PIECES: dict[float, list[list[tuple[int, int, int, int]]]] = {
     8: [[(g, 0, 0, 8)] for g in range(8)],
     7: [*([(g, 0, 0, 7)] for g in range(7)), [(j, 7, j, 1) for j in range(7)]],
@@ -92,21 +94,21 @@ PIECES: dict[float, list[list[tuple[int, int, int, int]]]] = {
 
 @dataclass(frozen=True)
 class Scheme(Kind):
-    """A kind of matrices, and where its bits lie."""
+    """A kind of quantised or float matrix, and its memory layout."""
 
     @property
     def grid(self) -> GridType | None:
-        """The type of grids whose table codes are looked up in, if they are."""
+        """The grid type whose table has the codes, or None."""
         return GRIDS.get(self.name.upper())
 
     @property
     def unit_parts(self) -> tuple[int, int, int]:
-        """Of a type of grids: bytes of a unit's places, lower 8 bits and those above, and of its signs."""
+        """Bytes of a unit of a grid type: low 8 bits of the grid indices, their high bits, signs."""
         grid = self.grid
         if grid is None:
             raise ValueError(f"{self.name} has codes of its own")
-        places = UNIT // grid.width
-        return ROWS * places, ROWS * places * grid.high // 8, UNIT * ROWS // 8 if grid.sign else 0
+        indices = UNIT // grid.width
+        return ROWS * indices, ROWS * indices * grid.high // 8, UNIT * ROWS // 8 if grid.sign else 0
 
     @property
     def unit_bytes(self) -> int:
@@ -117,39 +119,39 @@ class Scheme(Kind):
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of a header, for 16 rows; not of numflow's own schemes. Of FACTORED without scales of columns."""
+        """Bytes of a header for 16 rows, not for numflow's own schemes; of FACTORED without the scales of columns."""
         if self.header in (SCALED, FACTORED):
             return ROWS * (SIZES[self.scale or "F32"] + SIZES[self.zeros])
         return 2 * ROWS + ROWS * self.grid.scales // 2 if self.grid else _HEADER[self.header]
 
     @property
     def ends_in_halves(self) -> bool:
-        """Whether half of a unit may end rows."""
+        """Whether rows may end with half a unit."""
         return self.header in (SCALED, FACTORED)
 
     @property
     def floats_only(self) -> bool:
-        """Whether its numbers are floats that meet float32 activations; tables of 16 of them meet int8 too."""
+        """Whether it takes float32 (or bfloat16) activations only: float weights and codes that are 8-bit floats."""
         return self.is_float or (bool(self.table) and self.bits == 8)
 
     @property
     def in_fours(self) -> bool:
-        """Whether four codes, of 3 levels each, share 7 bits."""
+        """Whether four codes of 3 levels share 7 bits."""
         return self.levels == 3
 
     @property
     def strip(self) -> int:
-        """Units whose codes share vectors."""
+        """Units that share vectors of codes."""
         return 2 if self.bits == 2 and not self.grid else 1
 
     @property
     def code_bits(self) -> int:
-        """Bits of a code once it is read."""
+        """Bits of a code after reading."""
         return self.zero.bit_length() if self.book else 2 if self.bits == 1 else math.ceil(self.bits)
 
     @property
     def zero(self) -> int:
-        """The code that stands for zero; of a code-book the least power of two that leaves no entry negative."""
+        """The code of zero; of a codebook, the least power of two that added to the entries leaves none negative."""
         return 1 << max(map(abs, self.book)).bit_length() if self.book else super().zero
 
     @property
@@ -173,11 +175,11 @@ SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items()}
 
 @dataclass(frozen=True)
 class Panel(Scheme):
-    """A scheme whose codes are a byte each and whose headers are float32 (panel.py)."""
+    """A scheme with one byte per code and float32 headers (panel.py)."""
 
     @property
     def halves(self) -> int:
-        """Headers of a unit."""
+        """Headers per unit."""
         return 2 if self.by_16 else 1
 
     @property
@@ -194,13 +196,13 @@ class Panel(Scheme):
         """Bytes of codes and of headers of one tile of `columns` columns."""
         return ROWS * columns, columns // UNIT * self.halves * 2 * 4 * ROWS
 
-    def head(self, heads: Any, unit: Any, half: int) -> Any:
-        """Address of the scale of a unit, or of its half; 64 bytes behind is the zero or base."""
-        return heads + unit * (self.halves * 2 * 4 * ROWS) + half * (2 * 4 * ROWS)
+    def header_address(self, headers: Any, unit: Any, half: int) -> Any:
+        """Address of the scale of a unit or of its half; the zero or base is 64 bytes behind."""
+        return headers + unit * (self.halves * 2 * 4 * ROWS) + half * (2 * 4 * ROWS)
 
 
 class Pairs(Panel):
-    """Plain numbers as pairs of bfloat16 (simd/bfloat16.py), which meet an operand of such pairs."""
+    """Float weights as pairs of bfloat16 (simd/bfloat16.py), for an operand of pairs of bfloat16."""
 
     @property
     def unit_bytes(self) -> int:
@@ -213,8 +215,8 @@ class Pairs(Panel):
 
 
 def _pays(scheme: Scheme) -> bool:
-    """Whether a panel saves more than a load: not of bytes, nor where a number's planes are looked up in a table. Where
-    a register tile has 8 tokens, only of codes that take many instructions."""
+    """Whether a panel is faster: not for 8-bit codes, nor for tables. With register tiles of 8 tokens, only for codes
+    that take many instructions to decode."""
     if scheme.is_float or scheme.table or scheme.bits == 8:
         return False
     return isa() in ("avx2", "avxvnni") or (isa() == "avx512" and bool(scheme.grid or scheme.bits == 3.5))
@@ -223,45 +225,45 @@ def _pays(scheme: Scheme) -> bool:
 PANELS = {name: Panel(**vars(scheme)) for name, scheme in SCHEMES.items() if _pays(scheme)}
 PAIRS = {name: Pairs(**vars(scheme)) for name, scheme in SCHEMES.items()
          if scheme.is_float and scheme.header != BF16}
-PANEL_ROWS = 8 if token_tile() == 4 else 48  # of an operand, from which on a panel is faster
+PANEL_ROWS = 8 if token_tile() == 4 else 48  # least operand rows with which a panel is faster
 
 
 def panel_bytes(name: str, columns: int, pairs: bool = False) -> int:
-    """Bytes of the panel of a tile of so many columns; 0 of schemes without. pairs: for an operand of bfloat16."""
+    """Bytes of the panel of a tile of `columns` columns; 0 for schemes without. pairs: for an operand of bfloat16."""
     panels = PAIRS if pairs else PANELS
     return sum(panels[name].tile_bytes(columns)) if name in panels else 0
 
 
 class _Form:
-    """Facts that the kind and the shape of a matrix tell."""
+    """Properties that follow from the kind and the shape of a matrix."""
 
     kind: str
     shape: tuple[int, int]
 
     @property
     def is_float(self) -> bool:
-        """Whether it holds plain numbers."""
+        """Whether the weights are floats, not codes."""
         return self.scheme.is_float
 
     @property
     def floats_only(self) -> bool:
-        """Whether kernels multiply it with float32 activations only."""
+        """Whether kernels multiply the matrix with float32 (or bfloat16) activations only."""
         return self.scheme.floats_only or self.is_ragged
 
     @property
     def is_ragged(self) -> bool:
-        """Whether half of a unit of codes ends its rows."""
+        """Whether the rows end with half a unit of codes."""
         return not self.is_float and self.shape[1] % UNIT != 0
 
     @property
     def scheme(self) -> Scheme:
-        """Its scheme."""
+        """Scheme of the matrix."""
         return SCHEMES[self.kind]
 
 
 @dataclass(frozen=True)
 class Planned(_Form):
-    """A matrix [N, K] that may be packed: its scheme's name, and its outliers' scheme or None."""
+    """A matrix [N, K] that is not packed yet: its scheme's name, and its outliers' scheme or None."""
 
     kind: str
     shape: tuple[int, int]
@@ -275,8 +277,8 @@ class Packed(_Form):
     kind:          name of its scheme; which kernels serve it.
     type:          tensor type in the file, such as "Q4_K".
     groups:        number of equal matrices stacked along N (experts); each starts at a tile of its own.
-    expanded_from: the file's type where it has no kernels of its own and was expanded to `kind` at load, else None.
-    outliers:      what is added to some weights, an outliers.PackedOutliers, or None.
+    expanded_from: the file's type, if that has no kernels of its own and was expanded to `kind` at load, else None.
+    outliers:      outliers.PackedOutliers, added to some of the weights, or None.
     """
 
     kind: str

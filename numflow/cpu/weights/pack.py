@@ -1,4 +1,4 @@
-"""Bringing a matrix as stored in a file into the packed layout (layout.py), bit for bit."""
+"""Packing: from a matrix as stored in a file to the packed layout (layout.py), bit for bit."""
 
 from collections.abc import Callable
 
@@ -19,25 +19,27 @@ from numflow.quant.grids import BLOCK, GRIDS, compact
 from numflow.quant.stored import STORED, kept_as
 
 _SMALL = 1 << 21        # bytes below which one thread packs
-_PART_BYTES = 1 << 24   # bytes that are packed at a time
-_EXPAND_BYTES = 1 << 24  # bytes that other types become at a time
+_PART_BYTES = 1 << 24   # bytes packed at a time
+_EXPAND_BYTES = 1 << 24  # bytes of expanded rows at a time
 _ARENA = Arena()
 KERNELS = ("numflow.cpu.weights.pack_kernels", "numflow.cpu.weights.pack_own_kernels")
-_NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}  # others are stamps, one of each type
+# Kernels of float types; every other type has a stamp of its own.
+_NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}
 STAMPS = {f"pack_{name.lower()}": ("pack_own" if stored.kind.is_own else "pack_type", (name,))
           for name, stored in STORED.items() if name not in _NAMES}
 _CODE = Code(*KERNELS, stamps=STAMPS)
 
 
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:
-    """A stored matrix [N, K] in the packed layout, with the same numbers.
+    """A stored matrix [N, K] in the packed layout, with the same weights.
 
-    Types without kernels of their own are expanded to plain numbers (quant.stored.EXPANDED), and blocks of 16 columns
-    that do not make whole units of 32 to float32; the result says so in `expanded_from`.
+    Types without kernels of their own are expanded to floats (quant.stored.EXPANDED). Types with blocks of 16 columns
+    are expanded to float32 if a row does not end with a whole unit of 32. `expanded_from` of the result then has the
+    file's type.
 
     Raises:
         NetworkError: the stored rows do not fit the shape and the type.
-        FormatError: a type that nothing can expand.
+        FormatError: the type cannot be expanded.
     """
     (n, columns), apart, outliers = raw.shape, with_outliers(raw.type, QUANT_SCHEMES), raw.outliers
     if apart and n and raw.rows.shape[0] == n:
@@ -66,7 +68,7 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
 
 
 def _pack(raw: RawMatrix, packed: Packed, threads: int) -> None:
-    """Pack as stored, some whole tiles at a time; of a mapped file only these are then in memory twice."""
+    """Pack as stored, some whole tiles at a time, so that only these rows of a mapped file are in memory twice."""
     step = max(16, _PART_BYTES // max(1, raw.rows.shape[1]) // 16 * 16) if raw.groups == 1 else len(raw.rows)
     for begin in range(0, len(raw.rows), step):
         rows = raw.rows[begin:begin + step]
@@ -76,9 +78,9 @@ def _pack(raw: RawMatrix, packed: Packed, threads: int) -> None:
 
 def _convert(raw: RawMatrix, packed: Packed, threads: int, size: int,
              change: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Pack what `change` makes of the rows, some whole tiles at a time so that the matrix never exists twice.
+    """Pack `change(rows)`, some whole tiles at a time, so that the whole matrix is never in memory twice.
 
-    size: bytes of a row that it makes.
+    size: bytes of a row of `change(rows)`.
     """
     group_rows = raw.shape[0] // raw.groups
     step = max(16, _EXPAND_BYTES // size // 16 * 16)
@@ -104,12 +106,13 @@ def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int)
     if rows.strides[1] != 1:
         rows = np.ascontiguousarray(rows)
     columns, threads = packed.shape[1], 1 if rows.nbytes < _SMALL else threads
-    code_bytes, head_bytes = packed.scheme.tile_bytes(columns)
+    code_bytes, header_bytes = packed.scheme.tile_bytes(columns)
     scratch = aligned(threads * PACK_SCRATCH, np.uint8)
     kernel = _CODE.kernel(_NAMES.get(packed.type, f"pack_{packed.type.lower()}"))
     call = Call.of(None, kernel, rows.ctypes.data, rows.strides[0], rows.shape[0] // groups, groups, columns,
                    packed.codes.ctypes.data + tile * code_bytes,
-                   packed.headers.ctypes.data + tile * head_bytes, code_bytes, head_bytes, scratch, keep=(rows, packed))
+                   packed.headers.ctypes.data + tile * header_bytes, code_bytes, header_bytes, scratch,
+                   keep=(rows, packed))
     if threads == 1:
         call()
         return

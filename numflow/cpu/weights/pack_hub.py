@@ -1,7 +1,7 @@
-"""Taking apart rows of numflow.quant.hub_types, as functions for the packing kernels (pack_blocks.py says what each
-takes): a block, and what a row has before its blocks.
+"""Unpacking of the types of numflow.quant.hub_types: blocks, and the header of a row before its blocks.
 
-A scale is no number where one of its 8-bit floats is none, or infinite: kernels need not look for these.
+The functions emit code of packing kernels; pack_blocks.py explains their arguments. If one 8-bit float of a row or
+block is infinite or NaN, its scale becomes NaN: kernels then need no check for non-finite codes.
 """
 
 from collections.abc import Callable
@@ -14,43 +14,43 @@ from numflow.quant.hub_types import HUB_TYPES, SIZES, UNIT, HubType
 _WORDS = {1: "u8", 2: "u16", 4: "i32"}
 
 
-def _header(hub: HubType, raw: Value, head: Value, lane: Value) -> None:
-    """d and z of a row's header to those of 16 rows."""
-    at, place = 0, 0
+def _header(hub: HubType, raw: Value, header: Value, lane: Value) -> None:
+    """Copy d and z of a row's header to the headers of 16 rows."""
+    source, target = 0, 0
     for size in filter(None, (SIZES[hub.scale], SIZES[hub.zeros])):
-        save(head + place + lane * size, load(raw + at, _WORDS[size]), size)
-        at, place = at + size, place + 16 * size
+        save(header + target + lane * size, load(raw + source, _WORDS[size]), size)
+        source, target = source + size, target + 16 * size
 
 
-def _spoil_unless_finite(codes: Value, table: str, hub: HubType, head: Value, lane: Value) -> None:
-    """A scale that is no number, where one of u8x16 is none or infinite."""
-    place = head - 16 * hub.row_header + (lane << 2)
+def _spoil_unless_finite(codes: Value, table: str, hub: HubType, header: Value, lane: Value) -> None:
+    """Set the scale to NaN if one of u8x16 is infinite or NaN."""
+    address = header - 16 * hub.row_header + (lane << 2)
     with codes.builder.if_then(any_not_finite(codes, table).llvm):
-        save(place, constant(place, "f32", float("nan"), 1))
+        save(address, constant(address, "f32", float("nan"), 1))
 
 
 def _of_hub(hub: HubType) -> Callable[[Value, Value, Value, Value], None]:
-    def take_apart(raw, out, head, lane):
-        at = 0
+    def unpack(raw, out, header, lane):
+        offset = 0
         if not hub.row_header:
-            _header(hub, raw, head, lane)
-            at = hub.header_bytes
+            _header(hub, raw, header, lane)
+            offset = hub.header_bytes
         for column in range(0, hub.columns, UNIT):
             if hub.by_16:
-                save(head + lane, load(raw, "u8"), 1)
-                at += 1
-            codes = codes_of_planes(raw + at, hub.planes, UNIT, False)
+                save(header + lane, load(raw, "u8"), 1)
+                offset += 1
+            codes = codes_of_planes(raw + offset, hub.planes, UNIT, False)
             put_words(out + 16 * column, codes)
             if hub.table in FLOATS8:
-                _spoil_unless_finite(codes, hub.table, hub, head, lane)
-            at += UNIT * hub.bits // 8
-    return take_apart
+                _spoil_unless_finite(codes, hub.table, hub, header, lane)
+            offset += UNIT * hub.bits // 8
+    return unpack
 
 
-def row_header(name: str, raw: Value, head: Value, lane: Value) -> None:
-    """The header that a row has before its blocks."""
-    _header(HUB_TYPES[name], raw, head, lane)
+def row_header(name: str, raw: Value, header: Value, lane: Value) -> None:
+    """Copy the header that a row has before its blocks."""
+    _header(HUB_TYPES[name], raw, header, lane)
 
 
-# The function by tensor type.
+# Unpacking function by tensor type.
 HUB_BLOCKS = {name: _of_hub(hub) for name, hub in HUB_TYPES.items()}

@@ -1,4 +1,4 @@
-"""Kernels that bring a stored matrix into the packed layout, one of each tensor type, run once at load."""
+"""Kernels that pack a stored matrix into the packed layout: one kernel per tensor type, run once at load."""
 
 from llvmlite import ir
 from numba import types
@@ -18,9 +18,9 @@ from numflow.quant.grids import GRIDS
 from numflow.quant.hub_types import HUB_TYPES
 from numflow.quant.stored import FACTORED, STORED
 
-# Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
-# their bytes per tile, and scratch of PACK_SCRATCH bytes per thread.
-RAW, ROW_BYTES, ROWS, GROUPS, COLUMNS, CODES, HEADS, CODE_BYTES, HEAD_BYTES, SCRATCH_AT = range(10)
+# Arguments: stored rows and their stride in bytes, rows of one group, groups, K, the packed codes and headers, bytes of
+# both per tile, and PACK_SCRATCH bytes of scratch per thread.
+RAW, ROW_BYTES, ROWS, GROUPS, COLUMNS, CODES, HEADERS, CODE_BYTES, HEADER_BYTES, SCRATCH_AT = range(10)
 _BLOCKS = BLOCKS | INFERFLOW_BLOCKS | HUB_BLOCKS
 
 
@@ -40,7 +40,7 @@ register_model(BlockType)(models.OpaqueModel)
 
 @intrinsic(prefer_literal=True)
 def block(typingctx, name):
-    """The tensor type of that name, for the functions below."""
+    """The tensor type with this name, for the functions below."""
     def codegen(context, builder, signature, args):
         return context.get_dummy_value()
     return BlockType(name.literal_value)(name), codegen
@@ -48,25 +48,25 @@ def block(typingctx, name):
 
 @intrinsic
 def _sizes(typingctx, kind):
-    """Columns of a block, its bytes, those of its headers, columns of a strip and bytes of its codes, and bytes that a
-    row has before its blocks and their place among those of 16 rows.
+    """Columns of a block, bytes of a stored block, bytes of its packed headers, columns of a strip, bytes of its codes,
+    bytes of a row's header before its blocks, and bytes of 16 such row headers when packed.
 
     Blocks that share a header count as one.
     """
     def codegen(context, builder, signature, args):
         scheme = kind.scheme
         columns, strip = max(kind.columns, scheme.block), UNIT * scheme.strip
-        heads, size = columns // scheme.block * scheme.header_bytes, columns // kind.columns * kind.size
+        headers, size = columns // scheme.block * scheme.header_bytes, columns // kind.columns * kind.size
         if kind.row_header:
-            heads = 16 if scheme.header == FACTORED else 0
-        sizes = (columns, size, heads, strip, scheme.strip * scheme.unit_bytes, kind.row_header,
+            headers = 16 if scheme.header == FACTORED else 0
+        sizes = (columns, size, headers, strip, scheme.strip * scheme.unit_bytes, kind.row_header,
                  scheme.header_bytes if kind.row_header else 0)
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
     return types.UniTuple(types.int64, 7)(kind), codegen
 
 
 @intrinsic
-def _take_apart(typingctx, raw, out, head, lane, kind):
+def _unpack_block(typingctx, raw, out, header, lane, kind):
     def codegen(context, builder, signature, args):
         kind.emit(*(Value(builder, a) for a in args[:4]))
         return context.get_dummy_value()
@@ -74,7 +74,7 @@ def _take_apart(typingctx, raw, out, head, lane, kind):
 
 
 @intrinsic
-def _row_header(typingctx, raw, head, lane, kind):
+def _row_header(typingctx, raw, header, lane, kind):
     def codegen(context, builder, signature, args):
         if kind.row_header:
             row_header(kind.type_name, *(Value(builder, a) for a in args[:3]))
@@ -84,9 +84,9 @@ def _row_header(typingctx, raw, head, lane, kind):
 
 @intrinsic
 def put_planes(typingctx, groups, codes, kind):
-    """The vectors of a strip's column groups, at `groups`, as the planes of the scheme, at `codes`.
+    """Store the vectors of a strip's column groups, at `groups`, as the bit planes of the scheme, at `codes`.
 
-    Of types of grids they have what pack_blocks.py says.
+    For grid types, `groups` holds the words that pack_blocks.py describes.
     """
     def codegen(context, builder, signature, args):
         groups, codes = (Value(builder, a) for a in args[:2])
@@ -108,7 +108,7 @@ def clear(scratch):
 
 
 def planes(groups: list[Value], bits: float) -> list[Value]:
-    """The vectors of a strip's column groups u8x64, as PIECES has them; of pairs as pair_planes has."""
+    """A strip's column groups, u8x64 each, as the vectors that PIECES describes; 3.5-bit codes as pair_planes does."""
     if bits == 3.5:
         return pair_planes(groups)
     vectors: dict[int, Value] = {}
@@ -120,7 +120,7 @@ def planes(groups: list[Value], bits: float) -> list[Value]:
 
 
 def pack_type(name):
-    """The kernel that packs rows of blocks of a tensor type."""
+    """Make the kernel that packs rows of a tensor type."""
     def kernel(args, thread, n_threads):
         _pack_blocks(args, thread, n_threads, block(name))
     return kernel
@@ -128,8 +128,8 @@ def pack_type(name):
 
 @merged
 def _pack_blocks(args, thread, n_threads, kind):
-    """Rows of blocks of `kind`, as from `block`, into the packed layout."""
-    columns, size, head_size, strip, strip_size, before, head_before = _sizes(kind)
+    """Pack rows of blocks of `kind`, which is a value of `block`."""
+    columns, size, header_size, strip, strip_size, row_header_size, row_headers_size = _sizes(kind)
     rows = i64(args, ROWS)
     group_tiles, blocks = (rows + 15) // 16, i64(args, COLUMNS) // columns
     scratch = i64(args, SCRATCH_AT) + thread * PACK_SCRATCH
@@ -138,29 +138,30 @@ def _pack_blocks(args, thread, n_threads, kind):
         first = tile % group_tiles * 16
         lanes = min(16, rows - first)
         raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
-        codes, head = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
+        codes = i64(args, CODES) + tile * i64(args, CODE_BYTES)
+        header = i64(args, HEADERS) + tile * i64(args, HEADER_BYTES)
         if lanes < 16:
             clear(scratch)
-        for lane in range(lanes if before else 0):
-            _row_header(raw + lane * i64(args, ROW_BYTES), head, lane, kind)
-        head += head_before
+        for lane in range(lanes if row_header_size else 0):
+            _row_header(raw + lane * i64(args, ROW_BYTES), header, lane, kind)
+        header += row_headers_size
         for b in range(blocks):
-            place = b * columns % strip  # other than 0 where a block is a part of a strip
-            if place == 0 and (blocks - b) * columns < strip:
+            column = b * columns % strip  # within the strip; not 0 if a block is a part of a strip
+            if column == 0 and (blocks - b) * columns < strip:
                 clear(scratch)
             for lane in range(lanes):
-                block_at = raw + lane * i64(args, ROW_BYTES) + before + b * size
-                _take_apart(block_at, scratch + 16 * place + 4 * lane, head, lane, kind)
-            if place + columns >= strip or b == blocks - 1:
-                for s in range(0, place + columns, strip):
+                stored = raw + lane * i64(args, ROW_BYTES) + row_header_size + b * size
+                _unpack_block(stored, scratch + 16 * column + 4 * lane, header, lane, kind)
+            if column + columns >= strip or b == blocks - 1:
+                for s in range(0, column + columns, strip):
                     put_planes(scratch + 16 * s, codes, kind)
                     codes += strip_size
-            head += head_size
+            header += header_size
 
 
 @merged
 def _interleave(args, thread, n_threads, size):
-    """Plain numbers of `size` bytes: [tile][K][16 rows]."""
+    """Pack float weights of `size` bytes: [tile][K][16 rows]."""
     rows, columns = i64(args, ROWS), i64(args, COLUMNS)
     group_tiles = (rows + 15) // 16
     begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
@@ -169,7 +170,7 @@ def _interleave(args, thread, n_threads, size):
         lanes = min(16, rows - first)
         raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
         codes = i64(args, CODES) + tile * i64(args, CODE_BYTES)
-        for k in range(0, columns, 64):  # what a block of columns touches stays in the first cache
+        for k in range(0, columns, 64):  # the memory of 64 columns stays in the L1 cache
             for lane in range(lanes):
                 row, out = raw + lane * i64(args, ROW_BYTES) + k * size, codes + (16 * k + lane) * size
                 for i in range(min(64, columns - k)):

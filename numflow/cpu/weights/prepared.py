@@ -1,8 +1,8 @@
-"""Packed weights on disk: of a model file that numflow made, a second start reads what the first one has packed.
+"""Packed weights on disk: the first start with a model file that numflow made writes them, later starts read them.
 
-A file holds the quantised matrices of one program. Its name says which: where the model file lies, what is in it,
-which matrices or slices of them they are, and the sources of the code that packs (formats/kept.py has how long it
-stays). What it lacks, or has with another checksum, is packed as ever and it is written anew, if there is room.
+A file holds the quantised matrices of one program. Its name is a digest of the model file's path and content, of the
+matrices (or slices of matrices) and of the sources of the packing code; formats/kept.py decides how long a file stays.
+A matrix that is missing or has another checksum is packed again, and the file is rewritten if there is room.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from numflow.network.weights.source import WeightSource, is_computed
 from numflow.ops import Weight
 from numflow.quant.stored import kept_as
 
-_SMALLEST = 8 << 20  # bytes; what is smaller is packed in no time
+_SMALLEST = 8 << 20  # bytes; packing less takes no noticeable time
 _PARTS = ("codes", "headers")
-_LOCK = threading.Lock()  # of this process's writers; others have temporary names of their own
+_LOCK = threading.Lock()  # one writer at a time in this process; other processes use temporary names of their own
 
 
 class Prepared:
-    """The packed matrices of one program, as far as they are on disk.
+    """The packed matrices of one program that are on disk.
 
-    weights: those that may be, by name.
+    weights: the weights that may be on disk, by name.
     """
 
     def __init__(self, path: Path, weights: Mapping[str, Weight], n_threads: int):
@@ -41,7 +41,7 @@ class Prepared:
 
     @classmethod
     def open(cls, source, n_threads: int) -> "Prepared | None":
-        """Prepared weights for a WeightSource, as far as kept; None if nothing is to be kept."""
+        """Prepared weights for a WeightSource; None if its weights are not to be stored."""
         if type(source) is not WeightSource or not kept.is_on():
             return None
         identity = container.identity(source.checkpoint)
@@ -55,7 +55,7 @@ class Prepared:
         return cls(folder() / name, weights, n_threads)
 
     def take(self, name: str) -> Packed | None:
-        """A matrix as it was packed; None if it has to be packed now."""
+        """A packed matrix from disk; None if it has to be packed now."""
         if name not in self._weights:
             return None
         weight = self._weights[name]
@@ -67,12 +67,12 @@ class Prepared:
         return Packed(_kind(weight), weight.types[0], _matrix(weight), weight.groups, codes, headers)
 
     def keep(self, matrices: Mapping[str, Packed]) -> None:
-        """Write the file, if something was not in it. matrices: all of the program, by name."""
+        """Write the file, if a matrix was missing. matrices: all matrices of the program, by name."""
         if not self._missed:
             return
         arrays = {f"{name} {part}": getattr(matrices[name], part) for name in self._weights if name in matrices
                   for part in _PARTS}
-        with contextlib.suppress(OSError, NumflowError):  # it is as well without
+        with contextlib.suppress(OSError, NumflowError):  # the file only saves time
             if kept.make_room(self.path, sum(array.nbytes for array in arrays.values())):
                 with _LOCK:
                     array_file.write(self.path, arrays)
@@ -85,7 +85,7 @@ def folder() -> Path:
 
 
 def _may_be_kept(weight: Weight) -> bool:
-    """Whether it is a quantised matrix that is packed as the file has it."""
+    """Whether a weight is a quantised matrix of one stored type that is packed without expansion."""
     if len(weight.shape) < 2 or len(set(weight.types)) != 1:
         return False
     return not is_computed(weight) and not SCHEMES[_kind(weight)].is_float
@@ -108,7 +108,7 @@ def _sizes(weight: Weight) -> tuple[int, int]:
 
 
 def _describe(weight: Weight) -> str:
-    """All that a packed matrix depends on but the tensors' content."""
+    """Everything that a packed matrix depends on, except the content of the tensors."""
     parts = [(part.tensor, part.rows if part.rows is None or isinstance(part.rows, range)
               else kept.digest([np.asarray(part.rows, np.int64).tobytes()]), part.columns) for part in weight.parts]
     return repr((weight.name, weight.shape, weight.groups, weight.types, parts))

@@ -1,13 +1,13 @@
-"""Matrices of adapters in device memory, and the tables by which kernels find them.
+"""Matrices of LoRA adapters in device memory, and the tables by which kernels find them.
 
-One arena of float32 holds them all. Each step has a table u32 [adapters, experts, 4]: where in the arena the matrices
-of an expert begin, their rank, which vectors follow (BIAS | SCALE), nothing. Where an adapter changes nothing, rank and
-vectors are 0. One after the other:
+One float32 arena has all matrices. Each step has a table u32 [adapters, experts, 4] of entries: offset of the expert's
+matrices in the arena, rank, flags of the vectors that follow (BIAS | SCALE), unused. If an adapter does not change the
+expert, rank and flags are 0. The matrices of an entry are contiguous:
 
-    A     [r][K]   of a look-up [V][r]
+    A     [r][K]   for a table look-up [V][r]
     B     [r][N]
     bias  [N]
-    scale [N]      of the base's product
+    scale [N]      multiplies the base model's product
 """
 
 from collections.abc import Sequence
@@ -19,24 +19,25 @@ from numflow.network.adapters.parts import AdaptedPart, AdaptedParts
 from numflow.ops import ADAPTING, Network, Step
 
 BIAS, SCALE = 1, 2
-_FEWEST, _RANKS, _ENTRY = 4, 4, 16  # adapters, and ranks, that there is room for at first; bytes of an entry
+_FEWEST, _RANKS, _ENTRY = 4, 4, 16  # initial capacity in adapters; granularity of ranks; bytes of an entry
 
 
 class AdapterTables:
-    """The tables of a program, by the part of each step, and what they point to.
+    """The tables of a program, by the part (weight) of each step, and the arena with the matrices.
 
-    numbers: of adapters there is room for. ranks: by part the largest of any adapter, up to a multiple of 4.
+    capacity: adapters that the tables have room for. ranks: for each part, the largest rank, rounded up to a multiple
+    of 4.
     """
 
     def __init__(self, network: Network, device: Device):
         steps = [step for steps in network.entries.values() for step in steps if step.op in ADAPTING]
         self._experts = {step.params["part"]: _experts(network, step) for step in steps}
-        self._device, self.numbers, self.ranks = device, 0, dict.fromkeys(self._experts, _RANKS)
+        self._device, self.capacity, self.ranks = device, 0, dict.fromkeys(self._experts, _RANKS)
         self._arena, self._tables = device.alloc(_ENTRY), device.alloc(_ENTRY)
         self._entries: dict[str, np.ndarray] = {}
-        self._spans: dict[int, tuple[int, int]] = {}  # of each adapter: its first number in the arena, how many
+        self._spans: dict[int, tuple[int, int]] = {}  # for each adapter: first element in the arena, number of elements
         if steps:
-            self._more_numbers(_FEWEST)
+            self._grow(_FEWEST)
 
     @property
     def nbytes(self) -> int:
@@ -45,62 +46,66 @@ class AdapterTables:
 
     @property
     def arena(self) -> Ref:
-        """Place of all matrices."""
+        """Address of the arena."""
         return self._arena.at()
 
     def table(self, part: str) -> tuple[Ref, int]:
-        """Entries of a step, and how many experts it has."""
+        """Address of a part's entries, and its number of experts."""
         before = sum(experts for other, experts in self._before(part))
-        return self._tables.at(_ENTRY * self.numbers * before), self._experts[part]
+        return self._tables.at(_ENTRY * self.capacity * before), self._experts[part]
 
     def put(self, number: int, parts: AdaptedParts | None) -> bool:
-        """Let adapter `number` have these matrices. Returns whether memory has moved or ranks have grown, so that
-        steps have to be bound anew."""
-        moved = number >= self.numbers
+        """Store the matrices of adapter `number`; None removes them.
+
+        Returns whether memory moved or a rank grew, in which case steps must be bound again.
+        """
+        moved = number >= self.capacity
         if moved:
-            self._more_numbers(max(number + 1, 2 * self.numbers))
+            self._grow(max(number + 1, 2 * self.capacity))
         for entries in self._entries.values():
             entries[number] = 0
         self._spans.pop(number, None)
-        mine = {part: some for part, some in (parts or {}).items() if part in self._experts}
+        own_parts = {part: of_experts for part, of_experts in (parts or {}).items() if part in self._experts}
         arrays: list[np.ndarray] = []
-        begin, moved = self._room(number, sum(_size(one) for some in mine.values() for one in some), moved)
-        for part, some in mine.items():
-            most = max((one.b.shape[1] for one in some if one), default=0)
-            moved |= most > self.ranks[part]
-            self.ranks[part] = max(self.ranks[part], -(-most // _RANKS) * _RANKS)
-            for expert, one in enumerate(some):
-                if one is not None:
-                    vectors = BIAS * (one.bias is not None) + SCALE * (one.scale is not None)
-                    self._entries[part][number, expert] = begin, one.b.shape[1], vectors, 0
-                    arrays += _flat(one)
-                    begin += _size(one)
+        size = sum(_size(adapted) for of_experts in own_parts.values() for adapted in of_experts)
+        begin, moved = self._reserve(number, size, moved)
+        for part, of_experts in own_parts.items():
+            largest_rank = max((adapted.b.shape[1] for adapted in of_experts if adapted), default=0)
+            moved |= largest_rank > self.ranks[part]
+            self.ranks[part] = max(self.ranks[part], -(-largest_rank // _RANKS) * _RANKS)
+            for expert, adapted in enumerate(of_experts):
+                if adapted is not None:
+                    vectors = BIAS * (adapted.bias is not None) + SCALE * (adapted.scale is not None)
+                    self._entries[part][number, expert] = begin, adapted.b.shape[1], vectors, 0
+                    arrays += _flat(adapted)
+                    begin += _size(adapted)
         if arrays:
             self._device.upload(self._arena.at(4 * self._spans[number][0]), np.concatenate(arrays))
         self._upload()
         return moved
 
     def _before(self, part: str) -> list[tuple[str, int]]:
-        """The parts whose tables come first."""
+        """The parts whose tables come before this part's."""
         every = list(self._experts.items())
         return every[:[name for name, _ in every].index(part)]
 
-    def _more_numbers(self, numbers: int) -> None:
-        old, self._entries = self._entries, {part: np.zeros((numbers, experts, 4), np.uint32)
+    def _grow(self, capacity: int) -> None:
+        old, self._entries = self._entries, {part: np.zeros((capacity, experts, 4), np.uint32)
                                              for part, experts in self._experts.items()}
         for part, entries in old.items():
             self._entries[part][:len(entries)] = entries
         self._device.free(self._tables)
-        self.numbers = numbers
-        self._tables = self._device.alloc(_ENTRY * numbers * sum(self._experts.values()))
+        self.capacity = capacity
+        self._tables = self._device.alloc(_ENTRY * capacity * sum(self._experts.values()))
         self._upload()
 
     def _upload(self) -> None:
         if self._entries:
-            self._device.upload(self._tables.at(), np.concatenate([own.reshape(-1) for own in self._entries.values()]))
+            entries = [part.reshape(-1) for part in self._entries.values()]
+            self._device.upload(self._tables.at(), np.concatenate(entries))
 
-    def _room(self, number: int, size: int, moved: bool) -> tuple[int, bool]:
-        """Take the first room for so many numbers: where it begins, and whether the arena is another one now."""
+    def _reserve(self, number: int, size: int, moved: bool) -> tuple[int, bool]:
+        """Reserve `size` elements of the arena, first fit. Returns their offset, and whether memory moved."""
         if not size:
             return 0, moved
         begin = 0
@@ -119,7 +124,7 @@ class AdapterTables:
 
 
 def _experts(network: Network, step: Step) -> int:
-    """Matrices that the part of a step has."""
+    """Number of matrices of a step's part: experts, or 1."""
     return network.weights[step.params["part"]].groups if len(step.inputs) == 3 else 1
 
 
@@ -128,6 +133,6 @@ def _size(part: AdaptedPart | None) -> int:
 
 
 def _flat(part: AdaptedPart) -> Sequence[np.ndarray]:
-    """Its matrices as the arena has them."""
+    """The matrices of a part in the layout of the arena."""
     vectors = (vector for vector in (part.bias, part.scale) if vector is not None)
     return [np.asarray(each, np.float32).reshape(-1) for each in (part.a, part.b.T, *vectors)]

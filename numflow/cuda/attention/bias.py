@@ -1,4 +1,4 @@
-"""Mask of the visible keys, and softcap, slopes and buckets on a product of query and key (op `attention`)."""
+"""The mask of visible keys, and the scale, softcap and biases applied to a product of query and key (`attention`)."""
 
 import functools
 
@@ -13,7 +13,7 @@ LOG2_E = 1.4426950408889634
 def biased(has_cap: bool, has_slopes: bool, has_buckets: bool, unit: float) -> DeviceFunction:
     """bias(product, scale, cap, slopes, buckets, distance, head, heads, n_buckets, spread, causal) -> score * unit.
 
-    distance: i32, the key's position less the query's.
+    distance: i32, position of the key minus position of the query. unit: 1, or log2(e) for kernels that use exp2.
     """
     plain = not (has_cap or has_slopes or has_buckets)
 
@@ -35,7 +35,10 @@ def biased(has_cap: bool, has_slopes: bool, has_buckets: bool, unit: float) -> D
 
 @device
 def _bucket(distance, count, inverse, causal):
-    """T5's bucket of a distance (key - query): half are exact, the rest logarithmic."""
+    """Bucket of a distance (key - query), as in T5: half of the buckets are exact, the rest logarithmic.
+
+    inverse: 1 / log(largest distance / exact buckets).
+    """
     first, back = i32(0), i32(-distance)
     if causal:
         back = i32(0) if back < 0 else back
@@ -52,7 +55,7 @@ def _bucket(distance, count, inverse, causal):
 
 @device
 def seen(position, length, causal, window, chunk):
-    """The first key that a position sees, and the one after the last."""
+    """The range of keys that a query at `position` sees: first key, and one past the last."""
     first, end = i32(0), i32(length)
     if causal != 0:
         end = i32(position + 1)

@@ -1,4 +1,9 @@
-"""A state of one number for each channel, which gates let fade (op `gated_recurrence`): a thread for each channel."""
+"""Gated linear recurrence with one state value a channel (op `gated_recurrence`); one thread for each channel.
+
+    h = a h + sqrt(1 - a^2) sigmoid(entry + entry_bias) x,   log a = -8 softplus(rate) sigmoid(fade + fade_bias)
+
+A thread walks through all tokens of a sequence, because each state depends on the previous one.
+"""
 
 from numflow.cuda.device.call import N_SEQUENCES, Call, ceil, per_row
 from numflow.cuda.elementwise.act import sigmoid
@@ -30,10 +35,10 @@ def _gated_recurrence(y: Rows, x: Rows, entry: Rows, fade: Rows, rate: f32.ptr, 
     t, last = u32(texts.starts[sequence]), u32(texts.starts[sequence + 1])
     if t >= last:
         return
-    at = u32(u32(texts.slots[sequence]) * state.stride + c)
+    address = u32(u32(texts.slots[sequence]) * state.stride + c)
     h, slope = f32(0), fmax(rate[c], f32(0)) + log(f32(1) + exp(-fabs(rate[c])))
-    if texts.positions[t] != 0:  # before its first token a text's slot is whatever was there
-        h = state.data[at]
+    if texts.positions[t] != 0:  # at position 0 the slot holds another sequence's old state
+        h = state.data[address]
     while t < last:
         value = sigmoid(entry.data[t * entry.stride + c] + entry_bias[c]) * x.data[t * x.stride + c]
         if texts.positions[t] == 0:
@@ -43,4 +48,4 @@ def _gated_recurrence(y: Rows, x: Rows, entry: Rows, fade: Rows, rate: f32.ptr, 
             h = exp(log_a) * h + sqrt(f32(1) - exp(f32(2) * log_a)) * value
         y.data[t * y.stride + c] = h
         t = u32(t + 1)
-    state.data[at] = h
+    state.data[address] = h

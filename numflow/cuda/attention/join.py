@@ -1,4 +1,8 @@
-"""Join, in order, of the partial results of warps, and of blocks, that shared the keys of a head (op `attention`)."""
+"""Combination of partial attention results whose keys were split over warps or blocks, in a fixed order (`attention`).
+
+Every part has the maximum of its scores, the sum of its weights and the weighted sum of its values. Combining rescales
+each part by exp(its maximum - the overall maximum).
+"""
 
 import functools
 
@@ -23,50 +27,51 @@ from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.weights.operand import finite, putter
 
-LOWEST = -3.0e38  # a score that no key has
+LOWEST = -3.0e38  # below every score; stands for masked keys and for no keys at all
 WARPS = 4
-MOST_PARTS = 64   # two for each lane
+MOST_PARTS = 64   # two parts for each lane
 
 
 @functools.cache
 def join(kind: str = "") -> Kernel:
-    """Grid (heads, rows). kind: "int8" or "f16", y is stored as this operand of a matrix too; then 32 columns of a head
-    are a unit of it. As float16 it is not scaled: means of values of 16 bits are no larger than those.
+    """Combine the parts of every head and row. Grid (heads, rows).
 
-    partial f32 [T][heads][parts]{largest score, sum of weights, v_dim weighted values}. Each warp takes every fourth
-    part, a lane 4 neighbouring columns of 128.
+    partial f32 [T][heads][parts]{maximum, total, v_dim weighted values}. Each of the 4 warps takes every fourth part; a
+    lane takes 4 adjacent columns of 128.
+    kind: "int8" or "f16" if y is written as this matrix operand as well, with units of 32 columns of a head. The
+    float16 operand has scale 1: a mean of float16 values does not exceed them.
     """
     memory, put = SharedArray(f32, 128 * WARPS), _put(kind)
 
     @kernel("attention_join" + f"_{kind}" * bool(kind), 32 * WARPS)
-    def _join(y: Rows, partial: f32.ptr, parts: u32, counts: i32.ptr, heads: u32, v_dim: u32, to: u32.ptr,
+    def _join(y: Rows, partial: f32.ptr, parts: u32, counts: i32.ptr, heads: u32, v_dim: u32, operand: u32.ptr,
               aux: f32.ptr):
         head, t, lane, warp = block_x(), u32(block_y()), u32(lane_index()), u32(thread_index() >> u32(5))
-        there = t < stream1(counts, N_TOKENS)
+        valid = t < stream1(counts, N_TOKENS)
         after_previous()
-        if not there:
+        if not valid:
             return
         sums, width = memory(), u32(v_dim + 2)
-        first = partial + (t * heads + head) * parts * width
-        # In every warp the weights of all parts, those of a lane and of the lane + 32, and their sum.
-        near, far = u32(lane * width), u32((lane + 32) * width)
-        peak, more, total, rest = f32(LOWEST), f32(LOWEST), f32(0), f32(0)
+        base = partial + (t * heads + head) * parts * width
+        # In every warp: the scale factors of all parts (a lane has parts lane and lane + 32), and the overall total.
+        first_part, second_part = u32(lane * width), u32((lane + 32) * width)
+        maximum, maximum2, total, total2 = f32(LOWEST), f32(LOWEST), f32(0), f32(0)
         if lane < parts:
-            peak, total = first[near], first[near + 1]
+            maximum, total = base[first_part], base[first_part + 1]
         if lane + 32 < parts:
-            more, rest = first[far], first[far + 1]
-        largest = warp_max(fmax(peak, more))
-        weight = exp(peak - largest) if lane < parts else f32(0)
-        other = exp(more - largest) if lane + 32 < parts else f32(0)
-        total = warp_sum(weight * total + other * rest)
+            maximum2, total2 = base[second_part], base[second_part + 1]
+        overall = warp_max(fmax(maximum, maximum2))
+        weight = exp(maximum - overall) if lane < parts else f32(0)
+        weight2 = exp(maximum2 - overall) if lane + 32 < parts else f32(0)
+        total = warp_sum(weight * total + weight2 * total2)
         begin = u32(0)
         while begin < v_dim:
-            # Weighted values of the warp's parts, to shared memory.
+            # Sum the rescaled values of the warp's parts, and write the sums to shared memory.
             column, part = u32(begin + 4 * lane), warp
             a, b, c, d = f32(0), f32(0), f32(0), f32(0)
             while part < parts:
-                scale = shuffle(weight if part < 32 else other, part & u32(31))
-                values = first + (part * width + 2 + column)
+                scale = shuffle(weight if part < 32 else weight2, part & u32(31))
+                values = base + (part * width + 2 + column)
                 if column < v_dim:
                     a += scale * values[0]
                 if column + 1 < v_dim:
@@ -77,9 +82,9 @@ def join(kind: str = "") -> Kernel:
                     d += scale * values[3]
                 part = u32(part + WARPS)
             store4(sums, u32(4 * thread_index()), a, b, c, d)
-            # Barrier, then the sums of the warps over their total.
+            # Barrier, then add the sums of the 4 warps and divide by the total.
             sync_block()
-            put(sums, f32(1) / total, y.data + t * y.stride, u32(head * v_dim), begin, v_dim, to, aux,
+            put(sums, f32(1) / total, y.data + t * y.stride, u32(head * v_dim), begin, v_dim, operand, aux,
                 u32(heads * v_dim >> u32(5)), t, warp)
             sync_block()
             begin = u32(begin + 128)
@@ -88,75 +93,78 @@ def join(kind: str = "") -> Kernel:
 
 
 def _put(kind: str) -> DeviceFunction:
-    """put(sums, factor, y, head, begin, width, to, aux, units, t, warp): results of 128 columns of a head."""
+    """put(sums, factor, y, head, begin, width, to, aux, units, t, warp): write 128 columns of a head."""
     put = putter(kind) if kind else None
 
     @device
-    def put_floats(sums, factor, y, head, begin, width, to, aux, units, t, warp):
-        own = u32(thread_index())
-        value = (sums[own] + sums[own + 128]) + (sums[own + 256] + sums[own + 384])
-        if begin + own < width:
-            y[head + begin + own] = value * factor
+    def put_floats(sums, factor, y, head, begin, width, operand, aux, units, t, warp):
+        thread = u32(thread_index())
+        value = (sums[thread] + sums[thread + 128]) + (sums[thread + 256] + sums[thread + 384])
+        if begin + thread < width:
+            y[head + begin + thread] = value * factor
 
     @device
-    def put_both(sums, factor, y, head, begin, width, to, aux, units, t, warp):
+    def put_both(sums, factor, y, head, begin, width, operand, aux, units, t, warp):
         if warp == 0:
-            at = u32(4 * lane_index())
-            a, b, c, d = load4(sums, at)
+            lane_column = u32(4 * lane_index())
+            a, b, c, d = load4(sums, lane_column)
             for i in range(1, WARPS):
-                e, f, g, h = load4(sums, u32(at + 128 * i))
+                e, f, g, h = load4(sums, u32(lane_column + 128 * i))
                 a, b, c, d = a + e, b + f, c + g, d + h
             a, b, c, d = a * factor, b * factor, c * factor, d * factor
-            there, column = begin + at < width, u32(head + begin + at)
-            if there:
+            valid, column = begin + lane_column < width, u32(head + begin + lane_column)
+            if valid:
                 store4(y, column, a, b, c, d)
             if kind == "f16":
                 a, b, c, d = finite(a), finite(b), finite(c), finite(d)
                 if column == 0:
                     aux[t] = f32(1)
-            put(to, aux, t, column if there else u32(32 * units), u32(32 * units), f32(1), a, b, c, d)
+            put(operand, aux, t, column if valid else u32(32 * units), u32(32 * units), f32(1), a, b, c, d)
 
     return put_both if kind else put_floats
 
 
 def warp_joiner(count: int, tiles: int) -> DeviceFunction:
-    """join_warps(acc, peaks, totals, memory, warp, lane): sums of 4 warps to warp 0. Two hand theirs to the other two,
-    then one to the last, always the same ones. count: of sums of 8 rows, `tiles` of which a warp has."""
+    """join_warps(acc, maxima, totals, memory, warp, lane): combine the partial results of 4 warps in warp 0.
+
+    A tree in a fixed order: warps 2 and 3 pass theirs to warps 0 and 1 through shared memory, then warp 1 to warp 0.
+    count: accumulators of a lane for 8 rows. tiles: tiles of 8 rows.
+    """
     count, rows = count * tiles, 2 * tiles
 
     @device
-    def give(acc, peaks, totals, memory, lane):
+    def write(acc, maxima, totals, memory, lane):
         for i in range(count):
             memory[u32(32 * i + lane)] = acc[i]
         for i in range(rows):
-            memory[u32(32 * (count + i) + lane)], memory[u32(32 * (count + rows + i) + lane)] = peaks[i], totals[i]
+            memory[u32(32 * (count + i) + lane)], memory[u32(32 * (count + rows + i) + lane)] = maxima[i], totals[i]
 
     @device
-    def take(acc, peaks, totals, memory, lane):
+    def combine(acc, maxima, totals, memory, lane):
         for i in range(rows):
-            other = memory[u32(32 * (count + i) + lane)]
-            peak = fmax(peaks[i], other)
-            mine, theirs = exp2(peaks[i] - peak), exp2(other - peak)
-            peaks[i] = peak
-            totals[i] = totals[i] * mine + memory[u32(32 * (count + rows + i) + lane)] * theirs
+            their_maximum = memory[u32(32 * (count + i) + lane)]
+            maximum = fmax(maxima[i], their_maximum)
+            my_scale, their_scale = exp2(maxima[i] - maximum), exp2(their_maximum - maximum)
+            maxima[i] = maximum
+            totals[i] = totals[i] * my_scale + memory[u32(32 * (count + rows + i) + lane)] * their_scale
             for n in range(count // rows):
-                at = (n // 2 * tiles + i // 2) * 4 + n % 2 * 2 + i % 2
-                acc[at] = acc[at] * mine + memory[u32(32 * at + lane)] * theirs
+                i_acc = (n // 2 * tiles + i // 2) * 4 + n % 2 * 2 + i % 2
+                acc[i_acc] = acc[i_acc] * my_scale + memory[u32(32 * i_acc + lane)] * their_scale
 
     @device
-    def join_warps(acc, peaks, totals, memory, warp, lane):
-        slot = 32 * (count + 2 * rows)
+    def join_warps(acc, maxima, totals, memory, warp, lane):
+        stride = 32 * (count + 2 * rows)
         if warp > 1:
-            give(acc, peaks, totals, memory + u32(warp - 2) * slot, lane)
+            write(acc, maxima, totals, memory + u32(warp - 2) * stride, lane)
         sync_block()
         if warp < 2:
-            take(acc, peaks, totals, memory + warp * slot, lane)
+            combine(acc, maxima, totals, memory + warp * stride, lane)
         sync_block()
         if warp == 1:
-            give(acc, peaks, totals, memory, lane)
+            write(acc, maxima, totals, memory, lane)
         sync_block()
         if warp == 0:
-            take(acc, peaks, totals, memory, lane)
+            combine(acc, maxima, totals, memory, lane)
         sync_block()
 
     return join_warps

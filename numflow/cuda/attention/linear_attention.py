@@ -1,16 +1,19 @@
-"""Linear attention: a state [dk, dv] of each head that every token fades and adds to (op `linear_attention`).
+"""Linear attention (op `linear_attention`): each head has a state matrix [dk, dv] that every token decays and updates.
 
-Tokens go in blocks of 16 that begin at fixed positions (state/matrix_state.py). With S the state at a block's border, D
-what is left of it at a token, and L, A the products of keys with keys and of queries with keys, each times what is left
-of the older token at the younger one, a block of threads takes the tokens of a block that are there together:
+The chunked form. Chunks of 16 tokens begin at multiples of 16 (state/matrix_state.py). S is the state at a chunk's
+beginning, D the decay from there to a token. L holds the products of keys with keys, A of queries with keys, each times
+the decay from the older token to the younger one. One block of the grid has a sequence and a head, and computes the new
+tokens of a chunk together:
 
-    U = beta (V - D K S - L U)        Y = D Q S + A U        S = D S + (left K)^T U     at the block's end
+    U = beta (V - D K S - L U)        Y = D Q S + A U        S = D S + (decay K)^T U    at the end of the chunk
 
-A thread has value columns of a head, which do not meet. Every sum has one order, so one token at a time and a prompt in
-pieces give the same bits; S is read once for the tokens of a block. With decays for each column of keys the keys of the
-tail fade as they stand, so that tokens come one by one there.
+Each thread has some value columns of the head; value columns are independent. The tail is the tokens of the unfinished
+chunk: their keys, their u and their decays are kept in the state's slot. Every sum has one fixed order, so decoding
+token by token and a prompt in pieces give the same bits. S is read once for the new tokens of a chunk. If every key
+column has a decay of its own, the keys of the tail are decayed in place, and tokens are computed one at a time.
 
-Heads of one column that share their keys have no matrices: scan.py. The plain twin is `numflow/learn/twins/chunked.py`.
+Heads of one value column that share their keys have no matrices: scan.py. A plain version of this algorithm is
+`numflow/learn/twins/chunked.py`.
 """
 
 import functools
@@ -18,14 +21,14 @@ import functools
 from numflow.cuda.attention.linear_block import (
     THREADS,
     StateShape,
-    Ways,
-    ask_state,
-    close_block,
-    fade_columns,
-    fade_head,
-    put_keys,
-    put_products,
+    Variant,
+    append_keys,
+    decay_columns,
+    decay_head,
+    fold_chunk,
     solve,
+    state_products,
+    tail_products,
 )
 from numflow.cuda.attention.scan import scan
 from numflow.cuda.device.call import N_SEQUENCES, Call, per_row
@@ -45,82 +48,83 @@ def linear_attention(step: Step, ctx) -> list[Call]:
     skip f32 [H]."""
     if is_scan(step):
         return scan(step, ctx)
-    q, k, v, *others = step.inputs
-    steps, beta = [*others, None, None][:2]
+    q, k, v, *rest = step.inputs
+    steps, beta = [*rest, None, None][:2]
     heads, key_heads = param(step, "heads"), param(step, "key_heads")
     shape = StateShape(heads, key_heads, q.width // key_heads, v.width // heads)
     rate, state = step.weights["rate"], ctx.states[param(step, "state")]
-    ways = Ways(steps is not None, "skip" in step.weights, beta is not None, param(step, "scaled"),
+    variant = Variant(steps is not None, "skip" in step.weights, beta is not None, param(step, "scaled"),
                 param(step, "tiled"), steps is not None and steps.width > heads,
                 ctx.network.weights[rate].shape[0] > heads)
     rates = ctx.vector(rate)
-    return [per_row(step, matrix_kernel(ways, state.shape.dtype), N_SEQUENCES, heads, ctx.view(step.outputs[0]),
+    return [per_row(step, matrix_kernel(variant, state.shape.dtype), N_SEQUENCES, heads, ctx.view(step.outputs[0]),
                     ctx.view(q), ctx.view(k), ctx.view(v), ctx.view(steps or v), ctx.view(beta or v), rates,
-                    ctx.vector(step.weights["skip"]) if ways.skip else rates, ctx.batch.texts, state.slots, shape,
+                    ctx.vector(step.weights["skip"]) if variant.skip else rates, ctx.batch.texts, state.slots, shape,
                     matrix_layout(state.shape))]
 
 
 @functools.cache
-def matrix_kernel(ways: Ways, dtype: str) -> Kernel:
-    """The kernel of these ways, with states of a type."""
-    tiled, has_skip, by_column, tile = ways.tiled, ways.skip, ways.by_column, ways.tile
-    kind = "".join(str(int(way)) for way in ways)
-    products, fades = SharedArray(f32, 2 * tile * STATE_BLOCK), SharedArray(f32, STATE_BLOCK)
-    put, fade_all, fade_one = put_products(ways), fade_columns(ways), fade_head(ways)
-    ask, solved, close = ask_state(ways, dtype), solve(ways), close_block(ways, dtype)
+def matrix_kernel(variant: Variant, dtype: str) -> Kernel:
+    """The kernel for a variant and a data type of the states. Grid (sequences, heads)."""
+    tiled, has_skip, by_column, tile = variant.tiled, variant.skip, variant.by_column, variant.tile
+    kind = "".join(str(int(flag)) for flag in variant)
+    products, decays = SharedArray(f32, 2 * tile * STATE_BLOCK), SharedArray(f32, STATE_BLOCK)
+    write_products, decay_keys, decay_tail = tail_products(variant), decay_columns(variant), decay_head(variant)
+    multiply_state, solve_column, fold = state_products(variant, dtype), solve(variant), fold_chunk(variant, dtype)
 
     @kernel(f"linear_attention_{dtype}_{kind}", THREADS)
     def _linear_attention(y: Rows, q: Rows, k: Rows, v: Rows, steps: Rows, beta: Rows, rates: f32.ptr, skip: f32.ptr,
                           texts: Texts, state: Slots, shape: StateShape, layout: MatrixLayout):
-        # Place in the grid: a sequence, a head; where the head's state begins.
+        # Block indices: a sequence and a head. Then the address of the head's state.
         sequence, head = block_x(), u32(block_y())
         if sequence >= texts.counts[N_SEQUENCES]:
             return
         size, columns = u32(shape.k_dim), u32(shape.v_dim)
         key_head = u32(head % shape.key_heads) if tiled else u32(head // (shape.heads // shape.key_heads))
-        own = state.data + (u32(texts.slots[sequence]) * state.stride + head * layout.head)
-        keys, rows = own + layout.keys, own + layout.rows
-        left, fade = own + layout.left, own + layout.fade
-        scores, faded = products(), fades()
+        slot = state.data + (u32(texts.slots[sequence]) * state.stride + head * layout.head)
+        keys, rows = slot + layout.keys, slot + layout.rows
+        tail_decay, state_decay = slot + layout.tail_decay, slot + layout.state_decay
+        scores, token_decay = products(), decays()
         t, last = u32(texts.starts[sequence]), u32(texts.starts[sequence + 1])
         while t < last:
-            # Tokens of a block: `count` from place `first` on.
+            # The next `count` tokens of one chunk, from index `first` of the chunk on.
             position = u32(texts.positions[t])
-            first, asked = u32(position % STATE_BLOCK), position >= STATE_BLOCK
+            first, has_state = u32(position % STATE_BLOCK), position >= STATE_BLOCK
             count = u32(STATE_BLOCK - first)
             count = count if count < last - t else u32(last - t)
             count = count if count < tile else u32(tile)
             query, key = q.data + (t * q.stride + key_head * size), k.data + (t * k.stride + key_head * size)
-            # Their keys into the tail; products with all keys there; what is left of older ones.
+            # Append their keys to the tail; multiply keys and queries with all keys of the tail; compute the decays.
             if by_column:
-                fade_all(keys, fade, key, first, size, steps.data + t * steps.stride, rates, head)
+                decay_keys(keys, state_decay, key, first, size, steps.data + t * steps.stride, rates, head)
             else:
-                put_keys(keys, key, k.stride, first, count, size)
+                append_keys(keys, key, k.stride, first, count, size)
             sync_block()
-            put(scores, keys, key, k.stride, query, q.stride, first, count, size)
+            write_products(scores, keys, key, k.stride, query, q.stride, first, count, size)
             sync_block()
             if not by_column:
-                fade_one(scores, left, fade, faded, steps.data + (t * steps.stride + head), steps.stride, rates, head,
-                         first, count)
+                decay_tail(scores, tail_decay, state_decay, token_decay, steps.data + (t * steps.stride + head),
+                           steps.stride, rates, head, first, count)
                 sync_block()
-            # Columns of the state: what it says of keys and queries, then u and y.
+            # For each value column: products of the keys and queries with the state, then u and y.
             begin = u32(0)
             while begin < columns:
                 column = u32(begin + thread_index())
-                at, to_u = u32(head * columns + column), rows + column
-                to_y = y.data + (t * y.stride + at)
-                if asked:
-                    ask(to_u + first * columns, columns, to_y, y.stride, own, layout.row, fade, key, k.stride, query,
-                        q.stride, column, count, size)
+                y_column, u_out = u32(head * columns + column), rows + column
+                y_out = y.data + (t * y.stride + y_column)
+                if has_state:
+                    multiply_state(u_out + first * columns, columns, y_out, y.stride, slot, layout.row, state_decay,
+                                   key, k.stride, query, q.stride, column, count, size)
                 if column < columns:
-                    solved(to_u, columns, to_y, y.stride, v.data + (t * v.stride + at), v.stride,
+                    solve_column(u_out, columns, y_out, y.stride, v.data + (t * v.stride + y_column), v.stride,
                            beta.data + (t * beta.stride + head), beta.stride, steps.data + (t * steps.stride + head),
-                           steps.stride, skip[head] if has_skip else f32(0), scores, faded, asked, first, count)
+                           steps.stride, skip[head] if has_skip else f32(0), scores, token_decay, has_state, first,
+                           count)
                 begin = u32(begin + THREADS)
-            # Barrier: columns that threads have solved, before the end of a block, and before the tail changes.
+            # Barrier: u of all columns is written before the chunk is folded into the state or the tail changes.
             sync_block()
             if first + count == STATE_BLOCK:
-                close(own, layout.row, keys, rows, left, fade, asked, columns, size)
+                fold(slot, layout.row, keys, rows, tail_decay, state_decay, has_state, columns, size)
                 sync_block()
             t = u32(t + count)
 

@@ -1,4 +1,4 @@
-"""Parameters that the kernels of attention share (lang/parameters.py)."""
+"""Groups of kernel parameters that the attention kernels share (lang/parameters.py)."""
 
 from typing import NamedTuple
 
@@ -6,41 +6,51 @@ from numflow.cuda.lang.scalar import f32, i32, u32
 
 
 class Biases(NamedTuple):
-    """Weights of attention: slopes f32 [H], sinks f32 [H], buckets f32 [n, H], if it has them."""
+    """Weights of the score biases; a null pointer stands for each that the model does not have.
+
+    slopes f32 [H]: ALiBi slopes. sinks f32 [H]: attention sinks. buckets f32 [n, H]: bias of each distance bucket.
+    """
 
     slopes: f32.ptr
     sinks: f32.ptr
     buckets: f32.ptr
 
 
-class Far(NamedTuple):
-    """Products of queries and of keys with `count` vectors of distances, f32 [T, H * count] each, the second only if
-    its stride is not 0; places f32 [2 * reach + 1]: the number of the vector for each distance."""
+class RelativeScores(NamedTuple):
+    """Relative-position scores (disentangled attention): products with `count` learned embeddings, f32 [T, H * count].
 
-    of_queries: f32.ptr
+    queries: products of the queries. keys: products of the keys; keys_stride is 0 if the model has none.
+    buckets f32 [2 * max_distance + 1]: index of the embedding for each distance, clamped to +-max_distance.
+    """
+
+    queries: f32.ptr
     queries_stride: u32
-    of_keys: f32.ptr
+    keys: f32.ptr
     keys_stride: u32
-    places: f32.ptr
-    reach: i32
+    buckets: f32.ptr
+    max_distance: i32
     count: u32
 
 
 class Entries(NamedTuple):
-    """Rows f32 [blocks][places][width], each for a window of `every` tokens, at the place of its last one.
+    """Cache of entries: rows f32 [blocks][block_rows][width]. A row summarises a window of `every` tokens.
 
-    table: their blocks of each sequence.
+    The row is in the KV block of the window's last token. table: block table of the entries, one row a sequence.
     """
 
     rows: f32.ptr
     table: i32.ptr
-    places: u32
+    block_rows: u32
     width: u32
     every: u32
 
 
 class BatchTables(NamedTuple):
-    """Rows and keys of the batch; starts: first token of each sequence, lengths: keys that it has."""
+    """Tokens and block tables of the batch.
+
+    positions, sequence_of i32 [T]: of each token. starts i32 [B + 1]: first token of each sequence. lengths i32 [B]:
+    keys in the cache of each sequence. table: block table, table_stride elements a sequence. counts: live rows.
+    """
 
     positions: i32.ptr
     sequence_of: i32.ptr
@@ -52,7 +62,7 @@ class BatchTables(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """Float16 operand of a matrix (weights/operand.py) that results are stored as too, if it is wanted."""
+    """Float16 matrix operand (weights/operand.py) to which the result is written as well, if `wanted` is not 0."""
 
     words: u32.ptr
     scales: f32.ptr
@@ -60,7 +70,7 @@ class Halves(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Heads of queries and of keys, columns of a key and of a value, tokens of a block of the cache."""
+    """Counts of query heads and key/value heads, columns of a key and of a value, tokens of a KV block."""
 
     heads: u32
     kv_heads: u32
@@ -70,7 +80,7 @@ class Heads(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Numbers that make a product a score, and keys seen by a query (bias.py)."""
+    """Scale, softcap and mask of scores, and constants of the distance buckets (bias.py)."""
 
     scale: f32
     cap: f32

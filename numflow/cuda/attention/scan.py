@@ -1,7 +1,9 @@
-"""Linear attention whose heads have one column and share their keys (the selective scan), and op `softplus`.
+"""The selective scan (linear attention whose heads have one value column and share their keys), and op `softplus`.
 
-A thread has a head, and takes it through all tokens of a sequence, one after the other: heads do not meet. Threads of a
-warp have neighbouring heads.
+    S[n] = exp(step * rate) S[n] + k[n] * v        y = sum over n of S[n] q[n], plus skip * v
+
+One thread handles one head and walks through all tokens of a sequence; heads are independent. The threads of a warp
+have adjacent heads, so their accesses are coalesced.
 """
 
 import functools
@@ -28,7 +30,7 @@ def softplus(step: Step, ctx) -> list[Call]:
 
 @functools.cache
 def softplus_kernel(has_bias: bool) -> Kernel:
-    """A thread for each number. log(1 + z) is the series of 2 atanh(w) for w = z / (2 + z), which is 1/3 at most."""
+    """One thread for each element. log(1 + z) is the series of 2 atanh(w) with w = z / (2 + z), at most 1/3."""
 
     @kernel(f"softplus{'_bias' * has_bias}", THREADS)
     def _softplus(y: Rows, x: Rows, bias: f32.ptr, counts: i32.ptr, rows: u32, width: u32, least: f32, most: f32):
@@ -63,7 +65,7 @@ def scan(step: Step, ctx) -> list[Call]:
 @functools.cache
 def scan_kernel(has_steps: bool, has_skip: bool, scaled: bool, column_rates: bool) -> Kernel:
     """Grid (sequences, heads / 64)."""
-    kind = "".join(str(int(way)) for way in (has_steps, has_skip, scaled, column_rates))
+    kind = "".join(str(int(flag)) for flag in (has_steps, has_skip, scaled, column_rates))
 
     @kernel(f"scan_{kind}", THREADS)
     def _scan(y: Rows, q: Rows, k: Rows, v: Rows, steps: Rows, rates: f32.ptr, skip: f32.ptr, texts: Texts,
@@ -71,26 +73,26 @@ def scan_kernel(has_steps: bool, has_skip: bool, scaled: bool, column_rates: boo
         sequence, head = block_x(), u32(block_y() * 64 + thread_index())
         if sequence >= texts.counts[N_SEQUENCES] or head >= heads:
             return
-        own = state.data + (u32(texts.slots[sequence]) * state.stride + head)  # [dk][heads]
+        matrix = state.data + (u32(texts.slots[sequence]) * state.stride + head)  # [dk][heads]
         t, last = u32(texts.starts[sequence]), u32(texts.starts[sequence + 1])
         while t < last:
             query, key, value = q.data + t * q.stride, k.data + t * k.stride, v.data[t * v.stride + head]
             length = steps.data[t * steps.stride + head] if has_steps else f32(1)
-            fade, new = f32(0), texts.positions[t] == 0  # before its first token a text's slot is whatever was there
+            decay, new = f32(0), texts.positions[t] == 0  # at position 0 the slot holds another sequence's old state
             if not column_rates:
-                fade = exp(length * rates[head])
-            written, found, n = value * length if scaled else value, f32(0), u32(0)
+                decay = exp(length * rates[head])
+            written, total, n = value * length if scaled else value, f32(0), u32(0)
             while n < size:
                 if column_rates:
-                    fade = exp(length * rates[head * size + n])
-                number = f32(0) if new else own[n * heads] * fade
-                number = number + key[n] * written
-                own[n * heads] = number
-                found += number * query[n]
+                    decay = exp(length * rates[head * size + n])
+                state_value = f32(0) if new else matrix[n * heads] * decay
+                state_value = state_value + key[n] * written
+                matrix[n * heads] = state_value
+                total += state_value * query[n]
                 n = u32(n + 1)
             if has_skip:
-                found += skip[head] * value
-            y.data[t * y.stride + head] = found
+                total += skip[head] * value
+            y.data[t * y.stride + head] = total
             t = u32(t + 1)
 
     return _scan

@@ -1,4 +1,10 @@
-"""A mean of values whose weights fade, of each channel (op `wkv`): a thread for each channel."""
+"""Weighted mean of values with exponentially decaying weights (op `wkv`); one thread for each channel.
+
+    y_t = (num + exp(first + k_t) v_t) / (den + exp(first + k_t)),  num = exp(decay) num + exp(k_t) v_t,
+    den = exp(decay) den + exp(k_t)
+
+The state holds num and den scaled by exp(-m), and the running maximum m of the exponents, so that no exp overflows.
+"""
 
 from numflow.cuda.device.call import N_SEQUENCES, Call, ceil, per_row
 from numflow.cuda.lang.arithmetic import exp, fmax
@@ -28,27 +34,27 @@ def _wkv(y: Rows, k: Rows, v: Rows, decay: f32.ptr, first: f32.ptr, texts: Texts
     t, last = u32(texts.starts[sequence]), u32(texts.starts[sequence + 1])
     if t >= last:
         return
-    at = u32(u32(texts.slots[sequence]) * state.stride + c)
-    above, below, most = f32(0), f32(0), f32(0)
-    if texts.positions[t] != 0:  # before its first token a text's slot is whatever was there
-        above, below, most = state.data[at], state.data[at + width], state.data[at + u32(2) * width]
+    address = u32(u32(texts.slots[sequence]) * state.stride + c)
+    num, den, maximum = f32(0), f32(0), f32(0)
+    if texts.positions[t] != 0:  # at position 0 the slot holds another sequence's old state
+        num, den, maximum = state.data[address], state.data[address + width], state.data[address + u32(2) * width]
     while t < last:
         key, value = k.data[t * k.stride + c], v.data[t * v.stride + c]
         if texts.positions[t] == 0:
-            found, above, below, most = value, value, f32(1), key
+            out, num, den, maximum = value, value, f32(1), key
         else:
-            # What the token finds, to which it counts with a weight of its own
-            now = key + first[c]
-            q = fmax(most, now)
-            old, own = exp(most - q), exp(now - q)
-            found = (old * above + own * value) / (old * below + own)
-            # What the next one finds of it
-            faded = most + decay[c]
-            most = fmax(faded, key)
-            old, own = exp(faded - most), exp(key - most)
-            above, below = old * above + own * value, old * below + own
-        y.data[t * y.stride + c] = found
+            # The output: the state, and the token itself with its own weight exp(first + k)
+            exponent = key + first[c]
+            q = fmax(maximum, exponent)
+            old_scale, new = exp(maximum - q), exp(exponent - q)
+            out = (old_scale * num + new * value) / (old_scale * den + new)
+            # The new state, scaled by its new maximum
+            decayed = maximum + decay[c]
+            maximum = fmax(decayed, key)
+            old_scale, new = exp(decayed - maximum), exp(key - maximum)
+            num, den = old_scale * num + new * value, old_scale * den + new
+        y.data[t * y.stride + c] = out
         t = u32(t + 1)
-    state.data[at] = above
-    state.data[at + width] = below
-    state.data[at + u32(2) * width] = most
+    state.data[address] = num
+    state.data[address + width] = den
+    state.data[address + u32(2) * width] = maximum

@@ -1,7 +1,8 @@
-"""Every import of numba-cuda and cuda-python, and every patch of them: nothing else in the package names them.
+"""All imports of numba-cuda and cuda-python, and all patches of them. No other file of the package imports them.
 
-Kernels are compiled by numba-cuda and launched by cuda-core. Neither is imported before it is needed, so that the
-simulator runs without them, the compiler without a driver, and compiled kernels without the compiler.
+numba-cuda compiles kernels to PTX; cuda-core assembles PTX; the driver's bindings launch kernels. Each package is
+imported on first use: the simulator needs none of them, the compiler needs no driver, and compiled kernels need no
+compiler.
 """
 
 import functools
@@ -17,14 +18,14 @@ from numflow.distribution import install
 from numflow.errors import DeviceError, option
 
 INSTALL = install("cuda")
-ELSE = f"{option('backend', 'cpu')} runs models without"  # the way out where there is no GPU
+ELSE = f"{option('backend', 'cpu')} runs models without"  # hint for machines without a GPU
 INSTALL_NCCL = install("nccl")
 PACKAGES = ("numba-cuda", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-nvvm", "nvidia-cuda-nvrtc",
             "nvidia-nvjitlink", "nccl4py", "nvidia-nccl-cu13", "numba", "llvmlite", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of everything that takes part, "missing" for what is not there."""
+    """Installed versions of all packages that kernels depend on; "missing" for a package that is not installed."""
     found = {}
     for package in PACKAGES:
         try:
@@ -36,12 +37,12 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def compiler() -> SimpleNamespace:
-    """numba-cuda's compiler and what intrinsics are made with.
+    """The modules of numba-cuda and llvmlite with which kernels and intrinsics are compiled.
 
     Raises:
         DeviceError: numba-cuda is not installed.
     """
-    if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it; NumPy 2.5 has dropped it
+    if not hasattr(np, "row_stack"):  # numba-cuda 0.30 uses it; NumPy 2.5 removed it
         setattr(np, "row_stack", np.vstack)  # noqa: B010
     try:
         from llvmlite import ir
@@ -53,14 +54,17 @@ def compiler() -> SimpleNamespace:
         from numba.cuda.typing import templates
     except ImportError as error:
         raise DeviceError(f"kernels for the GPU need numba-cuda ({error}): {INSTALL}") from None
-    _compare_quickly(targetconfig.TargetConfig)
+    _speed_up_comparison(targetconfig.TargetConfig)
     return SimpleNamespace(ir=ir, cuda=cuda, dispatcher=dispatcher, libdevice=libdevice, types=types, hooks=hooks,
                            models=models, templates=templates)
 
 
-def _compare_quickly(settings: type) -> None:
-    """Settings are looked up at every call that is typed. numba-cuda compares all 25 and hashes their names, the same
-    for all, which takes a tenth of compiling; here those that are not left alone are compared, and hashed by name."""
+def _speed_up_comparison(settings: type) -> None:
+    """Speed up the comparison of target configurations, which type inference makes at every call.
+
+    numba-cuda compares all 25 settings and hashes their names, which are the same for every configuration. That takes a
+    tenth of the compile time. The replacement compares and hashes only settings that differ from their defaults.
+    """
     def changed(self):
         return {name: value for name, value in self._values.items() if value != self.options[name].default}
 
@@ -73,31 +77,32 @@ def _compare_quickly(settings: type) -> None:
 
 @contextmanager
 def target(capability: tuple[int, int]) -> Iterator[None]:
-    """Compile for this compute capability: typing a device function asks for the current device, and there is none."""
+    """Compile for this compute capability. Typing a device function asks for the current device; without a GPU, a
+    stand-in with this capability answers."""
     dispatcher = compiler().dispatcher
-    asked = dispatcher.get_current_device
+    original = dispatcher.get_current_device
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     try:
         yield
     finally:
-        dispatcher.get_current_device = asked
+        dispatcher.get_current_device = original
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage: the compiler leaves so many objects, all in use until a kernel is done, that looking through
-    them again and again would take a fifth of its time."""
-    was = gc.isenabled()
+    """Disable garbage collection. The compiler keeps very many live objects until a kernel is finished; scanning them
+    repeatedly would take a fifth of the compile time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
 def gpu_names() -> list[str]:
-    """The GPUs there are, by what they call themselves.
+    """Names of the GPUs, as the driver reports them.
 
     Raises:
         DeviceError: as `driver`.
@@ -110,7 +115,7 @@ def gpu_names() -> list[str]:
 
 
 def driver_version() -> str:
-    """The newest CUDA that the driver knows, such as "13.0".
+    """The newest CUDA version that the driver supports, such as "13.0".
 
     Raises:
         DeviceError: as `driver`.
@@ -135,10 +140,10 @@ def core() -> ModuleType:
 
 @functools.cache
 def nccl() -> ModuleType:
-    """nccl.bindings.nccl (nccl4py), with NCCL itself behind it.
+    """The module nccl.bindings.nccl (nccl4py), after checking that the NCCL library loads.
 
     Raises:
-        DeviceError: the package or the library is not there.
+        DeviceError: the package or the library is missing.
     """
     try:
         from nccl.bindings import nccl as bindings
@@ -146,7 +151,7 @@ def nccl() -> ModuleType:
         raise DeviceError(f"NCCL needs the package nccl4py ({error}): {INSTALL_NCCL}") from None
     try:
         bindings.get_version()
-    except RuntimeError as error:  # the library itself is not there
+    except RuntimeError as error:  # libnccl is missing
         why = " ".join(str(error).split())[:200]
         raise DeviceError(f"nccl4py finds no libnccl.so.2 ({why}): {INSTALL_NCCL}") from None
     return bindings
@@ -154,7 +159,7 @@ def nccl() -> ModuleType:
 
 @functools.cache
 def driver() -> ModuleType:
-    """cuda.bindings.driver, checked to have a driver and a device behind it.
+    """The module cuda.bindings.driver, after checking that there is a driver and a device.
 
     Raises:
         DeviceError: no package, no driver, or no device.
@@ -166,7 +171,7 @@ def driver() -> ModuleType:
     try:
         (status,) = bindings.cuInit(0)
         code, count = bindings.cuDeviceGetCount() if int(status) == 0 else (status, 0)
-    except RuntimeError as error:  # the library itself is not there
+    except RuntimeError as error:  # libcuda is missing
         raise DeviceError(f"device 'cuda' needs an NVIDIA driver, there is none ({error}); {ELSE}") from None
     if int(status) or int(code):
         raise DeviceError(f"device 'cuda' needs an NVIDIA driver and a GPU: cuInit says {status.name}; {ELSE}")

@@ -1,4 +1,4 @@
-"""From a kernel to machine code for one compute capability, with the resources it takes; no GPU is needed for it."""
+"""Compilation of a kernel to machine code for one compute capability, with its resource usage. No GPU is needed."""
 
 import functools
 import hashlib
@@ -17,15 +17,16 @@ from numflow.cuda.lang.kernel import Kernel, ingredients, rewired
 from numflow.errors import DeviceError
 from numflow.kernel_cache import root
 
-PTX_FOR = (8, 0)  # oldest GPU that kernels run on; newer ones get machine code of their own from the same assembly
+PTX_FOR = (8, 0)  # PTX is generated for the oldest supported GPU; newer GPUs get machine code from the same PTX
 
 
 @dataclass(frozen=True)
 class Binary:
-    """Machine code of a kernel.
+    """Machine code (cubin) of a kernel.
 
-    symbol: its name in the code. registers: per thread. spills, stack: bytes of a thread; shared: of a block.
-    doubles: whether it computes in double precision. ptx: what it was made from, "" if it comes from the disk.
+    symbol: the kernel's name in the cubin. registers: per thread. spills, stack: bytes per thread. shared: static
+    shared memory of a block in bytes. doubles: whether the code has double-precision instructions. ptx: the PTX it was
+    assembled from; "" if the binary comes from the disk cache.
     """
 
     name: str
@@ -40,10 +41,10 @@ class Binary:
 
 
 def cached(kernel: Kernel, capability: tuple[int, int]) -> Binary:
-    """The kernel from the disk, if it was compiled before from the same sources, else compiled and kept.
+    """The kernel from the disk cache, if it was compiled from the same sources before; else compile and store it.
 
-    Compiled kernels lie in `$NUMFLOW_CUDA_KERNELS`, else beside those of the CPU. They do not depend on the machine
-    that compiled them: a folder of them may be carried to one without a compiler.
+    The cache is in `$NUMFLOW_CUDA_KERNELS`, by default beside the cache of CPU kernels. Binaries do not depend on the
+    machine that compiled them, so the folder can be copied to a machine without a compiler.
 
     Raises:
         DeviceError: as compile_kernel.
@@ -52,19 +53,19 @@ def cached(kernel: Kernel, capability: tuple[int, int]) -> Binary:
     if not trust.usable(folder(), "compiled kernels"):
         return compile_kernel(kernel, capability)
     try:
-        facts = json.loads(trust.read(path.with_suffix(".json")))
-        return Binary(cubin=trust.read(path.with_suffix(".cubin")), **facts)
-    except (OSError, ValueError, TypeError):  # not there, or not whole
+        fields = json.loads(trust.read(path.with_suffix(".json")))
+        return Binary(cubin=trust.read(path.with_suffix(".cubin")), **fields)
+    except (OSError, ValueError, TypeError):  # missing or incomplete
         binary = compile_kernel(kernel, capability)
-    facts = {name: value for name, value in asdict(binary).items() if name not in ("cubin", "ptx")}
+    fields = {name: value for name, value in asdict(binary).items() if name not in ("cubin", "ptx")}
     places.make(folder())
     _write(path.with_suffix(".cubin"), binary.cubin)
-    _write(path.with_suffix(".json"), json.dumps(facts).encode())
+    _write(path.with_suffix(".json"), json.dumps(fields).encode())
     return binary
 
 
 def is_cached(kernel: Kernel, capability: tuple[int, int]) -> bool:
-    """Whether a kernel is on the disk."""
+    """Whether a kernel is in the disk cache."""
     return _path(kernel, capability).with_suffix(".json").exists()
 
 
@@ -73,16 +74,17 @@ def _path(kernel: Kernel, capability: tuple[int, int]) -> Path:
 
 
 def folder() -> Path:
-    """Folder of compiled kernels."""
+    """Folder of the disk cache of compiled kernels."""
     named = os.environ.get("NUMFLOW_CUDA_KERNELS")
     return Path(named).expanduser() if named else root() / "cuda"
 
 
 def digest(kernel: Kernel) -> str:
-    """Hash of what machine code is made from: sources of the kernel and of what it calls, constants, the lowering."""
+    """Hash of everything that determines the machine code: sources of the kernel and of all functions it calls, their
+    constants, and the sources of the lowering."""
     code = kernel.body.__code__
-    written = kernel.signature, code.co_varnames[:code.co_argcount], kernel.threads, kernel.blocks, kernel.exact
-    result = hashlib.sha256(_lowering() + repr((*written, PTX_FOR)).encode())
+    settings = kernel.signature, code.co_varnames[:code.co_argcount], kernel.threads, kernel.blocks, kernel.exact
+    result = hashlib.sha256(_lowering() + repr((*settings, PTX_FOR)).encode())
     for part in ingredients(kernel.body):
         result.update(part.encode())
     return result.hexdigest()[:16]
@@ -90,14 +92,14 @@ def digest(kernel: Kernel) -> str:
 
 @functools.cache
 def _lowering() -> bytes:
-    here = Path(__file__).parents[1]
+    root_folder = Path(__file__).parents[1]
     names = ("compiler/dependent", "compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_cluster",
              "compiler/lowering_types", "lang/cluster", "lang/kernel", "lang/parameters", "lang/warpgroup")
-    return b"".join((here / f"{name}.py").read_bytes() for name in names)
+    return b"".join((root_folder / f"{name}.py").read_bytes() for name in names)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Another process may write the same file: each puts a whole one in its place."""
+    """Write a file atomically: another process may write the same file, so write a temporary file and rename it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(data)
     Path(file.name).replace(path)
@@ -113,7 +115,7 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
 
 
 def assembled(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
-    """Machine code of a kernel's PTX, which from sm_90 on begins while the kernel before it runs (dependent.py).
+    """Assemble a kernel's PTX. From sm_90 on, add instructions for programmatic dependent launch (dependent.py).
 
     Raises:
         DeviceError: the assembler refuses it.
@@ -133,14 +135,14 @@ def assembled(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
                           f"{linker.get_error_log()}") from error
     log = linker.get_info_log()
 
-    def number(pattern):
+    def figure(pattern):
         found = re.search(pattern, log)
         return int(found[1]) if found else 0
 
     symbol = re.search(r"\.visible \.entry (\w+)", ptx)[1]
-    return Binary(kernel.name, symbol, bytes(cubin), number(r"Used (\d+) registers"),
-                  number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes smem"),
-                  number(r"(\d+) bytes stack frame"), ".f64" in ptx, ptx)
+    return Binary(kernel.name, symbol, bytes(cubin), figure(r"Used (\d+) registers"),
+                  figure(r"(\d+) bytes spill stores"), figure(r"(\d+) bytes smem"),
+                  figure(r"(\d+) bytes stack frame"), ".f64" in ptx, ptx)
 
 
 @functools.lru_cache(maxsize=4)
@@ -160,9 +162,9 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
 
 @functools.cache
 def _helpers(exact: bool, capability: tuple[int, int]) -> tuple[Callable, dict]:
-    """A function that maps names in kernels to objects of the compiler, and the device functions made so far.
+    """A function that maps names in kernels to the compiler's objects, and a dict of the device functions seen so far.
 
-    Each device function is compiled once; equal ones, whoever made them, are compiled as one.
+    Each device function is compiled once. Device functions with equal content share one compilation.
     """
     from numflow.cuda.compiler.lowering import lowered
 
@@ -180,8 +182,9 @@ def _helpers(exact: bool, capability: tuple[int, int]) -> tuple[Callable, dict]:
 
 
 def content(function: Callable) -> tuple:
-    """Key of a rewired function: its code and the values that it names, numbers as they are written: 1 is not 1.0."""
-    named = [(name, value) for name, value in sorted(function.__globals__.items()) if not name.startswith("__")]
-    held = [("", cell.cell_contents) for cell in function.__closure__ or ()]
+    """Key of a rewired function: its code object and the values of its globals and closure. Numbers are compared by
+    their repr, because 1 == 1.0 but they compile differently."""
+    globals_used = [(name, value) for name, value in sorted(function.__globals__.items()) if not name.startswith("__")]
+    closure = [("", cell.cell_contents) for cell in function.__closure__ or ()]
     return function.__code__, *((name, repr(value) if isinstance(value, int | float | tuple) else value)
-                                for name, value in named + held)
+                                for name, value in globals_used + closure)

@@ -1,11 +1,11 @@
-"""Programmatic dependent launch: on sm_90 and newer a kernel begins while the one before it in the queue still runs.
+"""Programmatic dependent launch: on sm_90 and newer, a kernel may start while its predecessor in the stream still runs.
 
-Kernels are compiled once, for sm_80, where a kernel begins when the one before has ended. Instructions that newer cards
-alone have stand in that assembly as comments (`NEWER`); `dependent` makes instructions of them. A kernel that does not
-say where it waits for the kernels before it (intrinsics.after_previous) waits at its first instruction. So all kernels
-wait, and what they leave in memory is in order, as it would be without. What is gained: blocks are in their places, and
-weights on their way to the second cache, when the last block before them ends (CUDA programming guide, "Programmatic
-Dependent Launch").
+Kernels are compiled to PTX once, for sm_80, where a kernel starts after its predecessor has ended. Instructions that
+only newer GPUs have are in this PTX as comments that begin with `NEWER`. `dependent` turns the comments into
+instructions. A kernel that does not say where it waits for earlier kernels (intrinsics.after_previous) waits at its
+first instruction. So every kernel waits, and the order of memory accesses is the same as without dependent launch. The
+gain: when the predecessor's last block ends, the next kernel's blocks are resident already and have prefetched weights
+into L2 (CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization").
 """
 
 import re
@@ -13,12 +13,13 @@ import re
 from numflow.cuda.lang.intrinsic import NEWER, WAIT
 
 DEPENDENT_FROM = (9, 0)                         # compute capability
-RELEASE = "griddepcontrol.launch_dependents;"   # the next kernel may begin once all blocks of this one have
+RELEASE = "griddepcontrol.launch_dependents;"   # the next kernel may start once all blocks of this one have started
 _DECLARATION = re.compile(r"\s*(?://[^\n]*\n\s*)*\.(?:reg|local|shared|loc|pragma)\b[^\n]*")
 
 
 def dependent(ptx: str, target: str = "sm_90") -> str:
-    """The assembly of one kernel for sm_90 or a newer target: instructions behind NEWER, and a wait in any case."""
+    """PTX of one kernel for sm_90 or a newer target: comments marked NEWER become instructions, and the kernel waits
+    at its beginning unless it has a wait of its own."""
     ptx = ptx.replace(".target sm_80", f".target {target}").replace(NEWER, "")
     head = re.search(r"\.entry[^{]*\{", ptx)
     begin = head.end()

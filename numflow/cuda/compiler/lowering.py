@@ -1,6 +1,6 @@
-"""Lowering of the names of intrinsics.py and scalar.py; imported only when a kernel is compiled.
+"""Lowering of intrinsics, scalar types and memory declarations to Numba objects. Imported only to compile a kernel.
 
-Inline assembly and intrinsics are all made by one function, `lowered`.
+`lowered` maps each name of lang/ to inline PTX, an LLVM intrinsic, a Numba type or a memory declaration.
 """
 
 import functools
@@ -16,7 +16,7 @@ _LETTERS = {"f32": "f", "i32": "r", "u32": "r", "u16": "h", "u64": "l"}
 
 @functools.cache
 def lowered(thing):
-    """Replacement of an intrinsic, a scalar type or a memory declaration in compiled code."""
+    """The compiler's counterpart of an intrinsic, a scalar type or a memory declaration."""
     if isinstance(thing, Scalar):
         return numba_type(thing)
     if isinstance(thing, SharedArray):
@@ -32,6 +32,8 @@ def lowered(thing):
 
 
 def _assembly(name, results, arguments, text, flags):
+    """An intrinsic that is inline PTX. flags: "memory" clobbers memory; "effect" has side effects; "convergent" must
+    not be moved across branches, because all lanes of the warp execute it together."""
     ins, outs = [numba_type(t) for t in arguments], [numba_type(t) for t in results]
     letters = ["=" + _LETTERS[t.name] for t in results] + [_LETTERS[t.name] for t in arguments]
     constraints = ",".join(letters + ["~{memory}"] * ("memory" in flags))
@@ -58,7 +60,7 @@ def _assembly(name, results, arguments, text, flags):
 
 
 def _memory(declaration, space):
-    """A function without arguments that gives the pointer to the memory."""
+    """A function without arguments that returns a pointer to shared memory or to an array of the thread (local)."""
     kind = PointerType(numba_type(declaration.scalar), space)
 
     def generate(context, builder, sig, args):

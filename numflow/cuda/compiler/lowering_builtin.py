@@ -1,4 +1,4 @@
-"""Intrinsics that take pointers, or that are LLVM's own: table BUILTINS, by the names that intrinsics.py gives."""
+"""Lowering of intrinsics that take pointers or map to LLVM intrinsics: table BUILTINS, by names of intrinsics.py."""
 
 from numflow.cuda.compiler.lowering_cluster import CLUSTER
 from numflow.cuda.compiler.lowering_types import SPACES, PointerType, element_at, intrinsic_of, ir, types
@@ -9,7 +9,7 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def _call(builder, name, result, *args):
-    """Call of an LLVM intrinsic."""
+    """Emit a call of an LLVM intrinsic."""
     kind = ir.FunctionType(result, [a.type for a in args])
     fn = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return builder.call(fn, args)
@@ -32,7 +32,7 @@ def _barrier(name):
 
 
 def _shuffle(mode, clamp):
-    """f32 or 32-bit integers of another lane."""
+    """Warp shuffle: the f32 or 32-bit integer of another lane."""
     def typed(value, lane):
         kind = value if value in (types.float32, types.uint32) else types.int32
         return kind(kind, types.int32)
@@ -56,16 +56,16 @@ def _is_pointer(kind, *spaces):
 
 
 def _load(count):
-    """A vector load that the address space names: LDG or LDS of 64 or 128 bits."""
+    """A vector load of 64 or 128 bits: LDG from device memory, LDS from shared memory."""
     def typed(pointer, index):
         return types.UniTuple(pointer.dtype, count)(pointer, index) if _is_pointer(pointer) else None
 
     def generate(context, builder, sig, args):
         element = context.get_value_type(sig.args[0].dtype)
         vector = ir.VectorType(element, count)
-        place = element_at(builder, args[0], args[1], sig.args[1])
-        place = builder.bitcast(place, ir.PointerType(vector, SPACES[sig.args[0].space]))
-        value = builder.load(place, align=4 * count)
+        address = element_at(builder, args[0], args[1], sig.args[1])
+        address = builder.bitcast(address, ir.PointerType(vector, SPACES[sig.args[0].space]))
+        value = builder.load(address, align=4 * count)
         parts = [builder.extract_element(value, ir.Constant(_I32, i)) for i in range(count)]
         return context.make_tuple(builder, sig.return_type, parts)
     return intrinsic_of(f"load{count}", 2, typed, generate)
@@ -77,18 +77,18 @@ def _store(count):
 
     def generate(context, builder, sig, args):
         vector = ir.VectorType(context.get_value_type(sig.args[0].dtype), count)
-        place = element_at(builder, args[0], args[1], sig.args[1])
-        place = builder.bitcast(place, ir.PointerType(vector, SPACES[sig.args[0].space]))
+        address = element_at(builder, args[0], args[1], sig.args[1])
+        address = builder.bitcast(address, ir.PointerType(vector, SPACES[sig.args[0].space]))
         value = ir.Constant(vector, ir.Undefined)
         for i in range(count):
             value = builder.insert_element(value, args[2 + i], ir.Constant(_I32, i))
-        builder.store(value, place, align=4 * count)
+        builder.store(value, address, align=4 * count)
         return context.get_dummy_value()
     return intrinsic_of(f"store{count}", 2 + count, typed, generate)
 
 
 def _stream(count):
-    """Loads of weights: read-only, not kept in the first cache, 128 bytes at a time into the second."""
+    """A load for weights: through the read-only path, without allocation in L1, 128 bytes at a time into L2."""
     def typed(pointer, index):
         if not _is_pointer(pointer, "global"):
             return None
@@ -98,13 +98,13 @@ def _stream(count):
     def generate(context, builder, sig, args):
         element = context.get_value_type(sig.args[0].dtype)
         address = builder.ptrtoint(element_at(builder, args[0], args[1], sig.args[1]), ir.IntType(64))
-        short = element == ir.IntType(16)
-        width, letter = ("u16", "h") if short else ("u32", "r")
+        is_u16 = element == ir.IntType(16)
+        width, letter = ("u16", "h") if is_u16 else ("u32", "r")
         names = [f"${i}" for i in range(count)]
         shape = f".v{count}" if count > 1 else ""
         value = ir.LiteralStructType([element] * count) if count > 1 else element
-        wanted = f"{{{', '.join(names)}}}" if count > 1 else names[0]
-        text = f"ld.global.nc.L1::no_allocate.L2::128B{shape}.{width} {wanted}, [${count}];"
+        destination = f"{{{', '.join(names)}}}" if count > 1 else names[0]
+        text = f"ld.global.nc.L1::no_allocate.L2::128B{shape}.{width} {destination}, [${count}];"
         constraints = ",".join([f"={letter}"] * count + ["l"])
         call = builder.call(ir.InlineAsm(ir.FunctionType(value, [address.type]), text, constraints), [address])
         if count == 1:
@@ -127,7 +127,7 @@ def _prefetch():
 
 
 def _view(dtype):
-    """The same address, of other elements."""
+    """Cast of a pointer to another element type."""
     def typed(pointer):
         return PointerType(dtype, pointer.space)(pointer) if _is_pointer(pointer) else None
 
@@ -143,11 +143,11 @@ def _copy_async():
         return None
 
     def generate(context, builder, sig, args):
-        to = builder.ptrtoint(element_at(builder, args[0], args[1], sig.args[1]), _I32)
+        target = builder.ptrtoint(element_at(builder, args[0], args[1], sig.args[1]), _I32)
         address = builder.ptrtoint(element_at(builder, args[2], args[3], sig.args[3]), ir.IntType(64))
-        asm = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [to.type, address.type]),
+        asm = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [target.type, address.type]),
                            "cp.async.cg.shared.global [$0], [$1], 16;", "r,l,~{memory}", side_effect=True)
-        builder.call(asm, [to, address])
+        builder.call(asm, [target, address])
         return context.get_dummy_value()
     return intrinsic_of("copy_async", 4, typed, generate)
 
@@ -178,51 +178,56 @@ def _load_matrices(transposed=""):
 
 
 def _multiply_tiles(kinds, columns=16, flags="1, 1, 1, 0, 0"):
-    """64 sums of a thread from two tiles of 64 bytes a row, as warpgroup.py has them: two wgmma of 32 bytes."""
-    def typed(sums, at, left, left_at, right, right_at):
-        tiles = _is_pointer(left, "shared") and _is_pointer(right, "shared") and _is_pointer(sums, "local")
-        return types.void(sums, at, left, left_at, right, right_at) if tiles else None
+    """Add the product of two tiles with rows of 64 bytes to a thread's 64 accumulators: two wgmma of 32 bytes each.
+
+    warpgroup.py describes the tiles.
+    """
+    def typed(sums, at, a, a_index, b, b_index):
+        tiles = _is_pointer(a, "shared") and _is_pointer(b, "shared") and _is_pointer(sums, "local")
+        return types.void(sums, at, a, a_index, b, b_index) if tiles else None
 
     def generate(context, builder, sig, args):
-        places = [builder.gep(args[0], [builder.add(args[1], ir.Constant(args[1].type, i))]) for i in range(SUMS)]
+        addresses = [builder.gep(args[0], [builder.add(args[1], ir.Constant(args[1].type, i))]) for i in range(SUMS)]
         tiles = [_descriptor(builder, *args[i:i + 2], sig.args[i + 1]) for i in (2, 4)]
         sums = ", ".join(f"${i}" for i in range(SUMS))
         text = "".join(f"wgmma.mma_async.sync.aligned.m{TILE}n{ACROSS}k{columns}.f32.{kinds} {{{sums}}}, "
                        f"${2 * SUMS + 2 * k}, ${2 * SUMS + 2 * k + 1}, {flags}; " for k in (0, 1))
-        further = [builder.add(tile, ir.Constant(tile.type, 32 >> 4)) for tile in tiles]
-        _tied(builder, text, places, [*tiles, *further])
+        second_half = [builder.add(tile, ir.Constant(tile.type, 32 >> 4)) for tile in tiles]
+        _tied(builder, text, addresses, [*tiles, *second_half])
         return context.get_dummy_value()
     return intrinsic_of("multiply_tiles", 6, typed, generate)
 
 
 def _descriptor(builder, pointer, index, index_type):
-    """Descriptor of a tile for wgmma: where it is, 512 bytes from 8 rows to the next 8, the swizzle of 64 bytes."""
+    """Matrix descriptor of a tile for wgmma: address / 16, stride of 512 bytes between groups of 8 rows, 64-byte
+    swizzle."""
     address = builder.ptrtoint(element_at(builder, pointer, index, index_type), _I32)
-    place = builder.and_(builder.lshr(address, ir.Constant(_I32, 4)), ir.Constant(_I32, 0x3FFF))
-    return builder.or_(builder.zext(place, _I64), ir.Constant(_I64, 1 << 16 | 512 >> 4 << 32 | 2 << 62))
+    encoded = builder.and_(builder.lshr(address, ir.Constant(_I32, 4)), ir.Constant(_I32, 0x3FFF))
+    return builder.or_(builder.zext(encoded, _I64), ir.Constant(_I64, 1 << 16 | 512 >> 4 << 32 | 2 << 62))
 
 
 def _wait_tiles():
-    """All sums are operands, so that nothing is done with them before."""
+    """Wait for all wgmma of the warpgroup. All accumulators are operands, so that the compiler moves no use of them
+    before the wait."""
     def generate(context, builder, sig, args):
-        places = [builder.gep(args[0], [ir.Constant(_I32, i)]) for i in range(2 * SUMS)]
-        _tied(builder, "wgmma.wait_group.sync.aligned 0;", places, [])
+        addresses = [builder.gep(args[0], [ir.Constant(_I32, i)]) for i in range(2 * SUMS)]
+        _tied(builder, "wgmma.wait_group.sync.aligned 0;", addresses, [])
         return context.get_dummy_value()
     return intrinsic_of("wait_tiles", 1, lambda sums: types.void(sums) if _is_pointer(sums, "local") else None,
                         generate)
 
 
-def _tied(builder, text, places, operands):
-    """Assembly that changes float32 in registers, which are read from and put back to these places."""
-    values = [builder.load(place) for place in places]
+def _tied(builder, text, addresses, operands):
+    """Inline PTX that updates float32 registers: load them from these addresses, tie inputs to outputs, store them."""
+    values = [builder.load(address) for address in addresses]
     kind = ir.LiteralStructType([value.type for value in values])
     constraints = ",".join(["=f"] * len(values) + [str(i) for i in range(len(values))] + ["l"] * len(operands)
                            + ["~{memory}"])
     call = builder.call(ir.InlineAsm(ir.FunctionType(kind, [value.type for value in (*values, *operands)]), text,
                                      constraints, side_effect=True), [*values, *operands])
     call.attributes.add("convergent")
-    for i, place in enumerate(places):
-        builder.store(builder.extract_value(call, i), place)
+    for i, address in enumerate(addresses):
+        builder.store(builder.extract_value(call, i), address)
 
 
 BUILTINS = {

@@ -1,5 +1,7 @@
-"""Pointers as a Numba type of our own, because the address space decides the instruction: LDG for device memory, LDS
-for shared. Indices are 64 bits wide and never negative-wrapped. Imported only when a kernel is compiled."""
+"""Pointers as a Numba type with an address space, which decides the instruction: LDG for device memory, LDS for shared.
+
+Indices are 64 bits wide; a negative index is not wrapped around as in NumPy. Imported only to compile a kernel.
+"""
 
 import operator
 
@@ -26,7 +28,7 @@ class PointerType(types.Type):
 
 @hooks.register_model(PointerType)
 class PointerModel(C.models.PrimitiveModel):
-    """The bare address."""
+    """Data model of a pointer: the plain LLVM pointer."""
 
     def __init__(self, manager, kind):
         pointee = manager.lookup(kind.dtype).get_data_type()
@@ -58,7 +60,7 @@ class _Add(C.templates.AbstractTemplate):
 
 
 def element_at(builder, pointer, index, index_type):
-    """Address of an element; the index is widened by its own sign."""
+    """Address of an element. The index is sign- or zero-extended to 64 bits, by its type."""
     if index_type.bitwidth < 64:
         widen = builder.sext if index_type.signed else builder.zext
         index = widen(index, ir.IntType(64))

@@ -1,4 +1,4 @@
-"""Looking into machine code with nvdisasm, where it is installed."""
+"""Disassembly of machine code to SASS by nvdisasm, if it is installed."""
 
 import functools
 import re
@@ -15,7 +15,7 @@ _LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]*[^
 
 @functools.cache
 def disassembler() -> str | None:
-    """Path of nvdisasm: on the PATH, or in a wheel."""
+    """Path of nvdisasm, from the PATH or from an installed wheel; None if there is none."""
     spec = find_spec("nvidia")
     wheels = [path for root in (spec.submodule_search_locations if spec else ())
               for path in sorted(Path(root).glob("*/bin/nvdisasm"))]
@@ -23,7 +23,7 @@ def disassembler() -> str | None:
 
 
 def instructions(binary: Binary) -> list[str]:
-    """The instructions of a kernel in order, without padding; labels are entries of their own, ".L_x_1:"."""
+    """The SASS instructions of a kernel in order, without padding. Labels are entries too, such as ".L_x_1:"."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.cubin)
         file.flush()

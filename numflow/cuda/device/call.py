@@ -1,4 +1,4 @@
-"""Calls that binders make of a step: launches whose grids depend on the rows of a batch."""
+"""Calls: what a binder returns for a step, kernel launches whose grids depend on the sizes of the batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,15 +8,15 @@ from numflow.cuda.device.device import Launch, Order
 from numflow.cuda.lang.kernel import Kernel
 from numflow.ops import Step, View
 
-# Fields of the counts that kernels read on the device (batch.py), and the rows of a buffer that each one counts.
+# Indices into the array `counts` that kernels read on the device (batch.py), and the kind of rows that each one counts.
 N_TOKENS, N_LOGIT_ROWS, N_ROUTES, N_SEQUENCES = range(4)
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
 
 
 class Sizes(NamedTuple):
-    """Sizes that the grids of a run must cover. rows: by field; keys: of the longest sequence.
+    """Sizes that the grids of a run must cover. rows: indexed by N_TOKENS, ...; keys: of the longest sequence.
 
-    In a recorded run these are what there is room for; kernels read the counts of the batch on the device.
+    A CUDA graph is recorded with upper bounds of these sizes; kernels read the actual counts on the device.
     """
 
     rows: tuple[int, int, int, int]
@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """Another form of a view's numbers: its kind ("int8", "f16", ...), and the name of the runs that it is made in."""
+    """A view converted to another form: `kind` ("int8", "f16", ...). runs: name of the runs in which it is made."""
 
     view: View
     kind: str
@@ -33,12 +33,12 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One launch of a bound step: plan(sizes) -> Launch (or Order), for runs where `when` holds (None: all).
+    """One launch of a bound step: plan(sizes) -> Launch (or Order), in runs for which `when` holds (None: all runs).
 
-    step:  None for what prepares an operand.
-    makes: what it prepares of a view that the step reads: left out if that is there already, until a step writes the
-           view's columns.
-    leaves: the same of a view that the step writes, beside the rows or instead.
+    step:   None for a call that only prepares an operand.
+    makes:  the operand that the call prepares from a view that the step reads. The call is left out if the operand
+            exists already and no step has written the view since.
+    leaves: the operand that the call writes in addition to, or instead of, the view that the step writes.
     """
 
     step: Step | None
@@ -48,12 +48,12 @@ class Call:
     leaves: Prepared | None = None
 
     def only(self, when: Callable[[Sizes], bool]) -> "Call":
-        """The same call, left out of runs of other sizes."""
-        before = self.when
-        return replace(self, when=when if before is None else lambda sizes: before(sizes) and when(sizes))
+        """The same call, restricted to runs whose sizes satisfy `when`."""
+        old = self.when
+        return replace(self, when=when if old is None else lambda sizes: old(sizes) and when(sizes))
 
     def launches(self, sizes: Sizes) -> list[Launch | Order]:
-        """Its launch for a run of these sizes, if there is anything to do."""
+        """The launch for a run of these sizes; an empty list if there is nothing to do."""
         if self.when is not None and not self.when(sizes):
             return []
         launch = self.plan(sizes)
@@ -61,10 +61,11 @@ class Call:
 
 
 def per_row(step: Step | None, kernel: Kernel, field: int, blocks: int, *args) -> Call:
-    """A call on `blocks` blocks for each row that the field counts: grid (rows, blocks); only x may be long."""
+    """A call with grid (rows, blocks): `blocks` blocks for each row that `field` counts. Rows are the x dimension,
+    because only x may exceed 65535."""
     return Call(step, lambda sizes: Launch(kernel, (max(sizes.rows[field], 1), blocks, 1), args))
 
 
 def ceil(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """a / b rounded up."""
     return -(-a // b)

@@ -1,9 +1,9 @@
-"""Interface of a device: memory, copies, launches, order. Two implement it: the simulator, here, and a GPU.
+"""The interface of a device: memory, copies, launches, events. Implementations: a simulator (here), a GPU (gpu.py).
 
     device.alloc(n) -> Memory      memory.at(offset) -> Ref      device.launch(Launch(kernel, grid, args))
 
-An argument of a kernel is a number or a Ref, which becomes a pointer of the type that the kernel's signature says.
-Everything that is put into a device's queue runs in order; `record` and `wait` order queues of different devices.
+A kernel argument is a number, or a Ref, which becomes a pointer of the type in the kernel's signature. A device has one
+main stream, whose work runs in order. `mark` and `wait` order the streams of different devices by events.
 """
 
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ from numflow.cuda.lang.scalar import Pointer
 from numflow.cuda.lang.simulator import SimulatedPointer, launch
 from numflow.errors import DeviceError
 
-MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid
-MOST_BYTES = 1 << 34  # of a matrix, and of one layer's keys or values: kernels count their words of 4 bytes in 32 bits
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # limits of a grid in x, y and z
+MOST_BYTES = 1 << 34  # of a matrix, or of one layer's keys or values: kernels index 4-byte words by 32-bit integers
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Bytes of a device. handle: the device's own: an address, or the array that stands for it."""
+    """An allocation on a device. handle: its address, or on the simulator a NumPy array."""
 
     device: Any
     nbytes: int
     handle: Any
 
     def at(self, offset: int = 0) -> "Ref":
-        """The place `offset` bytes from the start."""
+        """The address `offset` bytes from the start."""
         return Ref(self, offset)
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A place in device memory."""
+    """An address in device memory: an allocation and an offset in bytes."""
 
     memory: Memory
     offset: int = 0
@@ -47,11 +47,11 @@ class Ref:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel on a grid of blocks (x, y, z).
+    """A kernel launch on a grid of blocks (x, y, z).
 
-    args:    one for each parameter as the kernel is written (lang/parameters.py).
-    beside:  in the second queue of the device.
-    cluster: so many blocks, side by side along x, run at the same time and reach each other (lang/cluster.py).
+    args:    one for each parameter of the kernel as written; a group of parameters is one tuple (lang/parameters.py).
+    beside:  launch in the device's second stream.
+    cluster: blocks of a thread block cluster, adjacent in x; 1 for none (lang/cluster.py).
     """
 
     kernel: Kernel
@@ -61,7 +61,7 @@ class Launch:
     cluster: int = 1
 
     def check(self) -> None:
-        """Refuse what no GPU takes, before it says so in its own way.
+        """Check the grid and the arguments, for a clearer message than the driver's.
 
         Raises:
             DeviceError: the grid is too large, or the arguments are not those of the kernel's parameters.
@@ -76,20 +76,23 @@ class Launch:
         if len(self.args) != len(parameters):
             raise DeviceError(f"kernel {name} has {len(parameters)} parameters, {len(self.args)} were given")
         for index, (parameter, value) in enumerate(zip(parameters, self.args)):
-            wanted = parameter.__name__ if is_group(parameter) else "one value"
+            expected = parameter.__name__ if is_group(parameter) else "one value"
             given = type(value).__name__ if isinstance(value, tuple) else "one value"
-            if given != wanted:
-                raise DeviceError(f"kernel {name}: parameter {index} is {wanted}, {given} was given")
+            if given != expected:
+                raise DeviceError(f"kernel {name}: parameter {index} is {expected}, {given} was given")
 
     @property
     def values(self) -> tuple:
-        """The arguments one by one, as the kernel's signature has them."""
+        """The arguments with groups flattened, one for each parameter of the kernel's signature."""
         return tuple(each for value in self.args for each in (value if isinstance(value, tuple) else (value,)))
 
 
 @dataclass(frozen=True)
 class Order:
-    """Order between queues: the queue (`beside` the main one, or that) has come to the event, or waits for it."""
+    """Order between the two streams of a device: record an event in a stream, or let the stream wait for the event.
+
+    beside: the second stream; else the main one.
+    """
 
     event: str
     beside: bool
@@ -97,7 +100,7 @@ class Order:
 
 
 def within_reach(what: str, nbytes: int) -> int:
-    """The number of bytes, which kernels can address.
+    """Return `nbytes` after checking that kernels can address that many bytes.
 
     Raises:
         DeviceError: there are more than MOST_BYTES.
@@ -109,15 +112,15 @@ def within_reach(what: str, nbytes: int) -> int:
 
 
 class Device(Protocol):
-    """A queue of work on one GPU, or on what stands for it."""
+    """A stream of work on one GPU, or on its simulator."""
 
     name: str
-    graphs: bool  # whether launches can be recorded and replayed (record, replay, drop)
-    wgmma: bool   # whether kernels for Hopper alone run on it (lang/warpgroup.py)
-    tma: bool     # whether these use the copy engine and clusters (lang/cluster.py)
-    float8: bool  # whether its tensor cores multiply 8-bit floats
-    float4: bool  # whether they multiply 4-bit floats with scales of blocks
-    cards: int    # GPUs that the driver knows; with any, `address` and `lend` are there for libraries
+    graphs: bool  # whether launches can be recorded as a CUDA graph and replayed (record, replay, drop)
+    wgmma: bool   # whether kernels for Hopper run on it (lang/warpgroup.py)
+    tma: bool     # whether these kernels use bulk copies and thread block clusters (lang/cluster.py)
+    float8: bool  # whether it has products of 8-bit floats (wgmma, or linear/code_gemm.py)
+    float4: bool  # whether it has products of 4-bit floats with block scales (linear/code_gemm.py)
+    cards: int    # GPUs that the driver reports; if any, `address` and `lend` give libraries addresses and the stream
 
     def alloc(self, nbytes: int) -> Memory: ...
     def alloc_host(self, nbytes: int) -> Memory: ...
@@ -136,11 +139,11 @@ class Device(Protocol):
 
 
 class Simulated:
-    """NumPy memory, kernels as Python. Fresh memory is 0xFF bytes, NaN as floats; refs of other devices are refused.
+    """The simulator: NumPy memory, and kernels that run as Python. Fresh memory is filled with 0xFF bytes (NaN as
+    floats). Addresses of other devices are refused.
 
-    seed: order in which threads run. wgmma: whether it is to be a Hopper; tma: and to use the copy engine, though its
-    clusters are single blocks. float8: whether it is to multiply 8-bit floats, as a Hopper does;
-    float4: and 4-bit floats.
+    seed: of the order in which threads run. wgmma: simulate a Hopper GPU. tma: use bulk copies too; clusters have one
+    block. float8, float4: simulate a GPU with products of 8-bit floats, and of 4-bit floats too.
     """
 
     graphs, cards = False, 0
@@ -152,18 +155,18 @@ class Simulated:
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:
-        """Aligned to 256 bytes, as a GPU's."""
-        whole = np.full(nbytes + 256, 0xFF, np.uint8)
-        begin = -whole.ctypes.data % 256
-        return Memory(self, nbytes, whole[begin:begin + nbytes])
+        """Allocate memory, aligned to 256 bytes as on a GPU."""
+        buffer = np.full(nbytes + 256, 0xFF, np.uint8)
+        begin = -buffer.ctypes.data % 256
+        return Memory(self, nbytes, buffer[begin:begin + nbytes])
 
     def alloc_host(self, nbytes: int) -> Memory:
-        """Memory of the host that kernels can read and write."""
+        """Allocate host memory that kernels can read and write."""
         self.host_bytes += nbytes
         return self.alloc(nbytes)
 
     def free(self, memory: Memory) -> None:
-        """NumPy's memory goes with the last reference."""
+        """Nothing to do: NumPy frees the memory with its last reference."""
 
     def upload(self, to: Ref, data: np.ndarray) -> None:
         """Copy an array to the device."""
@@ -171,15 +174,15 @@ class Simulated:
         self._bytes(to, data.size)[:] = data
 
     def download(self, source: Ref, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] of the caller's own."""
+        """A copy of device memory, uint8 [nbytes]."""
         return self._bytes(source, nbytes).copy()
 
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
-        """From one place on the device to another."""
+        """Copy within the device's memory."""
         self._bytes(to, nbytes)[:] = self._bytes(source, nbytes)
 
     def launch(self, work: Launch | Order) -> None:
-        """Run a kernel; all queues are one here."""
+        """Run a kernel to its end. Both streams are one here, so an Order has no effect."""
         if isinstance(work, Order):
             return
         self.launches += 1
@@ -188,27 +191,27 @@ class Simulated:
         launch(work.kernel.plain, work.grid, work.kernel.threads, args, self.seed)
 
     def host_array(self, memory: Memory) -> np.ndarray:
-        """uint8: memory of `alloc_host` as the host sees it."""
+        """Memory of `alloc_host` as a NumPy array, uint8."""
         return memory.handle
 
     def mark(self, again: None = None, timing: bool = False) -> None:
-        """No event is needed: all work is done when it is asked for."""
+        """Nothing to record: work is complete when a call returns."""
 
     def until(self, event: None) -> None:
-        """It has come."""
+        """Nothing to wait for."""
 
     def wait(self, event: None) -> None:
-        """It has come."""
+        """Nothing to wait for."""
 
     def fetch(self, to: Ref, other: "Simulated", source: Ref, nbytes: int) -> None:
         """Copy from another device's memory."""
         self._bytes(to, nbytes)[:] = other.download(source, nbytes)
 
     def synchronize(self) -> None:
-        """All work is done when it is asked for."""
+        """Nothing to wait for."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _argument(self, kind, value):
         if not isinstance(kind, Pointer):

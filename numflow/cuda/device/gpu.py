@@ -1,8 +1,8 @@
-"""A GPU as a Device, through the driver's own functions (cuda.bindings): they are the same in every version.
+"""A GPU as a Device, through the CUDA driver API (cuda.bindings), whose functions are the same in every version.
 
-One stream runs everything in order, another what is to overlap with it. Weights are uploaded through two pinned
-buffers: while one is on its way, the other is filled. A list of launches can be recorded as a graph and replayed; it
-finds new numbers in the same memory.
+The main stream runs work in order; a second stream runs work that overlaps with it. Uploads use two pinned buffers:
+while one is being copied, the other is filled. A list of launches can be recorded as a CUDA graph and replayed; a
+replay reads its inputs from the same addresses.
 """
 
 import ctypes
@@ -19,31 +19,31 @@ from numflow.cuda.compiler.compat import ELSE, driver
 from numflow.cuda.compiler.compile import PTX_FOR, Binary, cached
 from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
+from numflow.cuda.device.launch_config import configuration
 from numflow.cuda.device.slabs import Slabs
-from numflow.cuda.device.ways import configuration
 from numflow.cuda.lang.kernel import FLOAT4, FLOAT8, FLOAT8_MAJORS, HOPPER, Kernel, has
 from numflow.cuda.lang.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
 
-STATIC_SHARED = 48 << 10  # bytes of a block that a driver gives without being asked
+STATIC_SHARED = 48 << 10  # bytes of shared memory of a block; more need cuFuncSetAttribute
 STAGE = 16 << 20  # bytes of each of the two pinned buffers
-_MAPPED = 3       # flags of cuMemHostAlloc: for all contexts, and in their address space
-_PEERS_ALREADY = 704  # CUresult: another stream of this GPU has asked for access to that one
-# CUresults after which a context is of no use any more (the driver's documentation of cudaError, "sticky" errors).
-FEWER = ("cpu_layers", "host_kv_percent", "host_embeddings")  # options that take less of a GPU's memory
+_MAPPED = 3       # flags of cuMemHostAlloc: PORTABLE | DEVICEMAP
+_PEERS_ALREADY = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: another stream of this GPU has enabled it
+FEWER = ("cpu_layers", "host_kv_percent", "host_embeddings")  # options that reduce the GPU memory in use
+# CUresults after which the context is unusable ("sticky" errors in the documentation of cudaError).
 _FAULTS = {"ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION",
            "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "ECC_UNCORRECTABLE",
            "NVLINK_UNCORRECTABLE", "CONTAINED", "TENSOR_MEMORY_LEAK", "EXTERNAL_DEVICE"}
-_CURRENT = threading.local()  # context that a thread has
+_CURRENT = threading.local()  # the CUDA context that is current in each thread
 
 
 def chosen_device(name: str = "auto") -> str:
-    """The device that a name stands for: "auto" is what $NUMFLOW_CUDA says, else the GPU."""
+    """The device that a name stands for: "auto" is $NUMFLOW_CUDA, by default "gpu"."""
     return os.environ.get("NUMFLOW_CUDA", "gpu") if name == "auto" else name
 
 
 def open_device(name: str = "auto", index: int = 0, seed: int = 0, careful: bool | None = None) -> Device:
-    """A device by name: "gpu", "simulator" or "auto" (`chosen_device`). careful: as of Gpu.
+    """A device by name: "gpu", "simulator" or "auto" (`chosen_device`). careful: as in Gpu.
 
     Raises:
         DeviceError: no driver, no GPU, or no such device.
@@ -57,7 +57,7 @@ def open_device(name: str = "auto", index: int = 0, seed: int = 0, careful: bool
 
 
 def open_gpu(index: int = 0, careful: bool | None = None) -> "Gpu":
-    """A stream of its own on the GPU of this index; indices beyond the GPUs there are begin again with the first.
+    """A new device, with its own stream, on the GPU of this index modulo the number of GPUs.
 
     Raises:
         DeviceError: no driver, or no GPU.
@@ -67,14 +67,14 @@ def open_gpu(index: int = 0, careful: bool | None = None) -> "Gpu":
 
 
 class Gpu:
-    """A stream on a GPU; several on one GPU are devices of their own, which share nothing but its time.
+    """A device on a GPU, with a stream of its own. Several devices on one GPU are independent of each other.
 
-    bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary. careful: wait after each launch, so that a
-    fault names the kernel that made it ($NUMFLOW_CUDA_CAREFUL=1 says so too); graphs are not used then. dependent:
-    whether a kernel begins before the one in front of it ends; from compute capability 9.0 on, if
-    $NUMFLOW_CUDA_DEPENDENT is not 0. wgmma: kernels for Hopper alone run, if $NUMFLOW_CUDA_WGMMA is not 0; tma: they
-    use the copy engine and clusters, if $NUMFLOW_CUDA_TMA is not 0. float8, float4: its tensor cores multiply floats of
-    8 bits, and of 4.
+    bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary.
+    careful: wait after each launch, so that an error names the kernel that caused it, and use no graphs. Default:
+    $NUMFLOW_CUDA_CAREFUL=1.
+    dependent: programmatic dependent launch, from compute capability 9.0 on unless $NUMFLOW_CUDA_DEPENDENT=0.
+    wgmma: run kernels for Hopper, unless $NUMFLOW_CUDA_WGMMA=0. tma: these kernels use bulk copies and thread block
+    clusters, unless $NUMFLOW_CUDA_TMA=0. float8, float4: the GPU has products of 8-bit and of 4-bit floats.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,
@@ -82,12 +82,12 @@ class Gpu:
         self.careful = os.environ.get("NUMFLOW_CUDA_CAREFUL") == "1" if careful is None else careful
         self.graphs = not self.careful
         self._cu, self._compiled = bindings, compiled
-        self.cards = self._ask("cuDeviceGetCount")
+        self.cards = self._call("cuDeviceGetCount")
         if not 0 <= index < self.cards:
             raise DeviceError(f"there is no GPU {index}: the driver knows {self.cards}")
-        self.index, self._device = index, self._ask("cuDeviceGet", index)
-        self._context = self._ask("cuDevicePrimaryCtxRetain", self._device)
-        self._use()
+        self.index, self._device = index, self._call("cuDeviceGet", index)
+        self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        self._make_current()
         self.capability = tuple(self.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
         if self.capability < PTX_FOR:
             raise DeviceError("device 'cuda' needs a GPU of compute capability {}.{} or newer, GPU {} has {}.{}; "
@@ -96,223 +96,225 @@ class Gpu:
         self.tma = self.wgmma and os.environ.get("NUMFLOW_CUDA_TMA") != "0"
         self.float8 = self.wgmma or (has(FLOAT8, self.capability) and self.capability[0] in FLOAT8_MAJORS)
         self.float4 = has(FLOAT4, self.capability)
-        name = self._ask("cuDeviceGetName", 256, self._device)
+        name = self._call("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
-        self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._stream = self._call("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.dependent = not (self.capability < DEPENDENT_FROM or self.careful
                               or os.environ.get("NUMFLOW_CUDA_DEPENDENT") == "0")
-        self._ways: dict[tuple, Any] = {}
-        self._slabs = Slabs(lambda n: int(self._ask("cuMemAlloc", n)), lambda address: self._ask("cuMemFree", address))
+        self._configurations: dict[tuple, Any] = {}
+        self._slabs = Slabs(lambda n: int(self._call("cuMemAlloc", n)), lambda at: self._call("cuMemFree", at))
         self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
         self._stages: list[tuple[np.ndarray, int, Any]] = []
-        self._turn = 0
+        self._stage_index = 0
         self._events: list[Any] = []
         self._peers: set[int] = set()
-        self._second: Any = None
-        self._meetings: dict[str, Any] = {}
+        self._second_stream: Any = None
+        self._named_events: dict[str, Any] = {}
 
     def free_bytes(self) -> int:
-        """Memory of the GPU that nobody has, the driver and other processes included."""
-        self._use()
-        return int(self._ask("cuMemGetInfo")[0])
+        """Free memory of the GPU, as the driver reports it: what the driver and other processes use is not free."""
+        self._make_current()
+        return int(self._call("cuMemGetInfo")[0])
 
     def alloc(self, nbytes: int) -> Memory:
-        """On a multiple of 256 bytes; the content is whatever was there."""
-        self._use()
+        """Allocate memory, aligned to 256 bytes, with undefined content."""
+        self._make_current()
         return Memory(self, nbytes, self._slabs.take(nbytes))
 
     def alloc_host(self, nbytes: int) -> Memory:
-        """Pinned memory of the host, which kernels reach over the bus at the same address."""
-        self._use()
-        memory = Memory(self, nbytes, int(self._ask("cuMemHostAlloc", max(nbytes, 1), _MAPPED)))
+        """Allocate pinned host memory, which kernels reach over the bus at the same address."""
+        self._make_current()
+        memory = Memory(self, nbytes, int(self._call("cuMemHostAlloc", max(nbytes, 1), _MAPPED)))
         self._pinned.add(memory.handle)
         return memory
 
     def free(self, memory: Memory) -> None:
-        """Once all that was asked for is done."""
+        """Free memory, after all queued work has finished."""
         self.synchronize()
         if memory.handle in self._pinned:
             self._pinned.remove(memory.handle)
-            self._ask("cuMemFreeHost", memory.handle)
+            self._call("cuMemFreeHost", memory.handle)
         else:
             self._slabs.give(memory.handle)
 
     def upload(self, to: Ref, data: np.ndarray) -> None:
-        """Copy an array to the device, in pieces through pinned memory; returns when the array may be changed."""
-        self._use()
+        """Copy an array to the device, in pieces through pinned buffers. The array may be changed after the return."""
+        self._make_current()
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         self._check(to, flat.size)
         for begin in range(0, flat.size, STAGE):
             piece = flat[begin:begin + STAGE]
             stage, address, event = self._stage()
             stage[:piece.size] = piece
-            self._ask("cuMemcpyAsync", self.address(to) + begin, address, piece.size, self._stream)
-            self._ask("cuEventRecord", event, self._stream)
+            self._call("cuMemcpyAsync", self.address(to) + begin, address, piece.size, self._stream)
+            self._call("cuEventRecord", event, self._stream)
 
     def download(self, source: Ref, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes]; waits for everything before."""
-        self._use()
+        """Copy of device memory, uint8 [nbytes], after all queued work has finished."""
+        self._make_current()
         self._check(source, nbytes)
         data = np.empty(nbytes, np.uint8)
         if nbytes:
-            self._ask("cuMemcpyAsync", data.__array_interface__["data"][0], self.address(source), nbytes, self._stream)
+            self._call("cuMemcpyAsync", data.__array_interface__["data"][0], self.address(source), nbytes, self._stream)
             self.synchronize()
         return data
 
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
-        """From one place to another of this device."""
-        self._use()
-        self._ask("cuMemcpyAsync", self.address(to), self.address(source), nbytes, self._stream)
+        """Copy within the device's memory, in stream order."""
+        self._make_current()
+        self._call("cuMemcpyAsync", self.address(to), self.address(source), nbytes, self._stream)
 
     def fetch(self, to: Ref, other: "Gpu", source: Ref, nbytes: int) -> None:
-        """Copy from the memory of another device, which may be on another GPU."""
-        self._use()
+        """Copy from the memory of another device, which may be on another GPU, in stream order."""
+        self._make_current()
         if other.index == self.index:
-            self._ask("cuMemcpyAsync", self.address(to), self.address(source), nbytes, self._stream)
+            self._call("cuMemcpyAsync", self.address(to), self.address(source), nbytes, self._stream)
             return
         if other.index not in self._peers:
-            self._befriend(other)
-        self._ask("cuMemcpyPeerAsync", self.address(to), self._context, self.address(source), other._context, nbytes,
+            self._enable_peer_access(other)
+        self._call("cuMemcpyPeerAsync", self.address(to), self._context, self.address(source), other._context, nbytes,
                   self._stream)
 
-    def _befriend(self, other: "Gpu") -> None:
-        """Let copies come straight from the other GPU where the machine can do that; else the driver finds a way."""
+    def _enable_peer_access(self, other: "Gpu") -> None:
+        """Enable direct copies from the other GPU (peer access) if the hardware can; else the driver stages them."""
         self._peers.add(other.index)
-        if self._ask("cuDeviceCanAccessPeer", self._device, other._device):
+        if self._call("cuDeviceCanAccessPeer", self._device, other._device):
             (code,) = self._cu.cuCtxEnablePeerAccess(other._context, 0)
             if int(code) not in (0, _PEERS_ALREADY):
-                raise DeviceError(f"{self.name}: no copies from {other.name}: the driver says {code.name}")
+                raise DeviceError(f"{self.name}: no peer access to {other.name}: the driver says {code.name}")
 
     def launch(self, work: Launch | Order) -> None:
-        """Put a kernel into its queue, or have queues meet."""
-        self._use()
+        """Launch a kernel in its stream, or record or await an event in a stream."""
+        self._make_current()
         if isinstance(work, Order):
-            event, stream = self._meeting(work.event), self._beside() if work.beside else self._stream
-            self._ask(*(("cuStreamWaitEvent", stream, event, 0) if work.waits else ("cuEventRecord", event, stream)))
+            event, stream = self._named_event(work.event), self._side_stream() if work.beside else self._stream
+            self._call(*(("cuStreamWaitEvent", stream, event, 0) if work.waits else ("cuEventRecord", event, stream)))
             return
         work.check()
         kernel = work.kernel
         values = [self._argument(kind, value) for kind, value in zip(kernel.signature, work.values)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         function = self._function(kernel)
-        behind = self.dependent and not work.beside and self._asked.startswith("cuLaunchKernel")
-        if not behind and work.cluster == 1:
-            self._ask("cuLaunchKernel", function, *work.grid, kernel.threads, 1, 1, kernel.dynamic,
-                      self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)
+        is_dependent = self.dependent and not work.beside and self._last_call.startswith("cuLaunchKernel")
+        if not is_dependent and work.cluster == 1:
+            self._call("cuLaunchKernel", function, *work.grid, kernel.threads, 1, 1, kernel.dynamic,
+                      self._side_stream() if work.beside else self._stream, ctypes.addressof(addresses), 0)
         else:
-            how = self._way(behind, work.cluster, work.beside)
-            how.gridDimX, how.gridDimY, how.gridDimZ, how.blockDimX = *work.grid, kernel.threads
-            how.sharedMemBytes = kernel.dynamic
-            self._ask("cuLaunchKernelEx", how, function, ctypes.addressof(addresses), 0)
-        self._asked = "" if work.beside else self._asked
+            config = self._configuration(is_dependent, work.cluster, work.beside)
+            config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX = *work.grid, kernel.threads
+            config.sharedMemBytes = kernel.dynamic
+            self._call("cuLaunchKernelEx", config, function, ctypes.addressof(addresses), 0)
+        self._last_call = "" if work.beside else self._last_call
         if self.careful:
-            self._await(work)
+            self._finish(work)
 
-    def _way(self, *key: Any) -> Any:
-        """Configuration of a launch: behind another one, blocks of a cluster, in the second queue."""
-        if key not in self._ways:
-            behind, cluster, beside = key
-            self._ways[key] = configuration(self._cu, self._beside() if beside else self._stream, behind, cluster)
-        return self._ways[key]
+    def _configuration(self, *key: Any) -> Any:
+        """Cached launch configuration. key: (dependent launch, blocks of a cluster, second stream)."""
+        if key not in self._configurations:
+            is_dependent, cluster, beside = key
+            stream = self._side_stream() if beside else self._stream
+            self._configurations[key] = configuration(self._cu, stream, is_dependent, cluster)
+        return self._configurations[key]
 
-    def _await(self, work: Launch) -> None:
-        """Wait for a launch.
+    def _finish(self, work: Launch) -> None:
+        """Wait for a launch to finish.
 
         Raises:
-            DeviceFaultError: it did not end well; the message names the kernel and its grid.
+            DeviceFaultError: the kernel failed; the message names the kernel and its grid.
         """
         try:
-            self._ask("cuStreamSynchronize", self._beside() if work.beside else self._stream)
+            self._call("cuStreamSynchronize", self._side_stream() if work.beside else self._stream)
         except DeviceError as error:
             raise type(error)(f"kernel {work.kernel.name}, grid {work.grid} of {work.kernel.threads} threads: "
                               f"{error}") from error
 
     def synchronize(self) -> None:
-        """Wait until the queue is empty."""
-        self._use()
-        self._ask("cuStreamSynchronize", self._stream)
+        """Wait until all work in the main stream has finished."""
+        self._make_current()
+        self._call("cuStreamSynchronize", self._stream)
 
     def record(self, works: list[Launch | Order]) -> Any:
-        """Launches as a graph; their kernels are compiled and loaded first."""
-        self._use()
+        """Record launches as a CUDA graph by stream capture. Their kernels are compiled and loaded first."""
+        self._make_current()
         for work in works:
             if isinstance(work, Launch):
                 self._function(work.kernel)
         mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._ask("cuStreamBeginCapture", self._stream, mode)
+        self._call("cuStreamBeginCapture", self._stream, mode)
         try:
             for work in works:
                 self.launch(work)
         finally:
-            graph = self._ask("cuStreamEndCapture", self._stream)
-        made = self._ask("cuGraphInstantiate", graph, 0)
-        self._ask("cuGraphDestroy", graph)
-        return made
+            graph = self._call("cuStreamEndCapture", self._stream)
+        executable = self._call("cuGraphInstantiate", graph, 0)
+        self._call("cuGraphDestroy", graph)
+        return executable
 
     def replay(self, graph: Any) -> None:
-        """Put a recorded graph into the queue."""
-        self._use()
-        self._ask("cuGraphLaunch", graph, self._stream)
+        """Launch a recorded graph in the main stream."""
+        self._make_current()
+        self._call("cuGraphLaunch", graph, self._stream)
 
     def drop(self, graph: Any) -> None:
-        """Forget a graph."""
+        """Destroy a recorded graph."""
         self.synchronize()
-        self._ask("cuGraphExecDestroy", graph)
+        self._call("cuGraphExecDestroy", graph)
 
     def host_array(self, memory: Memory) -> np.ndarray:
-        """uint8: memory of `alloc_host` as the host sees it."""
+        """Memory of `alloc_host` as a NumPy array, uint8."""
         return np.ctypeslib.as_array((ctypes.c_uint8 * memory.nbytes).from_address(memory.handle))
 
     def mark(self, again: Any = None, timing: bool = False) -> Any:
-        """An event at this place of the queue: `again` moved here, or a new one, which the device keeps."""
-        self._use()
+        """Record an event in the main stream: `again` if given, else a new event, which the device owns."""
+        self._make_current()
         if again is None:
             flags = self._cu.CUevent_flags
-            again = self._ask("cuEventCreate", int(flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING))
+            again = self._call("cuEventCreate", int(flags.CU_EVENT_DEFAULT if timing else
+                                                    flags.CU_EVENT_DISABLE_TIMING))
             self._events.append(again)
-        self._ask("cuEventRecord", again, self._stream)
+        self._call("cuEventRecord", again, self._stream)
         return again
 
     def until(self, event: Any) -> None:
-        """Wait until an event of this device has come; any thread may."""
-        self._use()
-        self._ask("cuEventSynchronize", event)
+        """Block the calling thread until an event of this device has occurred. Any thread may call it."""
+        self._make_current()
+        self._call("cuEventSynchronize", event)
 
     def wait(self, event: Any) -> None:
-        """Let all that is queued from here on wait for an event, which may be another device's."""
-        self._use()
-        self._ask("cuStreamWaitEvent", self._stream, event, 0)
+        """Make later work of the main stream wait for an event, which may be another device's."""
+        self._make_current()
+        self._call("cuStreamWaitEvent", self._stream, event, 0)
 
     def lend(self) -> int:
-        """Address of the queue, for a library that puts work into it from this thread."""
-        self._use()
+        """Handle of the main stream, for a library that this thread calls to put work into the stream."""
+        self._make_current()
         return int(self._stream)
 
     def milliseconds(self, begin: Any, end: Any) -> float:
-        """Time between two events made with `timing`; waits for the second."""
-        self._use()
-        self._ask("cuEventSynchronize", end)
-        return float(self._ask("cuEventElapsedTime", begin, end))
+        """Time between two events made with `timing`, after waiting for the second."""
+        self._make_current()
+        self._call("cuEventSynchronize", end)
+        return float(self._call("cuEventElapsedTime", begin, end))
 
     def close(self) -> None:
-        """Give back memory, modules and the context; what fails keeps nothing else from being given back.
+        """Release memory, modules and the context. If one release fails, the others are done nevertheless.
 
         Raises:
-            DeviceError: the driver refused something.
+            DeviceError: a call of the driver failed.
         """
-        with ExitStack() as last:  # from here on in reverse; an error is raised when all have been called
-            last.callback(self._ask, "cuDevicePrimaryCtxRelease", self._device)
+        with ExitStack() as last:  # callbacks run in reverse order; an error is raised after all of them have run
+            last.callback(self._call, "cuDevicePrimaryCtxRelease", self._device)
             last.callback(setattr, _CURRENT, "context", None)
-            for stream in (self._stream, *([] if self._second is None else [self._second])):
-                last.callback(self._ask, "cuStreamDestroy", stream)
+            for stream in (self._stream, *([] if self._second_stream is None else [self._second_stream])):
+                last.callback(self._call, "cuStreamDestroy", stream)
             for module in self._modules:
-                last.callback(self._ask, "cuModuleUnload", module)
-            for event in (*self._events, *self._meetings.values(), *(event for _, _, event in self._stages)):
-                last.callback(self._ask, "cuEventDestroy", event)
+                last.callback(self._call, "cuModuleUnload", module)
+            for event in (*self._events, *self._named_events.values(), *(event for _, _, event in self._stages)):
+                last.callback(self._call, "cuEventDestroy", event)
             for address in (*self._pinned, *(address for _, address, _ in self._stages)):
-                last.callback(self._ask, "cuMemFreeHost", address)
+                last.callback(self._call, "cuMemFreeHost", address)
             self._pinned, self._functions, self._modules, self._stages, self._events = set(), {}, [], [], []
             last.callback(self._slabs.close)
             last.callback(self.synchronize)
@@ -321,58 +323,58 @@ class Gpu:
         if kernel.name not in self._functions:
             function = self._functions[kernel.name] = self.load(self._compiled(kernel, self.capability))
             if kernel.dynamic > STATIC_SHARED:
-                which = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                self._ask("cuFuncSetAttribute", function, which, kernel.dynamic)
+                attribute_id = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._call("cuFuncSetAttribute", function, attribute_id, kernel.dynamic)
         return self._functions[kernel.name]
 
     def load(self, binary: Binary) -> Any:
-        """The driver's handle of a kernel's machine code, which the device keeps until it is closed."""
-        self._use()
-        module = self._ask("cuModuleLoadData", binary.cubin)
+        """Load a kernel's machine code, and return the driver's function handle. The device owns the module."""
+        self._make_current()
+        module = self._call("cuModuleLoadData", binary.cubin)
         self._modules.append(module)
-        return self._ask("cuModuleGetFunction", module, binary.symbol.encode())
+        return self._call("cuModuleGetFunction", module, binary.symbol.encode())
 
     def attribute(self, name: str) -> int:
-        """A number that the driver knows of the GPU: CU_DEVICE_ATTRIBUTE_<name>."""
-        which = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(self._ask("cuDeviceGetAttribute", which, self._device))
+        """The device attribute CU_DEVICE_ATTRIBUTE_<name>."""
+        attribute_id = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self._call("cuDeviceGetAttribute", attribute_id, self._device))
 
     def _argument(self, kind, value) -> Any:
-        """A C object with the value of a parameter."""
+        """A kernel argument as a ctypes object."""
         if isinstance(kind, Pointer):
             return ctypes.c_uint64(0 if value is None else self.address(value))
         if kind is f32:
             return ctypes.c_float(value)
         return ctypes.c_int32(value) if kind is i32 else ctypes.c_uint32(int(value) & 0xFFFFFFFF)
 
-    def _beside(self) -> Any:
-        """The second queue."""
-        if self._second is None:
-            self._second = self._ask("cuStreamCreate", int(self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        return self._second
+    def _side_stream(self) -> Any:
+        """The second stream, created on first use."""
+        if self._second_stream is None:
+            self._second_stream = self._call("cuStreamCreate", int(self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        return self._second_stream
 
-    def _meeting(self, name: str) -> Any:
-        """The event of this name; each record moves it."""
-        if name not in self._meetings:
+    def _named_event(self, name: str) -> Any:
+        """The event of this name, created on first use."""
+        if name not in self._named_events:
             flag = int(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-            self._meetings[name] = self._ask("cuEventCreate", flag)
-        return self._meetings[name]
+            self._named_events[name] = self._call("cuEventCreate", flag)
+        return self._named_events[name]
 
     def _stage(self) -> tuple[np.ndarray, int, Any]:
-        """The pinned buffer whose turn it is, as an array; its last copy is done."""
+        """The next pinned buffer, after its last copy has finished: array, address, and the event of its copies."""
         if len(self._stages) < 2:
-            address = int(self._ask("cuMemHostAlloc", STAGE, 0))
+            address = int(self._call("cuMemHostAlloc", STAGE, 0))
             array = np.ctypeslib.as_array((ctypes.c_uint8 * STAGE).from_address(address))
-            event = self._ask("cuEventCreate", int(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+            event = self._call("cuEventCreate", int(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
             self._stages.append((array, address, event))
             return self._stages[-1]
-        self._turn ^= 1
-        self._ask("cuEventSynchronize", self._stages[self._turn][2])
-        return self._stages[self._turn]
+        self._stage_index ^= 1
+        self._call("cuEventSynchronize", self._stages[self._stage_index][2])
+        return self._stages[self._stage_index]
 
     @staticmethod
     def address(ref: Ref) -> int:
-        """Address of a place in the address space that all GPUs and the host share."""
+        """Address in the unified address space of the host and all GPUs."""
         return ref.memory.handle + ref.offset
 
     @staticmethod
@@ -380,21 +382,21 @@ class Gpu:
         if ref.offset < 0 or ref.offset + nbytes > ref.memory.nbytes:
             raise DeviceError(f"bytes {ref.offset} .. {ref.offset + nbytes} of {ref.memory.nbytes} in device memory")
 
-    def _use(self) -> None:
-        """Make this GPU's context the thread's."""
+    def _make_current(self) -> None:
+        """Make this GPU's context current in the calling thread."""
         if getattr(_CURRENT, "context", None) is not self._context:
-            self._ask("cuCtxSetCurrent", self._context)
+            self._call("cuCtxSetCurrent", self._context)
             _CURRENT.context = self._context
 
-    def _ask(self, name: str, *args: Any) -> Any:
-        """Call a function of the driver; its results, or the error as a DeviceError."""
+    def _call(self, name: str, *args: Any) -> Any:
+        """Call a driver function and return its results; an error code becomes a DeviceError."""
         code, *results = getattr(self._cu, name)(*args)
-        self._asked = name
+        self._last_call = name
         if code:
-            what = getattr(code, "name", str(code))
-            if "OUT_OF_MEMORY" in what:
+            error = getattr(code, "name", str(code))
+            if "OUT_OF_MEMORY" in error:
                 raise DeviceMemoryError(f"{self.name} has no memory left for {args[0]} bytes; it takes fewer with "
                                         f"{', '.join(map(option, FEWER))} or {option('context')}")
-            fault = any(what.endswith(end) for end in _FAULTS)
-            raise (DeviceFaultError if fault else DeviceError)(f"the GPU's driver says {what} to {name}")
+            is_fault = any(error.endswith(end) for end in _FAULTS)
+            raise (DeviceFaultError if is_fault else DeviceError)(f"the GPU's driver says {error} to {name}")
         return results[0] if len(results) == 1 else results or None

@@ -100,14 +100,14 @@ def copy(step: Step, ctx) -> list[Call]:
 def _bind(step: Step, ctx, name: str, function: DeviceFunction, p: float, q: float) -> list[Call]:
     """y = function(x, p, q), or function(a, b, p, q) of two inputs."""
     y, inputs = step.outputs[0], [part for view in step.inputs for part in ctx.view(view)]
-    chosen = (binary if len(step.inputs) == 2 else unary)(name, function)
-    return [per_row(step, chosen, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *inputs, ctx.batch.counts,
+    apply = (binary if len(step.inputs) == 2 else unary)(name, function)
+    return [per_row(step, apply, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *inputs, ctx.batch.counts,
                     ctx.rows(y), y.width, p, q)]
 
 
 @functools.cache
 def unary(name: str, function: DeviceFunction) -> Kernel:
-    """The kernel of a function of one element."""
+    """The element-wise kernel of a function of one input: one thread for each element."""
 
     @kernel(name, THREADS)
     def _unary(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32, p: f32,
@@ -121,7 +121,7 @@ def unary(name: str, function: DeviceFunction) -> Kernel:
 
 @functools.cache
 def binary(name: str, function: DeviceFunction) -> Kernel:
-    """The kernel of a function of two elements."""
+    """The element-wise kernel of a function of two inputs: one thread for each element."""
 
     @kernel(name, THREADS)
     def _binary(y: f32.ptr, y_stride: u32, a: f32.ptr, a_stride: u32, b: f32.ptr, b_stride: u32, counts: i32.ptr,
@@ -135,7 +135,7 @@ def binary(name: str, function: DeviceFunction) -> Kernel:
 
 @functools.cache
 def _gate_rows(plain: bool) -> Kernel:
-    """The kernel of gates that pass a sigmoid, or that are plain; each is of `size` columns."""
+    """y = x * sigmoid(gate), or x * gate if plain. Each gate applies to `size` columns."""
 
     @kernel(f"gate_rows{'_plain' * plain}", THREADS)
     def _gate(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.ptr, gate_stride: u32, counts: i32.ptr,
@@ -164,8 +164,8 @@ def _xielu(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr
     row, column = block_x(), block_y() * 128 + thread_index()
     if row < counts[rows] and column < width:
         value = x[row * x_stride + column]
-        below = negative * (exp(fmin(value, eps)) - f32(1) - value)
-        y[row * y_stride + column] = (positive * value * value if value > f32(0) else below) + beta * value
+        negative_side = negative * (exp(fmin(value, eps)) - f32(1) - value)
+        y[row * y_stride + column] = (positive * value * value if value > f32(0) else negative_side) + beta * value
 
 
 @kernel("scale_columns", THREADS)
@@ -191,13 +191,13 @@ def _scale_by_position(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, pos
     t, column = block_x(), block_y() * 128 + thread_index()
     if t < counts[N_TOKENS] and column < width:
         position = i32(i32(positions[t]) + offset)
-        times = f32(1) + f32(i32(position // length))
+        ratio = f32(1) + f32(i32(position // length))
         if smooth == 1:
-            times = fmax(f32(position) / f32(length), f32(1))
+            ratio = fmax(f32(position) / f32(length), f32(1))
         if smooth == 2:
-            times = f32(1) + f32(position) / f32(length)
-        grown = scale * log(times)
-        y[t * y_stride + column] = x[t * x_stride + column] * (exp(grown) if smooth == 2 else f32(1) + grown)
+            ratio = f32(1) + f32(position) / f32(length)
+        exponent = scale * log(ratio)
+        y[t * y_stride + column] = x[t * x_stride + column] * (exp(exponent) if smooth == 2 else f32(1) + exponent)
 
 
 @device
@@ -315,35 +315,37 @@ def gated(kind: str) -> DeviceFunction:
 
 
 def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call]:
-    """An activation as the operand of a kind of the matrices behind it (operand.py), and as rows too if these are
-    wanted. For columns that fill units.
+    """An activation function written as the operand of the next matrix product (weights/operand.py).
+
+    rows: write float32 rows as well. The columns must fill whole units of the operand.
     """
-    y, name, two = step.outputs[0], f"{step.op}_{param(step, 'kind')}", len(step.inputs) == 2
-    function = gated(param(step, "kind")) if two else ACT[param(step, "kind")]
+    y, name, is_binary = step.outputs[0], f"{step.op}_{param(step, 'kind')}", len(step.inputs) == 2
+    function = gated(param(step, "kind")) if is_binary else ACT[param(step, "kind")]
     first, second = ctx.view(step.inputs[0]), ctx.view(step.inputs[-1])
-    numbers = (param(step, "limit"), param(step, "alpha")) if two else (0.0, 0.0)
+    parameters = (param(step, "limit"), param(step, "alpha")) if is_binary else (0.0, 0.0)
     blocks = 1 if kind == "f16" else ceil(y.width, 4 * THREADS)
-    call = per_row(step, act_operand(name, function, two, kind), ctx.rows(y), blocks, *ctx.place(y, kind), ctx.view(y),
-                   int(rows), first, second, ctx.batch.counts, ctx.rows(y), y.width, *numbers)
+    call = per_row(step, act_operand(name, function, is_binary, kind), ctx.rows(y), blocks, *ctx.place(y, kind),
+                   ctx.view(y), int(rows), first, second, ctx.batch.counts, ctx.rows(y), y.width, *parameters)
     return [replace(call, leaves=Prepared(y, kind, runs))]
 
 
 @functools.cache
-def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Kernel:
-    """4 columns of a thread at a time; f16: one block for each row, which looks for its largest value first."""
+def act_operand(name: str, function: DeviceFunction, is_binary: bool, kind: str) -> Kernel:
+    """Each thread takes 4 columns at a time. f16: one block for each row, which first finds the row's absolute maximum
+    and scales the row if it exceeds the float16 range."""
     int8, half, put = kind == "int8", kind == "f16", putter(kind)
     threads = ROW_THREADS if half else THREADS
 
     @device
-    def four(first, second, column, p, q):
+    def load_four(first, second, column, p, q):
         a, b, c, d = load4(first, column)
-        if two:
+        if is_binary:
             e, f, g, h = load4(second, column)
             return function(a, e, p, q), function(b, f, p, q), function(c, g, p, q), function(d, h, p, q)
         return function(a, p, q), function(b, p, q), function(c, p, q), function(d, p, q)
 
     @kernel(f"{name}_{kind}", threads)
-    def _act_operand(to: u32.ptr, aux: f32.ptr, y: Rows, has_y: u32, x: Rows, up: Rows, counts: i32.ptr, rows: u32,
+    def _act_operand(operand: u32.ptr, aux: f32.ptr, y: Rows, has_y: u32, x: Rows, up: Rows, counts: i32.ptr, rows: u32,
                      width: u32, p: f32, q: f32):
         row, begin, lane = block_x(), u32(4 * (block_y() * threads + thread_index())), u32(4 * lane_index())
         if row >= counts[rows]:
@@ -351,24 +353,24 @@ def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Ke
         first, second, step = x.data + row * x.stride, up.data + row * up.stride, u32(4 * threads * grid_y())
         inverse, scale = f32(1), f32(1)
         if half:
-            largest, column = f32(0), begin
+            maximum, column = f32(0), begin
             while column < width:
-                a, b, c, d = four(first, second, column, p, q)
-                largest = fmax(largest, fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d))))
+                a, b, c, d = load_four(first, second, column, p, q)
+                maximum = fmax(maximum, fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d))))
                 column = u32(column + step)
-            largest = block_max(largest, threads // 32)
-            if largest > f32(LARGEST_HALF):
-                scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
+            maximum = block_max(maximum, threads // 32)
+            if maximum > f32(LARGEST_HALF):
+                scale, inverse = maximum / f32(LARGEST_HALF), f32(LARGEST_HALF) / maximum
         if not int8 and begin == 0:
             aux[row] = scale
         column = begin
-        while column - lane < width:  # warps stay whole
+        while column - lane < width:  # all lanes of a warp loop together, because `put` has warp shuffles
             a, b, c, d = f32(0), f32(0), f32(0), f32(0)
             if column < width:
-                a, b, c, d = four(first, second, column, p, q)
+                a, b, c, d = load_four(first, second, column, p, q)
                 if has_y != 0:
                     store4(y.data + row * y.stride, column, a, b, c, d)
-            put(to, aux, row, column, width, inverse, a, b, c, d)
+            put(operand, aux, row, column, width, inverse, a, b, c, d)
             column = u32(column + step)
 
     return _act_operand

@@ -1,6 +1,6 @@
 """Normalisation over each of `groups` equal column groups (ops `rms_norm`, `layer_norm`).
 
-y = (x - mean) / sqrt(var + eps) * weight + bias; `rms_norm` leaves the mean where it is and has no bias.
+y = (x - mean) / sqrt(var + eps) * weight + bias; `rms_norm` has mean 0 and no bias in this formula.
 """
 
 import functools
@@ -27,8 +27,8 @@ from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.weights.operand import LARGEST_HALF, putter
 from numflow.ops import Step, param
 
-WIDE = 512        # columns of a group from which a block has 256 threads instead of 32
-VERY_WIDE = 2048  # columns from which a block that makes an operand has 1024 instead of 256
+WIDE = 512        # from this many columns of a group on, a block has 256 threads instead of 32
+VERY_WIDE = 2048  # from this many columns on, a block that writes an operand has 1024 threads instead of 256
 
 
 def rms_norm(step: Step, ctx) -> list[Call]:
@@ -45,16 +45,19 @@ def _norm(step: Step, ctx, centred: bool) -> list[Call]:
     (x,), (y,), groups = step.inputs, step.outputs, param(step, "groups")
     size = x.width // groups
     weight, bias = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("weight", "bias"))
-    steps = [0 if name is None else size if ctx.network.weights[name].shape[0] == x.width else 0
+    group_steps = [0 if name is None else size if ctx.network.weights[name].shape[0] == x.width else 0
              for name in (step.weights.get("weight"), step.weights.get("bias"))]
-    chosen = norm_kernel(centred, weight is not None, bias is not None, 8 if size >= WIDE else 1)
-    return [per_row(step, chosen, ctx.rows(x), groups, *ctx.view(y), *ctx.view(x), weight, bias, ctx.batch.counts,
-                    ctx.rows(x), size, *steps, param(step, "eps"))]
+    norm = norm_kernel(centred, weight is not None, bias is not None, 8 if size >= WIDE else 1)
+    return [per_row(step, norm, ctx.rows(x), groups, *ctx.view(y), *ctx.view(x), weight, bias, ctx.batch.counts,
+                    ctx.rows(x), size, *group_steps, param(step, "eps"))]
 
 
 @functools.cache
 def norm_kernel(centred: bool, has_weight: bool, has_bias: bool, warps: int) -> Kernel:
-    """One block for each row and group; steps: how far the vectors of the next group are, 0 if all share them."""
+    """One block for each row and group. Grid (rows, groups).
+
+    weight_step, bias_step: elements from one group's vector to the next, 0 if all groups share one.
+    """
     name = "layer_norm" if centred else "rms_norm"
     threads = 32 * warps
 
@@ -64,7 +67,7 @@ def norm_kernel(centred: bool, has_weight: bool, has_bias: bool, warps: int) -> 
         row, group, first = block_x(), block_y(), thread_index()
         if row >= counts[rows]:
             return
-        source, to = x + (row * x_stride + group * size), y + (row * y_stride + group * size)
+        source, out = x + (row * x_stride + group * size), y + (row * y_stride + group * size)
         mean = f32(0)
         if centred:
             i = first
@@ -85,46 +88,48 @@ def norm_kernel(centred: bool, has_weight: bool, has_bias: bool, warps: int) -> 
                 value *= weight[group * weight_step + i]
             if has_bias:
                 value += bias[group * bias_step + i]
-            to[i] = value
+            out[i] = value
             i = u32(i + threads)
 
     return _norm_kernel
 
 
 def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call]:
-    """The norm as the operand of a kind of the matrices behind it (operand.py), and as rows too if these are wanted.
-    For one group whose columns fill units.
+    """The norm written as the operand of the next matrix product (weights/operand.py).
+
+    rows: write float32 rows as well. For one group whose columns fill whole units of the operand.
     """
     (x,), (y,) = step.inputs, step.outputs
     weight, bias = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("weight", "bias"))
     warps = 32 if x.width >= VERY_WIDE else 8
-    chosen = norm_operand(step.op, weight is not None, bias is not None, kind, warps, ceil(x.width, 128 * warps))
-    call = per_row(step, chosen, ctx.rows(x), 1, *ctx.place(y, kind), ctx.view(y), int(rows), ctx.view(x), weight, bias,
+    norm = norm_operand(step.op, weight is not None, bias is not None, kind, warps, ceil(x.width, 128 * warps))
+    call = per_row(step, norm, ctx.rows(x), 1, *ctx.place(y, kind), ctx.view(y), int(rows), ctx.view(x), weight, bias,
                    ctx.batch.counts, ctx.rows(x), x.width, param(step, "eps"))
     return [replace(call, leaves=Prepared(y, kind, runs))]
 
 
 @functools.cache
 def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: int, rounds: int) -> Kernel:
-    """One block for each row, 4 columns of a thread in each of the rounds; it keeps them in registers from the one
-    load on. Weights are on their way while the kernels before may still run."""
+    """One block for each row. A thread has 4 columns in each of `rounds` rounds and keeps them in registers: a row is
+    loaded once. Programmatic dependent launch: the weights are loaded while earlier kernels may still run."""
     centred, int8, half = op == "layer_norm", kind == "int8", kind == "f16"
-    put, threads, held, kept = putter(kind), 32 * warps, LocalArray(f32, 4 * rounds), LocalArray(u32, 4 * rounds)
+    put, threads = putter(kind), 32 * warps
+    values_memory, weights_memory = LocalArray(f32, 4 * rounds), LocalArray(u32, 4 * rounds)
     name = f"{op}{'_weight' * has_weight}{'_bias' * has_bias}_{kind}_{threads}{f'_{rounds}' * (rounds > 1)}"
 
     @kernel(name, threads)
-    def _norm_operand(to: u32.ptr, aux: f32.ptr, y: Rows, has_y: u32, x: Rows, weight: f32.ptr, bias: f32.ptr,
+    def _norm_operand(operand: u32.ptr, aux: f32.ptr, y: Rows, has_y: u32, x: Rows, weight: f32.ptr, bias: f32.ptr,
                       counts: i32.ptr, rows: u32, size: u32, eps: f32):
-        # Weights and, after the kernels before, the row to registers; zeros beyond it.
-        row, first, values, words = block_x(), u32(4 * thread_index()), held(), kept()
-        there = row < stream1(counts, rows)
+        # Load the weights to registers; wait for earlier kernels; load the row. Columns beyond the row are zero.
+        row, first, values, bits = block_x(), u32(4 * thread_index()), values_memory(), weights_memory()
+        valid = row < stream1(counts, rows)
         for i in range(rounds):
             n, column = 4 * i, u32(first + 4 * threads * i)
-            words[n], words[n + 1], words[n + 2], words[n + 3] = u32(0), u32(0), u32(0), u32(0)
+            bits[n], bits[n + 1], bits[n + 2], bits[n + 3] = u32(0), u32(0), u32(0), u32(0)
             if has_weight and column < size:
-                words[n], words[n + 1], words[n + 2], words[n + 3] = stream4(as_words(weight), column)
+                bits[n], bits[n + 1], bits[n + 2], bits[n + 3] = stream4(as_words(weight), column)
         after_previous()
-        if not there:
+        if not valid:
             return
         source, mean, total = x.data + row * x.stride, f32(0), f32(0)
         for i in range(rounds):
@@ -132,7 +137,7 @@ def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: in
             values[n], values[n + 1], values[n + 2], values[n + 3] = f32(0), f32(0), f32(0), f32(0)
             if column < size:
                 values[n], values[n + 1], values[n + 2], values[n + 3] = load4(source, column)
-        # Mean and variance, over the block.
+        # Mean and variance, reduced over the block.
         if centred:
             for i in range(4 * rounds):
                 total += values[i]
@@ -144,33 +149,33 @@ def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: in
                     values[n] = values[n] - mean
                     total += values[n] * values[n]
         factor = f32(1) / sqrt(block_sum(total, warps) / f32(size) + eps)
-        # The normalised row, its largest number.
-        largest = f32(0)
+        # The normalised row, and its absolute maximum.
+        maximum = f32(0)
         for i in range(rounds):
             n, column = 4 * i, u32(first + 4 * threads * i)
             p, q, r, s = f32(1), f32(1), f32(1), f32(1)
             e, f, g, h = f32(0), f32(0), f32(0), f32(0)
             if has_weight:
-                p, q, r, s = (float_of(words[n]), float_of(words[n + 1]), float_of(words[n + 2]),
-                              float_of(words[n + 3]))
+                p, q, r, s = (float_of(bits[n]), float_of(bits[n + 1]), float_of(bits[n + 2]),
+                              float_of(bits[n + 3]))
             if has_bias and column < size:
                 e, f, g, h = load4(bias, column)
             values[n], values[n + 1] = values[n] * factor * p + e, values[n + 1] * factor * q + f
             values[n + 2], values[n + 3] = values[n + 2] * factor * r + g, values[n + 3] * factor * s + h
-            largest = fmax(largest, fmax(fmax(fabs(values[n]), fabs(values[n + 1])),
+            maximum = fmax(maximum, fmax(fmax(fabs(values[n]), fabs(values[n + 1])),
                                          fmax(fabs(values[n + 2]), fabs(values[n + 3]))))
-        # Store the operand, and the row if it is wanted.
+        # Write the operand, and the float32 row if it is wanted.
         inverse, scale = f32(1), f32(1)
         if half:
-            largest = block_max(largest, warps)
-            if largest > f32(LARGEST_HALF):
-                scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
+            maximum = block_max(maximum, warps)
+            if maximum > f32(LARGEST_HALF):
+                scale, inverse = maximum / f32(LARGEST_HALF), f32(LARGEST_HALF) / maximum
         if not int8 and first == 0:
             aux[row] = scale
         for i in range(rounds):
             n, column = 4 * i, u32(first + 4 * threads * i)
             if has_y != 0 and column < size:
                 store4(y.data + row * y.stride, column, values[n], values[n + 1], values[n + 2], values[n + 3])
-            put(to, aux, row, column, size, inverse, values[n], values[n + 1], values[n + 2], values[n + 3])
+            put(operand, aux, row, column, size, inverse, values[n], values[n + 1], values[n + 2], values[n + 3])
 
     return _norm_operand

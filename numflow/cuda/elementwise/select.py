@@ -1,4 +1,4 @@
-"""Rows and columns put elsewhere (ops `select_rows`, `head_concat`)."""
+"""Gathered rows and concatenated heads (ops `select_rows`, `head_concat`)."""
 
 from numflow.cuda.device.call import N_LOGIT_ROWS, Call, ceil, per_row
 from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
@@ -20,9 +20,9 @@ def head_concat(step: Step, ctx) -> list[Call]:
     """a f32 [T, H * A], b f32 [T, H * B] or shared [T, B] -> y f32 [T, H * (A + B)]."""
     (a, b), (y,), heads = step.inputs, step.outputs, param(step, "heads")
     first, size = a.width // heads, y.width // heads
-    apart = 0 if y.width == a.width + heads * b.width else size - first
+    b_step = 0 if y.width == a.width + heads * b.width else size - first
     return [per_row(step, _head_concat, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(a), *ctx.view(b),
-                    ctx.batch.counts, ctx.rows(y), y.width, first, size, apart)]
+                    ctx.batch.counts, ctx.rows(y), y.width, first, size, b_step)]
 
 
 @kernel("select_rows", THREADS)
@@ -35,13 +35,13 @@ def _select_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, logit_row
 
 @kernel("head_concat", THREADS)
 def _head_concat(y: f32.ptr, y_stride: u32, a: f32.ptr, a_stride: u32, b: f32.ptr, b_stride: u32, counts: i32.ptr,
-                 rows: u32, width: u32, first: u32, size: u32, apart: u32):
-    """apart: columns from one head of b to the next."""
+                 rows: u32, width: u32, first: u32, size: u32, b_step: u32):
+    """b_step: columns from one head of b to the next, 0 if all heads share b."""
     row, column = block_x(), u32(block_y() * 128 + thread_index())
     if row >= counts[rows] or column >= width:
         return
-    head, inside = u32(column // size), u32(column % size)
-    if inside < first:
-        y[row * y_stride + column] = a[row * a_stride + head * first + inside]
+    head, head_column = u32(column // size), u32(column % size)
+    if head_column < first:
+        y[row * y_stride + column] = a[row * a_stride + head * first + head_column]
     else:
-        y[row * y_stride + column] = b[row * b_stride + head * apart + inside - first]
+        y[row * y_stride + column] = b[row * b_stride + head * b_step + head_column - first]

@@ -1,13 +1,14 @@
-"""Collectives of devices (ops.EXCHANGES): values pass as pieces of memory, ordered by events.
+"""Collectives between GPUs (ops.EXCHANGES): buffers passed through mailboxes and ordered by CUDA events.
 
-A GPU puts a copy of what it has into a mailbox, with an event behind the copy; who takes it lets its own queue wait for
-the event, copies the piece into its memory and works on it there. Sums are taken in the order of `adds`, so they do not
-depend on which device is how fast, nor on how many of them share a GPU. Threads of the host wait for mailboxes only,
-never for a GPU, and nothing ever polls on a GPU: devices that share one cannot wait for each other.
+The sender copies its rows into a buffer, records an event after the copy, and puts the buffer into a mailbox. The
+receiver makes its stream wait for the event, copies the buffer into its own memory and works on the copy. Sums are
+taken in the order of `adds`, so they depend neither on the speed of the devices nor on how many devices share a GPU.
+Host threads wait for mailboxes only, never for a GPU. No kernel waits for another device by polling: devices that share
+a GPU would deadlock.
 
-Where each device has a card of its own, and NCCL is there, groups sum and gather by its calls instead (nccl.py).
+If each device has a GPU of its own and NCCL is installed, groups use NCCL's all-reduce and all-gather (nccl.py).
 
-To and from devices of other executors values pass through pinned memory of the host.
+Values to and from devices of other executors pass through pinned host memory.
 """
 
 import threading
@@ -29,16 +30,17 @@ from numflow.mailboxes import Mailboxes
 from numflow.ops import Network, Step, View, param
 
 THREADS = 128
-_LEAST = 4096  # bytes of a piece
+_LEAST = 4096  # smallest buffer, in bytes
 
 
 class World(Mailboxes):
-    """Meeting point of a plan's GPUs: threads of one process, with a stream of a GPU each.
+    """The mailboxes and communicators of a plan's GPUs. Each device is a thread of one process, with its own stream.
 
-    networks: of the devices, by index. names: of the devices, numbers of GPUs; None: their indices. threads: ignored.
-    remote:   with `put` and `take`, for devices of other executors; only `send` and `receive` go there.
-    devices:  by index, as they come. collectives: how groups sum and gather: one of nccl.CHOICES.
-    in_pieces: a long batch may go through in pieces, as prompts come in chunks; the numbers may differ by rounding.
+    networks: of the devices, by index. names: of the devices, which are GPU indices; None: the device indices.
+    threads:  ignored.
+    remote:   an object with `put` and `take` for devices of other executors; only `send` and `receive` use it.
+    devices:  by index, filled as they join. collectives: one of nccl.CHOICES.
+    in_pieces: a long batch may be computed in pieces, like a chunked prompt; results may differ by rounding.
 
     Raises:
         DeviceError: devices that are processes, or a name that is no number.
@@ -60,13 +62,13 @@ class World(Mailboxes):
         self.numbers = {index: int(names[index]) if names else index for index in networks}
 
     def together(self, network: Network, programs: Sequence[Any]) -> None:
-        """Each GPU is driven by a thread of its own: there is no call for all of them."""
+        """Nothing to do: each GPU has its own host thread, so no call runs all of them."""
 
     def join(self, index: int, device: Device, network: Network, collectives: str) -> None:
-        """A device has come. collectives: as of its Program, the same for all.
+        """Add a device. collectives: the choice of its Program, the same for all devices.
 
         Raises:
-            DeviceError: it is to sum by NCCL, and cannot.
+            DeviceError: NCCL was chosen and cannot be used.
         """
         self.devices[index], self.collectives = device, collectives
         for step in (step for steps in network.entries.values() for step in steps):
@@ -74,14 +76,14 @@ class World(Mailboxes):
                 self.clique(device, param(step, "group"))
 
     def clique(self, device: Device, group: tuple[int, ...]) -> Clique | None:
-        """NCCL communicator of a group of devices; None: the group exchanges by copies."""
+        """The NCCL communicators of a group of devices; None if the group exchanges by copies."""
         with self._choosing:
             if group not in self._cliques:
                 self._cliques[group] = clique(self.collectives, device, group, self.numbers)
             return self._cliques[group]
 
     def leave(self, index: int) -> None:
-        """A device is about to close: what others read of its memory is done first."""
+        """Remove a device that is about to close, after all reads of its memory by other devices have finished."""
         for device in self.devices.values():
             device.synchronize()
         for group, made in self._cliques.items():
@@ -90,7 +92,7 @@ class World(Mailboxes):
         self.devices.pop(index, None)
 
     def abort(self) -> None:
-        """Nobody waits any more, here and for devices elsewhere."""
+        """Wake all waiting threads with an error, here and at devices of other executors."""
         super().abort()
         for made in filter(None, list(self._cliques.values())):
             made.abort()
@@ -98,7 +100,7 @@ class World(Mailboxes):
             self.remote.abort()
 
     def reset(self) -> None:
-        """As new; all devices must be at rest."""
+        """Return to the initial state. All devices must be idle."""
         super().reset()
         for made in filter(None, self._cliques.values()):
             made.reset()
@@ -106,16 +108,16 @@ class World(Mailboxes):
             self.remote.reset()
 
     def close(self) -> None:
-        """Forget what is on its way."""
+        """Drop all values that have been sent and not received."""
         self.reset()
 
 
 @dataclass(eq=False)
 class Transfer:
-    """A value on its way: rows one after the other in memory of `device`, there once `ready` has come.
+    """A value in transit: contiguous rows in memory of `device`, valid once the event `ready` has occurred.
 
-    stock:   where it goes when the last of its `readers` is done with it.
-    read:    by reader, an event behind its copy: the owner lets them come before it fills the memory again.
+    stock:   the list of free buffers, to which this one returns when the last of its `readers` is done.
+    read:    for each reader, an event after its copy. The owner waits for these events before it reuses the memory.
     """
 
     device: Device
@@ -127,7 +129,7 @@ class Transfer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def done(self, reader: Device) -> None:
-        """Release the piece for a reader: all that uses it is queued."""
+        """Release the buffer for one reader, whose copies of it are all queued."""
         if reader is not self.device:
             self.read[reader] = reader.mark(self.read.get(reader))
         with self.lock:
@@ -138,13 +140,13 @@ class Transfer:
 
 @dataclass(eq=False)
 class Parcel:
-    """A value on its way to the host, an array for whoever asks: it is there once `ready` has come.
+    """A value in transit to the host, which converts to a NumPy array. It is valid once the event `ready` has occurred.
 
-    place: pinned memory of the host; `stock` gets the parcel back once the array is taken.
+    pinned: pinned host memory. stock: the list of free parcels, to which this one returns after the conversion.
     """
 
     device: Device
-    place: Memory
+    pinned: Memory
     stock: deque
     ready: Any = None
     shape: tuple[int, int] = (0, 0)
@@ -153,69 +155,69 @@ class Parcel:
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         self.device.until(self.ready)
         count = 4 * self.shape[0] * self.shape[1]
-        x = self.device.host_array(self.place)[:count].view(self.dtype).reshape(self.shape).copy()
+        x = self.device.host_array(self.pinned)[:count].view(self.dtype).reshape(self.shape).copy()
         self.stock.append(self)
         return x if dtype is None else x.astype(dtype)
 
 
 @dataclass(frozen=True)
 class HostCall:
-    """A call that is not a launch: act(sizes) puts work into queues and may wait for other devices' threads."""
+    """A call that is not a launch: act(sizes) puts work into streams and may wait for threads of other devices."""
 
     step: Step
     act: Callable[[Sizes], None]
 
     def launches(self, sizes: Sizes) -> list[Launch]:
-        """None that could be recorded."""
+        """No launches: a HostCall cannot be recorded in a CUDA graph."""
         return []
 
 
 def bind_exchange(step: Step, ctx) -> list[Call | HostCall]:
-    """send, receive, all_reduce or all_gather.
+    """Bind a step with op `send`, `receive`, `all_reduce` or `all_gather`.
 
     Raises:
-        NetworkError: the program was not given a world.
+        NetworkError: the program has no World.
     """
     if ctx.world is None:
-        raise NetworkError(f"{step}: a network of several devices needs the world they meet in")
-    elsewhere = step.op in ("send", "receive") and param(step, "peer") not in ctx.world.threads
-    makers = {"send": _send_out, "receive": _receive_in} if elsewhere else {
+        raise NetworkError(f"{step}: a step that exchanges data needs a plan of several devices, with its World")
+    is_remote = step.op in ("send", "receive") and param(step, "peer") not in ctx.world.threads
+    makers = {"send": _send_to_host, "receive": _receive_from_host} if is_remote else {
         "send": _send, "receive": _receive, "all_reduce": _all_reduce, "all_gather": _all_gather}
     return [HostCall(step, makers[step.op](step, ctx))]
 
 
 def _send(step: Step, ctx) -> Callable[[Sizes], None]:
-    """x -> device `peer`."""
+    """Send x to device `peer`."""
     (x,), peer = step.inputs, param(step, "peer")
-    return lambda sizes: ctx.world.put(ctx.index, peer, _taken(ctx, x, sizes, 1))
+    return lambda sizes: ctx.world.put(ctx.index, peer, _copied_out(ctx, x, sizes, 1))
 
 
 def _receive(step: Step, ctx) -> Callable[[Sizes], None]:
-    """y = what device `peer` sent."""
+    """y = the value that device `peer` sent."""
     (y,), peer = step.outputs, param(step, "peer")
     landing = _landing(ctx, y)
-    return lambda sizes: _placed(ctx, ctx.world.take(peer, ctx.index), y, sizes, landing, False)
+    return lambda sizes: _copy_in(ctx, ctx.world.take(peer, ctx.index), y, sizes, landing, False)
 
 
-def _send_out(step: Step, ctx) -> Callable[[Sizes], None]:
-    """x -> device `peer` of another executor: a kernel writes it to the host's memory."""
+def _send_to_host(step: Step, ctx) -> Callable[[Sizes], None]:
+    """Send x to device `peer` of another executor: a kernel writes x to pinned host memory."""
     (x,), peer = step.inputs, param(step, "peer")
     dtype = np.int32 if ctx.network.buffers[x.buffer].dtype == "i32" else np.float32
 
     def act(sizes: Sizes) -> None:
         rows, device = sizes.rows[ctx.rows(x)], ctx.device
-        size = _room(4 * rows * x.width)
+        size = _buffer_size(4 * rows * x.width)
         stock = ctx.spare["host", size]
         parcel = stock.popleft() if stock else Parcel(device, device.alloc_host(size), stock)
         parcel.shape, parcel.dtype = (rows, x.width), dtype
-        _copy(ctx, x, sizes, (parcel.place.at(), x.width), ctx.view(x))
+        _copy(ctx, x, sizes, (parcel.pinned.at(), x.width), ctx.view(x))
         parcel.ready = device.mark(parcel.ready)
         ctx.world.remote.put(ctx.index, peer, parcel)
     return act
 
 
-def _receive_in(step: Step, ctx) -> Callable[[Sizes], None]:
-    """y = what device `peer` of another executor sent."""
+def _receive_from_host(step: Step, ctx) -> Callable[[Sizes], None]:
+    """y = the value that device `peer` of another executor sent."""
     (y,), peer = step.outputs, param(step, "peer")
     landing = _landing(ctx, y)
 
@@ -226,75 +228,79 @@ def _receive_in(step: Step, ctx) -> Callable[[Sizes], None]:
 
 
 def _all_reduce(step: Step, ctx) -> Callable[[Sizes], None]:
-    """y = sum of x over the devices `adds`; by NCCL if these are the whole group."""
+    """y = sum of x over the devices `adds`. NCCL is used only if `adds` is the whole group."""
     (y,), group, adds = step.outputs, param(step, "group"), param(step, "adds")
     landing = _landing(ctx, y)
 
     def act(sizes: Sizes) -> None:
-        pieces = _of_all(step, ctx, sizes, adds)
-        for place, other in enumerate(adds):
-            _placed(ctx, pieces[other], y, sizes, landing, place > 0)
+        buffers = _exchange_all(step, ctx, sizes, adds)
+        for index, other in enumerate(adds):
+            _copy_in(ctx, buffers[other], y, sizes, landing, index > 0)
 
-    made = ctx.world.clique(ctx.device, group) if set(adds) == set(group) else None
-    return act if made is None else _either(ctx, made, _summed(step, ctx, made, landing), act)
+    communicators = ctx.world.clique(ctx.device, group) if set(adds) == set(group) else None
+    if communicators is None:
+        return act
+    return _nccl_or_copies(ctx, communicators, _nccl_all_reduce(step, ctx, communicators, landing), act)
 
 
-def _summed(step: Step, ctx, made: Clique, landing: Ref) -> Callable[[Sizes], None]:
-    """`all_reduce` by NCCL. Rows that are one after the other stay where they are."""
+def _nccl_all_reduce(step: Step, ctx, communicators: Clique, landing: Ref) -> Callable[[Sizes], None]:
+    """`all_reduce` by NCCL. Rows that are not contiguous are copied to a contiguous buffer before, and back after."""
     (x,), (y,), group = step.inputs, step.outputs, param(step, "group")
     rank, packed = group.index(ctx.index), (landing, y.width)
 
     def act(sizes: Sizes) -> None:
-        source, place = ctx.view(x), ctx.view(y)
+        source, output = ctx.view(x), ctx.view(y)
         if source[1] != x.width:
             _copy(ctx, x, sizes, packed, source)
             source = packed
-        target = place if place[1] == y.width else packed
-        made.all_reduce(rank, ctx.device, source[0], target[0], sizes.rows[ctx.rows(y)] * y.width)
+        target = output if output[1] == y.width else packed
+        communicators.all_reduce(rank, ctx.device, source[0], target[0], sizes.rows[ctx.rows(y)] * y.width)
         if target is packed:
-            _copy(ctx, y, sizes, place, packed)
+            _copy(ctx, y, sizes, output, packed)
     return act
 
 
 def _all_gather(step: Step, ctx) -> Callable[[Sizes], None]:
-    """Columns spans[i] of y = x of device group[i]."""
+    """Columns spans[i] of y = x of device group[i], for each i."""
     (y,), group, spans = step.outputs, param(step, "group"), param(step, "spans")
-    have = {other: View(y.buffer, y.start + begin, end - begin)
+    views = {other: View(y.buffer, y.start + begin, end - begin)
             for other, (begin, end) in zip(group, spans, strict=True) if end > begin}
     landing = _landing(ctx, y)
 
     def act(sizes: Sizes) -> None:
-        pieces = _of_all(step, ctx, sizes, tuple(have))
-        for other, view in have.items():
-            _placed(ctx, pieces[other], view, sizes, landing, False)
+        buffers = _exchange_all(step, ctx, sizes, tuple(views))
+        for other, view in views.items():
+            _copy_in(ctx, buffers[other], view, sizes, landing, False)
 
-    made = ctx.world.clique(ctx.device, group)
-    return act if made is None else _either(ctx, made, _gathered(step, ctx, made, have), act)
+    communicators = ctx.world.clique(ctx.device, group)
+    if communicators is None:
+        return act
+    return _nccl_or_copies(ctx, communicators, _nccl_all_gather(step, ctx, communicators, views), act)
 
 
-def _gathered(step: Step, ctx, made: Clique, have: Mapping[int, View]) -> Callable[[Sizes], None]:
-    """`all_gather` by NCCL: pieces of one size, that of the widest."""
+def _nccl_all_gather(step: Step, ctx, communicators: Clique, views: Mapping[int, View]) -> Callable[[Sizes], None]:
+    """`all_gather` by NCCL, whose ranks all send the same size: buffers are as wide as the widest device's x."""
     (y,), group = step.outputs, param(step, "group")
-    rank, widest = group.index(ctx.index), max(view.width for view in have.values())
-    pieces = ctx.scratch(f"{len(group)} pieces of {widest}", 4 * ctx.room(y) * widest * len(group))
+    rank, widest = group.index(ctx.index), max(view.width for view in views.values())
+    gathered = ctx.scratch(f"{len(group)} pieces of {widest}", 4 * ctx.room(y) * widest * len(group))
 
     def act(sizes: Sizes) -> None:
         count = sizes.rows[ctx.rows(y)] * widest
-        places = {other: pieces + 4 * count * place for place, other in enumerate(group)}
-        if ctx.index in have:
+        addresses = {other: gathered + 4 * count * index for index, other in enumerate(group)}
+        if ctx.index in views:
             x = step.inputs[0]
-            _copy(ctx, x, sizes, (places[ctx.index], x.width), ctx.view(x))
-        made.all_gather(rank, ctx.device, pieces, count)
-        for other, view in have.items():
-            _copy(ctx, view, sizes, ctx.view(view), (places[other], view.width))
+            _copy(ctx, x, sizes, (addresses[ctx.index], x.width), ctx.view(x))
+        communicators.all_gather(rank, ctx.device, gathered, count)
+        for other, view in views.items():
+            _copy(ctx, view, sizes, ctx.view(view), (addresses[other], view.width))
     return act
 
 
-def _either(ctx, made: Clique, by_nccl: Callable[[Sizes], None],
+def _nccl_or_copies(ctx, communicators: Clique, by_nccl: Callable[[Sizes], None],
             by_copies: Callable[[Sizes], None]) -> Callable[[Sizes], None]:
-    """NCCL if the clique comes to be; all devices of the group find the same."""
+    """Use NCCL if its communicators can be created, else copies. All devices of the group decide the same."""
     def act(sizes: Sizes) -> None:
-        if made.ready():
+        if communicators.ready():
             by_nccl(sizes)
             ctx.world.progress += 1
         else:
@@ -302,55 +308,58 @@ def _either(ctx, made: Clique, by_nccl: Callable[[Sizes], None],
     return act
 
 
-def _of_all(step: Step, ctx, sizes: Sizes, givers: tuple[int, ...]) -> dict[int, Transfer]:
-    """Hand x to the whole group, if this device gives one; what every giver has handed out, by device."""
-    if ctx.index in givers:
-        piece = _taken(ctx, step.inputs[0], sizes, len(param(step, "group")))
+def _exchange_all(step: Step, ctx, sizes: Sizes, senders: tuple[int, ...]) -> dict[int, Transfer]:
+    """Send x to the whole group if this device is one of the senders, and receive the buffers of all senders.
+
+    Returns the buffers by device.
+    """
+    if ctx.index in senders:
+        buffer = _copied_out(ctx, step.inputs[0], sizes, len(param(step, "group")))
         for other in param(step, "group"):
-            ctx.world.put(ctx.index, other, piece)
-    return {other: ctx.world.take(other, ctx.index) for other in givers}
+            ctx.world.put(ctx.index, other, buffer)
+    return {other: ctx.world.take(other, ctx.index) for other in senders}
 
 
-def _taken(ctx, view: View, sizes: Sizes, readers: int) -> Transfer:
-    """A copy of a view's rows, for so many readers."""
-    device, size = ctx.device, _room(4 * sizes.rows[ctx.rows(view)] * view.width)
+def _copied_out(ctx, view: View, sizes: Sizes, readers: int) -> Transfer:
+    """A copy of a view's rows in a free or new buffer, for `readers` readers."""
+    device, size = ctx.device, _buffer_size(4 * sizes.rows[ctx.rows(view)] * view.width)
     stock = ctx.spare[size]
-    piece = stock.popleft() if stock else Transfer(device, device.alloc(size), stock)
-    for event in piece.read.values():
+    buffer = stock.popleft() if stock else Transfer(device, device.alloc(size), stock)
+    for event in buffer.read.values():
         device.wait(event)
-    piece.readers = readers
-    _copy(ctx, view, sizes, (piece.memory.at(), view.width), ctx.view(view))
-    piece.ready = device.mark(piece.ready)
-    return piece
+    buffer.readers = readers
+    _copy(ctx, view, sizes, (buffer.memory.at(), view.width), ctx.view(view))
+    buffer.ready = device.mark(buffer.ready)
+    return buffer
 
 
-def _placed(ctx, piece: Transfer, view: View, sizes: Sizes, landing: Ref, add: bool) -> None:
-    """Put a piece where a view is, or add it."""
-    device, source = ctx.device, piece.memory.at()
-    if piece.device is not device:
-        device.wait(piece.ready)
-        device.fetch(landing, piece.device, source, 4 * sizes.rows[ctx.rows(view)] * view.width)
+def _copy_in(ctx, buffer: Transfer, view: View, sizes: Sizes, landing: Ref, add: bool) -> None:
+    """Copy a buffer to a view, or add it to the view. Buffers of other devices are fetched to `landing` first."""
+    device, source = ctx.device, buffer.memory.at()
+    if buffer.device is not device:
+        device.wait(buffer.ready)
+        device.fetch(landing, buffer.device, source, 4 * sizes.rows[ctx.rows(view)] * view.width)
         source = landing
     _copy(ctx, view, sizes, ctx.view(view), (source, view.width), add)
-    piece.done(device)
+    buffer.done(device)
 
 
 def _landing(ctx, view: View) -> Ref:
-    """Memory for what comes from another device, for as many rows as the view may have."""
+    """Memory for values from another device, for the largest number of rows that the view may have."""
     return ctx.scratch(f"pieces of {view.width}", 4 * ctx.room(view) * view.width)
 
 
-def _room(nbytes: int) -> int:
-    """Bytes of a piece that has this many: few sizes, so that pieces are used again."""
+def _buffer_size(nbytes: int) -> int:
+    """Size of the buffer for `nbytes` bytes: a power of two, so that few sizes occur and buffers can be reused."""
     return max(_LEAST, 1 << max(nbytes - 1, 0).bit_length())
 
 
-def _copy(ctx, view: View, sizes: Sizes, to: tuple[Ref, int], source: tuple[Ref, int], add: bool = False) -> None:
-    """The rows of a view from one place to another, each with its elements from row to row."""
+def _copy(ctx, view: View, sizes: Sizes, target: tuple[Ref, int], source: tuple[Ref, int], add: bool = False) -> None:
+    """Copy or add the rows of a view. target, source: address, and elements from one row to the next."""
     rows = sizes.rows[ctx.rows(view)]
     if rows:
         ctx.device.launch(Launch(copy_rows, (rows, ceil(view.width, THREADS), 1), (
-            *to, *source, ctx.batch.counts, ctx.rows(view), view.width, int(add))))
+            *target, *source, ctx.batch.counts, ctx.rows(view), view.width, int(add))))
 
 
 @kernel("copy_rows", THREADS)

@@ -1,10 +1,11 @@
-"""Sums and gathers of a group by NCCL, NVIDIA's library: one call of each device's thread, into its own queue.
+"""All-reduce and all-gather of a group by NCCL: each device's thread makes one call, in the device's stream.
 
-A `Clique` is the communicators of a group whose devices have a card each. They are made together, by the first thread
-that comes, so nobody waits in the library for a device that never comes; from then on each thread calls for its own
-device. A device that fails leaves the others' GPUs waiting inside their kernels: `abort` lets them go.
+A `Clique` holds the NCCL communicators of a group whose devices are on different GPUs. The first thread creates the
+communicators of all ranks at once (comm_init_all), so no thread blocks in the library for a device that never comes.
+After that, each thread calls for its own rank. If a device fails, NCCL kernels of the other ranks wait forever on their
+GPUs: `abort` ends them.
 
-What is called of the library (nccl4py's bindings): comm_init_all, all_reduce, all_gather, comm_destroy, comm_abort.
+Functions of the library in use (nccl4py's bindings): comm_init_all, all_reduce, all_gather, comm_destroy, comm_abort.
 """
 
 import contextlib
@@ -21,15 +22,15 @@ from numflow.errors import DeviceError
 log = logging.getLogger("numflow.cuda")
 CHOICES = ("auto", "copies", "nccl")
 FLOAT32, SUM = 7, 0  # ncclDataType_t and ncclRedOp_t
-ENTER_S = 2.0        # for calls under way to return before communicators are aborted under them
-END_S = 10.0         # for communicators to end
+ENTER_S = 2.0        # seconds for calls in progress to return before their communicators are aborted
+END_S = 10.0         # seconds for communicators to be destroyed
 
 
 class Clique:
-    """The communicators of a group.
+    """The NCCL communicators of a group.
 
-    library: nccl.bindings.nccl. cards: GPU of each rank, in the order of the group, all different.
-    must:    it is an error if they cannot be made; else `ready` says so, and copies do the work.
+    library: nccl.bindings.nccl. cards: GPU index of each rank, in the order of the group, all different.
+    must:    raise an error if the communicators cannot be created; else `ready` returns False, and copies are used.
     """
 
     def __init__(self, library: ModuleType, cards: Sequence[int], must: bool = False):
@@ -41,10 +42,10 @@ class Clique:
         self.failure = ""
 
     def ready(self) -> bool:
-        """Whether there are communicators; makes them if need be. All ranks get the same answer.
+        """Whether there are communicators; creates them on the first call. All ranks get the same answer.
 
         Raises:
-            DeviceError: the run was broken off, or NCCL cannot make what it must.
+            DeviceError: the run was aborted, or NCCL is required and cannot create communicators.
         """
         if self._comms is None and not self.failure:
             with self._making:
@@ -53,23 +54,23 @@ class Clique:
             raise DeviceError(self.failure)
         return not self.failure
 
-    def all_reduce(self, rank: int, device: Any, source: Ref, place: Ref, count: int) -> None:
-        """f32 [count] at `place` = the sum of what all ranks have at `source`, which may be the same place.
+    def all_reduce(self, rank: int, device: Any, source: Ref, target: Ref, count: int) -> None:
+        """f32 [count] at `target` = the sum over all ranks of f32 [count] at `source`, which may equal `target`.
 
-        In the order of the device's queue.
+        In stream order.
         """
-        addresses, queue = (device.address(source), device.address(place)), device.lend()
+        addresses, queue = (device.address(source), device.address(target)), device.lend()
         self._post(rank, lambda comm: self._library.all_reduce(*addresses, count, FLOAT32, SUM, comm, queue))
 
-    def all_gather(self, rank: int, device: Any, place: Ref, count: int) -> None:
-        """f32 [ranks, count] at `place`: row r becomes that of rank r. In the order of the device's queue."""
-        address, queue = device.address(place), device.lend()
+    def all_gather(self, rank: int, device: Any, target: Ref, count: int) -> None:
+        """f32 [ranks, count] at `target`: row r becomes row r of rank r. In stream order."""
+        address, queue = device.address(target), device.lend()
         own = address + 4 * rank * count
         self._post(rank, lambda comm: self._library.all_gather(own, address, count, FLOAT32, comm, queue))
 
     def abort(self) -> None:
-        """No call any more until `reset`. GPUs that wait for a rank that has not called are let go; where all have
-        called as often, what they began comes to its end, and the communicators stay."""
+        """Refuse calls until `reset`. If all ranks have made the same number of calls, their kernels will finish, and
+        the communicators stay. Otherwise, abort the communicators: kernels that wait for a missing rank end."""
         with self._state:
             self._aborted = True
             if self._comms is None or (len(set(self._posted)) == 1 and not self._failed):
@@ -79,13 +80,13 @@ class Clique:
         self._end(comms, self._library.comm_abort)
 
     def reset(self) -> None:
-        """As new; all devices must be at rest."""
+        """Return to the initial state. All devices must be idle."""
         with self._state:
             self._posted = [0] * len(self.cards)
             self._aborted = self._failed = False
 
     def close(self) -> None:
-        """End the communicators, once all that was begun is done; may be called twice."""
+        """Destroy the communicators after their work has finished. A second call does nothing."""
         with self._state:
             comms, self._comms = self._comms, None
         if comms is not None:
@@ -101,7 +102,7 @@ class Clique:
         except (self._library.NCCLError, RuntimeError) as error:
             self.failure = f"NCCL cannot join GPUs {', '.join(map(str, self.cards))}: {error}"
             if not self._must:
-                log.warning("%s; they meet by copies", self.failure)
+                log.warning("%s; copies are used instead", self.failure)
             return
         with self._state:
             if not self._aborted:
@@ -111,7 +112,7 @@ class Clique:
         self._refuse()
 
     def _post(self, rank: int, call: Callable[[Any], None]) -> None:
-        """Call for a rank. It may wait for the others inside, so no lock is held."""
+        """Make a call for a rank. The call may block until other ranks call, so no lock is held meanwhile."""
         with self._state:
             self._refuse()
             if self._comms is None:
@@ -133,13 +134,14 @@ class Clique:
 
     def _refuse(self) -> None:
         if self._aborted:
-            raise DeviceError(f"GPUs {', '.join(map(str, self.cards))} were about to meet when the run was broken off")
+            raise DeviceError(f"GPUs {', '.join(map(str, self.cards))} were about to exchange data when the run was "
+                              "broken off")
 
-    def _end(self, comms: Sequence[Any], how: Callable[[Any], None]) -> None:
-        """End communicators. Each call may wait for those of the other ranks, so it gets a thread of its own."""
+    def _end(self, comms: Sequence[Any], function: Callable[[Any], None]) -> None:
+        """Destroy or abort communicators. Each call may wait for those of the other ranks, so each gets a thread."""
         def end(comm: Any) -> None:
-            with contextlib.suppress(self._library.NCCLError):  # it is of no use any more, whatever it says
-                how(comm)
+            with contextlib.suppress(self._library.NCCLError):  # the communicator is unusable in any case
+                function(comm)
 
         threads = [threading.Thread(target=end, args=(comm,), daemon=True, name="numflow-nccl-end") for comm in comms]
         for thread in threads:
@@ -149,14 +151,14 @@ class Clique:
 
 
 def clique(choice: str, device: Device, group: Sequence[int], numbers: Mapping[int, int]) -> Clique | None:
-    """The clique of a group of devices; None: they meet by copies.
+    """The Clique of a group of devices; None if they exchange by copies.
 
-    choice:  "copies"; "nccl"; "auto": NCCL where it can be.
-    device:  one of them.
-    numbers: of the GPUs of all devices in this process, by index; those beyond the last GPU begin again.
+    choice:  "copies"; "nccl"; "auto": NCCL if it is possible.
+    device:  any of the devices.
+    numbers: GPU index of each device of this process, taken modulo the number of GPUs.
 
     Raises:
-        DeviceError: NCCL is wanted and cannot be, and why.
+        DeviceError: choice is "nccl", and NCCL cannot be used; the message has the reason.
     """
     if choice == "copies" or len(group) < 2:
         return None
@@ -165,19 +167,19 @@ def clique(choice: str, device: Device, group: Sequence[int], numbers: Mapping[i
         return Clique(compat.nccl(), [cards[index] for index in group], choice == "nccl")
     except DeviceError as error:
         if choice == "nccl":
-            raise DeviceError(f"collectives 'nccl': {error}; 'copies' need no more than a driver") from None
+            raise DeviceError(f"collectives 'nccl': {error}; 'copies' need only a driver") from None
         return None
 
 
 def _cards(device: Device, numbers: Mapping[int, int]) -> dict[int, int]:
-    """Card of each device; all different, since NCCL hangs where two ranks, or two cliques, share one."""
+    """GPU of each device. All must differ: NCCL hangs if two ranks, or ranks of two groups, share a GPU."""
     if not device.cards:
-        raise DeviceError(f"{device.name} is no card")
-    found: dict[int, int] = {}
+        raise DeviceError(f"{device.name} is not a GPU")
+    cards: dict[int, int] = {}
     for index, number in numbers.items():
         card = number % device.cards
-        if card in found.values():
-            raise DeviceError(f"NCCL wants a card for each device, and of {len(numbers)} devices two are on GPU {card} "
+        if card in cards.values():
+            raise DeviceError(f"NCCL needs a GPU for each device; of {len(numbers)} devices, two are on GPU {card} "
                               f"of {device.cards}")
-        found[index] = card
-    return found
+        cards[index] = card
+    return cards

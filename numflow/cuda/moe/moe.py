@@ -1,8 +1,8 @@
 """Mixture of experts (ops `moe_route`, `expert_scale`, `expert_linear`, `expert_combine`).
 
-As long as there are few routes, each multiplies with the matrix of its expert by the matrix-vector kernels of `linear`,
-whose rows name their matrix. Longer batches are put in the order of their experts (group.py), and tensor cores
-multiply tiles of routes of one expert each, in one launch for all experts.
+A route is a pair of a token and one of its experts. Small batches use the matrix-vector kernels of `linear`: one pass
+over the expert's matrix for each route. In larger batches, the routes are sorted by expert (group.py), and tensor cores
+multiply tiles of routes of one expert each, in one launch for all experts (a grouped GEMM).
 """
 
 from functools import partial
@@ -35,57 +35,57 @@ def moe_route(step: Step, ctx) -> list[Call]:
     if logits.width > MOST_EXPERTS or param(step, "groups") > MOST_GROUPS:
         raise NetworkError(f"{step}: device 'cuda' routes to at most {MOST_EXPERTS} experts in {MOST_GROUPS} groups")
     bias, scales = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("bias", "scales"))
-    chosen = route_kernel(param(step, "score"), bias is not None, param(step, "top_groups") < param(step, "groups"),
+    route = route_kernel(param(step, "score"), bias is not None, param(step, "top_groups") < param(step, "groups"),
                           scales is not None, bool(given))
     rule = Routing(param(step, "groups"), param(step, "top_groups"), param(step, "group_best"),
                    int(param(step, "normalize")), param(step, "least_sum"), param(step, "scale"),
                    2 * param(step, "jitter"))
-    return [per_row(step, chosen, N_TOKENS, 1, IntRows(*ctx.view(ids)), ctx.view(gates), ctx.view(logits),
+    return [per_row(step, route, N_TOKENS, 1, IntRows(*ctx.view(ids)), ctx.view(gates), ctx.view(logits),
                     ctx.view(given[0] if given else logits), bias, ctx.batch.counts, logits.width, ids.width, scales,
                     rule)]
 
 
 def expert_linear(step: Step, ctx) -> list[Call]:
     """x f32 [T or T * S, K], ids i32 [T, S], weight [X * N, K], bias f32 [X * N] -> y f32 [T * S, N]."""
-    weight, chosen = ctx.matrix(step.weights["weight"]), step.inputs[1].width
+    weight, routes_per_token = ctx.matrix(step.weights["weight"]), step.inputs[1].width
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
     if weight.kind == "f32" or ctx.activations == "f32":
         return _few(step, ctx, weight, bias, "all")
-    # While there are no more routes than experts, hardly any matrix is read twice.
-    limit = min(FEW, max(weight.groups // chosen, 1))
+    # With no more routes than experts, hardly any matrix is read twice.
+    limit = min(FEW, max(weight.groups // routes_per_token, 1))
     few, many = ("few", "many") if limit == FEW else (f"up to {limit}", f"above {limit}")
     return [*(call.only(lambda sizes: sizes.rows[N_TOKENS] <= limit) for call in _few(step, ctx, weight, bias, few)),
             *(call.only(lambda sizes: sizes.rows[N_TOKENS] > limit) for call in _many(step, ctx, weight, bias, many))]
 
 
 def _few(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[Call]:
-    """A pass over its expert's matrix for each route."""
+    """Matrix-vector kernels: each route makes one pass over its expert's matrix."""
     (x, ids), (y,) = step.inputs, step.outputs
     int8, routes = uses_int8(weight, ctx.activations), _routes_of(step, ctx)
     operand = ctx.operand(x, "int8" if int8 else "rows" if weight.is_float else "f32", runs)
-    places, calls = matrices_of_routes(ctx, ids, param(step, "first"), weight.groups, runs)
-    chosen, blocks = gemv_kernel(weight, int8, 1, y.width, True)
-    args = gemv_args(ctx.view(y), operand, weight, bias, places, ctx.batch.counts, N_ROUTES, y.width, routes,
+    matrices, calls = matrices_of_routes(ctx, ids, param(step, "first"), weight.groups, runs)
+    gemv, blocks = gemv_kernel(weight, int8, 1, y.width, True)
+    args = gemv_args(ctx.view(y), operand, weight, bias, matrices, ctx.batch.counts, N_ROUTES, y.width, routes,
                      floats=ctx.view(x))
 
     def multiply(sizes: Sizes) -> Launch:
-        return Launch(chosen, (blocks, sizes.rows[N_ROUTES], 1), args)
+        return Launch(gemv, (blocks, sizes.rows[N_ROUTES], 1), args)
 
     return [*operand.calls, *calls, Call(step, multiply)]
 
 
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[Call]:
-    """Tiles of routes of one expert each, on tensor cores."""
+    """Grouped GEMM on tensor cores: tiles of routes of one expert each."""
     (x, ids), (y,), first = step.inputs, step.outputs, param(step, "first")
-    found = groups(ctx, ids, first, weight.groups, runs)
+    grouping = groups(ctx, ids, first, weight.groups, runs)
     shape = Shape(ctx.batch.counts, field=N_ROUTES, n=y.width, units=weight.pitch // UNIT)
     kind = "bf16" if weight.kind == "bf16" else "f16"
 
     def multiply(operand: Operand, sizes: Sizes) -> Launch:
-        tile, apart = found.tile(sizes), weight.outliers > 0
-        args = (ctx.view(y), None, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, found.tiles,
-                found.order, int(_routes_of(step, ctx) > 1))
-        grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), found.most_tiles(sizes), 1
+        tile, apart = grouping.tile(sizes), weight.outliers > 0
+        args = (ctx.view(y), None, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, grouping.tiles,
+                grouping.order, int(_routes_of(step, ctx) > 1))
+        grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), grouping.most_tiles(sizes), 1
         if is_few(weight.kind, tile, apart):
             return Launch(few(weight.kind, y.width, True), grid, (*args, NOTHING))
         return Launch(gemm_for(ctx.device, weight.kind, tile, True, apart,
@@ -96,21 +96,21 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
         operand = ctx.operand(x, kind, runs)
         return [*operand.calls, Call(step, partial(multiply, operand))]
 
-    calls = [*found.calls]
+    calls = [*grouping.calls]
     if codes := code_operand(weight, ctx.activations):
-        for own, wide in (kind, False), (codes, True):
-            calls += (call.only(lambda sizes, wide=wide: (found.tile(sizes) == TILE_TOKENS) == wide)
-                      for call in of_kind(own, f"{runs}, by tiles"))
+        for operand_kind, wide in (kind, False), (codes, True):
+            calls += (call.only(lambda sizes, wide=wide: (grouping.tile(sizes) == TILE_TOKENS) == wide)
+                      for call in of_kind(operand_kind, f"{runs}, by tiles"))
     else:
         calls += of_kind(kind, runs)
-    if "first" in step.params:  # others have experts too
+    if "first" in step.params:  # expert parallelism: routes to experts of other devices are zero
         calls.append(per_row(None, absent, N_ROUTES, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(ids),
                              ctx.batch.counts, ids.width, first, weight.groups, y.width))
     return calls
 
 
 def _routes_of(step: Step, ctx) -> int:
-    """Rows of y for one of x."""
+    """Number of rows of y for each row of x."""
     x, ids = step.inputs
     return ids.width if ctx.rows(x) == ctx.rows(ids) else 1
 

@@ -1,10 +1,10 @@
-"""Paged key/value memory of one attention on a device.
+"""The paged KV cache of one attention layer on a device.
 
-Token p of a sequence lies in block table[p // block_size] at place p % block_size; a block holds a region for each head
-of K, and in other memory one for each of V, in the type that each has: cache_code.py says what a region is. Where
-values are a prefix of keys there is no V, and its rows are those of K. Entries, one for `every` tokens, are rows of
-float32, one after the other, as many in a block as windows may end there: each at the place of its last token divided
-by `every`.
+Token p of a sequence is in KV block table[p // block_size], at offset p % block_size. A block of the K memory has one
+region for each key head, a block of the V memory one for each value head; K and V each have their own data type.
+cache_code.py defines regions. If values are a prefix of keys (latent attention), there is no V memory, and values are
+read from the rows of K. A cache of entries, one for `every` tokens, has rows of float32: an entry is at offset
+(p % block_size) // every of the block of its window's last token p.
 """
 
 import numpy as np
@@ -15,16 +15,17 @@ from numflow.errors import RequestError
 from numflow.network.windows import table_name
 from numflow.ops import Cache
 
-LEAST = 256  # bytes of memory, where there is nothing to keep yet
-TILE = 64  # keys that attention works on at a time: they must lie in one block
+LEAST = 256  # smallest allocation, in bytes
+TILE = 64  # keys that the attention kernels take at a time; a tile must not cross a KV block
 
 
 class KVCache:
-    """Memory of `cache` for blocks of `block_size` tokens; K and V each in their own type. sizes: bytes of a block.
+    """Memory of `cache` in blocks of `block_size` tokens. K and V each have a data type. sizes: bytes of a block.
 
-    window: of the attention that reads it, 0: the whole text. block_rows: rows of a block, fewer of entries.
-    host: in pinned memory of the host, which kernels reach over the bus. While steps are bound, such a cache has a
-    `room` on the device, to which what a batch reads is copied (cache_host.py): keys and values, or None.
+    window: sliding window of the attention that reads the cache, 0 for none. block_rows: rows of a block; a cache of
+    entries has fewer rows than tokens. host: the cache is in pinned host memory, which kernels reach over the bus.
+    While steps are bound, such a cache has a `buffer` in device memory (K and V), to which the blocks that a batch
+    reads are copied (cache_host.py); otherwise None.
     """
 
     def __init__(self, device: Device, cache: Cache, block_size: int, kv_k: str, kv_v: str, host: bool = False,
@@ -32,12 +33,12 @@ class KVCache:
         self.device, self.shape, self.block_size, self.blocks = device, cache, block_size, 0
         self.types = ("f32", "f32") if cache.every else (kv_k, kv_k if cache.prefix else kv_v)
         self.window, self.block_rows = window, -(-block_size // max(cache.every, 1))
-        self.host, self.room = host, None
+        self.host, self.buffer = host, None
         if block_size < TILE or block_size % TILE:
             raise RequestError(f"block_size should be a multiple of {TILE}, is {block_size}")
         self.sizes = tuple(cache.kv_heads * region_bytes(kind, size, self.block_rows)
                             for size, kind in zip((cache.k_dim, cache.v_dim), self.types))
-        self.v_row = cache.k_dim if cache.prefix else cache.v_dim  # columns of the row that a value begins
+        self.v_row = cache.k_dim if cache.prefix else cache.v_dim  # columns of a row whose first columns are a value
         self._memory = [None, None]
         self._alloc = device.alloc_host if host else device.alloc
 
@@ -52,42 +53,42 @@ class KVCache:
         return self.blocks * self.block_bytes
 
     @property
-    def kept(self) -> tuple[Ref, Ref]:
-        """Places of the kept K and V; the memory moves when the cache is resized."""
+    def storage(self) -> tuple[Ref, Ref]:
+        """Addresses of the cache's own K and V memory. `resize` may move the memory."""
         return self._memory[0].at(), self._memory[1].at()
 
     @property
     def k(self) -> Ref:
-        """Place of K for attention."""
-        return (self.room or self.kept)[0]
+        """Address of K for the attention kernels."""
+        return (self.buffer or self.storage)[0]
 
     @property
     def v(self) -> Ref:
-        """Place of V for attention."""
-        return (self.room or self.kept)[0 if self.shape.prefix else 1]
+        """Address of V for the attention kernels."""
+        return (self.buffer or self.storage)[0 if self.shape.prefix else 1]
 
     @property
-    def places(self) -> list[tuple[Ref, Ref]]:
-        """Places at which new K and V are stored."""
-        return [self.kept] if self.room is None else [self.room, self.kept]
+    def write_targets(self) -> list[tuple[Ref, Ref]]:
+        """Addresses to which new K and V are written."""
+        return [self.storage] if self.buffer is None else [self.buffer, self.storage]
 
     @property
     def table(self) -> str:
-        """Name of its block table in the batch."""
+        """Name of the cache's block table in the batch."""
         return "cross_blocks" if self.shape.kind == "cross" else table_name(self.window)
 
     @property
     def lengths(self) -> str:
-        """Name of the number of its keys in the batch."""
+        """Name of the batch array with the number of keys of each sequence."""
         return "cross_lengths" if self.shape.kind == "cross" else "lengths"
 
     def resize(self, blocks: int) -> bool:
-        """Hold `blocks` blocks; the content of those that remain is kept. Says whether the memory has moved."""
+        """Resize to `blocks` blocks, and keep the content of the remaining ones. Returns whether the memory moved."""
         if blocks == self.blocks and self._memory[0] is not None:
             return False
         for i, size in enumerate(self.sizes):
-            wanted = max(max(blocks, 1) * size, LEAST)
-            new, old = self._alloc(within_reach("the KV cache of a layer", wanted)), self._memory[i]
+            nbytes = max(max(blocks, 1) * size, LEAST)
+            new, old = self._alloc(within_reach("the KV cache of a layer", nbytes)), self._memory[i]
             if old is not None and size and min(blocks, self.blocks):
                 self.device.copy(new.at(), old.at(), min(blocks, self.blocks) * size)
             if old is not None:
@@ -97,13 +98,13 @@ class KVCache:
         return True
 
     def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Block sources[i] -> block targets[i], int64 [n] each."""
+        """Copy block sources[i] to block targets[i], int64 [n] each."""
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             for memory, size in self._stored():
                 self.device.copy(memory.at(target * size), memory.at(source * size), size)
 
     def save(self, blocks: np.ndarray) -> np.ndarray:
-        """Content of blocks int64 [n], uint8 [n, block_bytes]: K, then V."""
+        """Content of blocks int64 [n] as uint8 [n, block_bytes]: K, then V."""
         saved = np.empty((len(blocks), self.block_bytes), np.uint8)
         for row, block in zip(saved, blocks.tolist(), strict=True):
             row[:] = np.concatenate([self.device.download(memory.at(block * size), size)
@@ -117,5 +118,5 @@ class KVCache:
                 self.device.upload(memory.at(block * size), part)
 
     def _stored(self) -> list[tuple[Memory, int]]:
-        """Memory of K, and of V if it is stored, with the bytes of a block."""
+        """The K memory, and the V memory if there is one, each with the bytes of a block."""
         return [(memory, size) for memory, size in zip(self._memory, self.sizes) if size]

@@ -1,12 +1,13 @@
-"""Caches in the host's memory: what a batch reads of them comes to the device while the layers before are computed.
+"""KV caches in host memory: the blocks that a batch reads are copied to the device while earlier layers are computed.
 
-The device has `Rooms` for a few whole caches, in which those in pinned memory take turns. A second queue copies the
-blocks that hold a batch's earlier tokens; events order the two queues, so a graph can be made of both:
+Device memory has a few buffers (`Buffers`), each as large as a whole cache. The caches in pinned host memory use the
+buffers in turn. A second stream copies the blocks with a batch's earlier tokens. Events order the two streams, so that
+both can be captured in one CUDA graph:
 
-    main:   signal begin                await here 0   layer 0   signal free 0   await here 1   layer 1 ...
-    beside: await begin   copy 0, signal here 0   copy 1, signal here 1   await free 0   copy 2, signal here 2 ...
+    main:  record begin               wait here 0   layer 0   record free 0   wait here 1   layer 1 ...
+    copy:  wait begin   copy 0, record here 0   copy 1, record here 1   wait free 0   copy 2, record here 2 ...
 
-A layer stores new keys and values in both places. Block ids are the same in a room as in the cache.
+A layer writes new keys and values both to its buffer and to the host. Block ids are the same in both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,20 +24,20 @@ from numflow.cuda.state.cache import LEAST, KVCache
 from numflow.ops import Network, Step, caches_of
 
 THREADS = 256
-BLOCKS = 32  # of the copy's grid: enough to keep a bus busy, few enough to leave the multiprocessors to the layers
+BLOCKS = 32  # of the copy kernel's grid: enough to saturate the bus, few enough to leave multiprocessors to the layers
 
 
-class Rooms:
-    """Device memory that the caches of the host take turns in, as many at a time as steps need (`count`)."""
+class Buffers:
+    """Device memory of `count` buffers, which the caches in host memory use in turn."""
 
     def __init__(self, device: Device, network: Network, caches: Mapping[str, KVCache]):
         self._device, self._caches = device, [cache for cache in caches.values() if cache.host]
-        self.count = _rooms_needed(network, [name for name, cache in caches.items() if cache.host])
+        self.count = _buffers_needed(network, [name for name, cache in caches.items() if cache.host])
         self._memory: list[tuple[Memory, Memory]] = []
         self.resize()
 
     def resize(self) -> bool:
-        """Have room for the caches as they are now; says whether the memory has moved."""
+        """Make the buffers large enough for the caches as they are now. Returns whether the memory moved."""
         sizes = [max((max(max(cache.blocks, 1) * cache.sizes[part], LEAST) for cache in self._caches), default=0)
                  for part in (0, 1)]
         if self._memory and all(memory.nbytes >= size for memory, size in zip(self._memory[0], sizes)):
@@ -47,19 +48,21 @@ class Rooms:
         return bool(self._memory)
 
     def at(self, turn: int) -> tuple[Ref, Ref]:
-        """Places of keys and values of the cache with this turn."""
+        """Addresses of the K and V buffers of the cache with this turn."""
         k, v = self._memory[turn % self.count]
         return k.at(), v.at()
 
 
 def on_host(count: int, percent: float) -> set[int]:
-    """Indices of the caches on the host: a share of `count`, spread evenly, so that each copy has time."""
-    many = round(count * percent / 100)
-    return {i for i in range(count) if (i + 1) * many // count > i * many // count}
+    """Indices of the caches that stay in host memory: `percent` of `count`, spread evenly over the layers, so that each
+    copy overlaps with several layers."""
+    n_host = round(count * percent / 100)
+    return {i for i in range(count) if (i + 1) * n_host // count > i * n_host // count}
 
 
-def _rooms_needed(network: Network, names: Sequence[str]) -> int:
-    """Rooms for these caches: a copy may begin two caches ahead, and who has a room must be done before the next."""
+def _buffers_needed(network: Network, names: Sequence[str]) -> int:
+    """Number of buffers for these caches: a copy runs up to two caches ahead, and the last step that uses a buffer must
+    come before the first step of the next cache that uses the buffer."""
     most = 0
     for steps in network.entries.values():
         spans = _spans(steps, names)
@@ -71,7 +74,7 @@ def _rooms_needed(network: Network, names: Sequence[str]) -> int:
 
 
 def _spans(steps: Sequence[Step], names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Each cache that is used, with its first and last step, in the order of the first."""
+    """Each cache that is used, with the indices of its first and last step, in the order of the first."""
     uses: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
         for name in caches_of(step).values():
@@ -80,38 +83,38 @@ def _spans(steps: Sequence[Step], names: Sequence[str]) -> list[tuple[str, int, 
     return [(name, found[0], found[-1]) for name, found in uses.items()]
 
 
-def take_rooms(steps: Sequence[Step], caches: Mapping[str, KVCache], rooms: Rooms) -> None:
-    """Give each cache of the host that these steps use its room, before they are bound."""
+def assign_buffers(steps: Sequence[Step], caches: Mapping[str, KVCache], buffers: Buffers) -> None:
+    """Assign a buffer to each cache in host memory that these steps use, before the steps are bound."""
     spans = _spans(steps, [name for name, cache in caches.items() if cache.host])
     for turn, (name, _, _) in enumerate(spans):
-        caches[name].room = rooms.at(turn)
+        caches[name].buffer = buffers.at(turn)
 
 
 def with_copies(bound: list[tuple[Step, list]], ctx) -> list[tuple[Step, list]]:
-    """The bound steps of an entry with the copies of the host's caches and their order between the calls."""
+    """Insert copies of the caches in host memory, and the events that order them, among the calls of bound steps."""
     names = [name for name, cache in ctx.caches.items() if cache.host]
     spans = _spans([step for step, _ in bound], names)
     if not spans:
         return bound
-    calls, rooms = [list(calls) for _, calls in bound], ctx.rooms.count
+    calls, buffers = [list(calls) for _, calls in bound], ctx.kv_buffers.count
     read = {name for step, _ in bound if step.op != "cache_write" for name in caches_of(step).values()}
     before = [_order("begin", False, False), _order("begin", True, True)]
     for turn, (name, first, _) in enumerate(spans):
         copied = [_copy(ctx, name)] if name in read else []
         ahead = [*copied, _order(f"here {turn}", True, False)]
-        if turn < rooms:
+        if turn < buffers:
             before += ahead
         else:
-            calls[spans[turn - rooms][2]] += [_order(f"free {turn}", False, False), _order(f"free {turn}", True, True),
-                                              *ahead]
+            calls[spans[turn - buffers][2]] += [_order(f"free {turn}", False, False),
+                                                _order(f"free {turn}", True, True), *ahead]
         calls[first].insert(0, _order(f"here {turn}", False, True))
     begin = next(i for i, some in enumerate(calls) if some and not any(isinstance(call, HostCall) for call in some))
-    calls[begin][:0] = before  # behind what the host brings first
+    calls[begin][:0] = before  # after calls of the host that bring the inputs
     return [(step, some) for (step, _), some in zip(bound, calls, strict=True)]
 
 
 JOIN = [Call(None, lambda sizes, order=order: order)
-        for order in (Order("end", True, False), Order("end", False, True))]  # behind the last call of a run
+        for order in (Order("end", True, False), Order("end", False, True))]  # after the last call of a run
 
 
 def _order(event: str, beside: bool, waits: bool) -> Call:
@@ -120,10 +123,11 @@ def _order(event: str, beside: bool, waits: bool) -> Call:
 
 
 def _copy(ctx, name: str) -> Call:
-    """The blocks of a cache that hold tokens of before this batch, or the encoder's, to its room."""
+    """The call that copies a cache's blocks with tokens from before this batch, or the encoder's, to the buffer."""
     cache, batch = ctx.caches[name], ctx.batch
-    (k, v), (kept_k, kept_v) = cache.room, cache.kept
-    args = (Kept(room=k, kept=kept_k, words=cache.sizes[0] // 4), Kept(room=v, kept=kept_v, words=cache.sizes[1] // 4),
+    (k, v), (host_k, host_v) = cache.buffer, cache.storage
+    args = (HostMemory(buffer=k, pinned=host_k, words=cache.sizes[0] // 4),
+            HostMemory(buffer=v, pinned=host_v, words=cache.sizes[1] // 4),
             IntRows(batch.ref(cache.table), batch.stride), batch.ref("positions"), batch.ref("starts"),
             batch.ref(cache.lengths), batch.counts, int(cache.shape.kind == "self"), cache.block_size, cache.window)
 
@@ -132,35 +136,35 @@ def _copy(ctx, name: str) -> Call:
     return Call(None, plan)
 
 
-class Kept(NamedTuple):
-    """Keys or values of a cache: its room, where the host keeps it, words of a block."""
+class HostMemory(NamedTuple):
+    """K or V of a cache: the buffer on the device, the pinned memory of the host, and words of a block."""
 
-    room: u32.ptr
-    kept: u32.ptr
+    buffer: u32.ptr
+    pinned: u32.ptr
     words: u32
 
 
 @kernel("kv_fetch", THREADS)
-def _fetch(k: Kept, v: Kept, table: IntRows, positions: i32.ptr, starts: i32.ptr, lengths: i32.ptr, counts: i32.ptr,
-           is_self: u32, block_size: u32, window: u32):
-    """16 bytes of a thread at a time; blocks of the cache that a window reaches go round the blocks of the grid."""
+def _fetch(k: HostMemory, v: HostMemory, table: IntRows, positions: i32.ptr, starts: i32.ptr, lengths: i32.ptr,
+           counts: i32.ptr, is_self: u32, block_size: u32, window: u32):
+    """Each thread copies 16 bytes at a time. The thread blocks share out the KV blocks that the window reaches."""
     thread, sequence, turn = u32(4 * thread_index()), u32(0), u32(block_x())
     while sequence < counts[N_SEQUENCES]:
         tokens = u32(positions[starts[sequence]]) if is_self != 0 else u32(lengths[sequence])
-        gone = u32((tokens - window + 1) // block_size) if window != 0 and tokens >= window else u32(0)
-        blocks = u32((tokens + block_size - 1) // block_size - gone)
+        skipped = u32((tokens - window + 1) // block_size) if window != 0 and tokens >= window else u32(0)
+        blocks = u32((tokens + block_size - 1) // block_size - skipped)
         while turn < blocks:
-            block = u32(table.data[sequence * table.stride + gone + turn])
-            to, source, word = k.room + block * k.words, k.kept + block * k.words, thread
+            block = u32(table.data[sequence * table.stride + skipped + turn])
+            target, source, word = k.buffer + block * k.words, k.pinned + block * k.words, thread
             while word < k.words:
                 a, b, c, d = load4(source, word)
-                store4(to, word, a, b, c, d)
+                store4(target, word, a, b, c, d)
                 word = u32(word + 1024)
-            to, source, word = v.room + block * v.words, v.kept + block * v.words, thread
+            target, source, word = v.buffer + block * v.words, v.pinned + block * v.words, thread
             while word < v.words:
                 a, b, c, d = load4(source, word)
-                store4(to, word, a, b, c, d)
+                store4(target, word, a, b, c, d)
                 word = u32(word + 1024)
             turn = u32(turn + grid_x())
-        turn = u32(turn - blocks)  # go on where the sequence before ended
+        turn = u32(turn - blocks)  # continue the round-robin where the previous sequence ended
         sequence = u32(sequence + 1)

@@ -1,7 +1,7 @@
-"""Writing rows of keys and values into the cache (op `cache_write`): plain numbers, or codes made on the device.
+"""Writing of keys and values into the KV cache (op `cache_write`): floats, or codes that the kernel quantises.
 
-Codes are those of quant/kv.py, bit for bit: a warp has a unit of 32 columns, a lane each, and every operation is
-the one rounding that is written there, in its order.
+The codes are bit for bit those of quant/kv.py. A warp quantises a unit of 32 columns, one for each lane. Every
+operation rounds once, in the order of quant/kv.py: no fused multiply-add.
 """
 
 import functools
@@ -44,63 +44,64 @@ THREADS = 128
 
 
 def cache_write(step: Step, ctx) -> list[Call]:
-    """k f32 [T, G * E], v f32 [T, G * E_v], if values are stored: each token's row goes to its position."""
+    """k f32 [T, G * E], v f32 [T, G * E_v] if values are stored: write each token's row at its position."""
     cache, batch = ctx.caches[param(step, "cache")], ctx.batch
     if cache.shape.every:
         return _entries(step, ctx)
     calls = []
-    parts = list(zip(step.inputs, cache.types, (cache.shape.k_dim, cache.shape.v_dim)))
-    for to, (view, kind, size) in (pair for place in cache.places for pair in zip(place, parts)):
+    stored = list(zip(step.inputs, cache.types, (cache.shape.k_dim, cache.shape.v_dim)))
+    for target, (view, kind, size) in (pair for targets in cache.write_targets for pair in zip(targets, stored)):
         columns = cache.shape.kv_heads * width(kind, size)
-        chosen = code_kernel(kind, width(kind, size)) if kind in CODED else write_kernel(kind)
-        calls.append(per_row(step, chosen, ctx.rows(view), ceil(columns, THREADS), to, ctx.view(view),
+        write = code_kernel(kind, width(kind, size)) if kind in CODED else write_kernel(kind)
+        calls.append(per_row(step, write, ctx.rows(view), ceil(columns, THREADS), target, ctx.view(view),
                              batch.places(cache.table, ctx.rows(view)), size, width(kind, size), cache.shape.kv_heads,
                              cache.block_size))
     return calls
 
 
 def _entries(step: Step, ctx) -> list[Call]:
-    """k f32 [T, E]: the rows of tokens that end a window go to its place."""
+    """k f32 [T, E]: write the rows of the tokens that end a window."""
     (k,), cache = step.inputs, ctx.caches[param(step, "cache")]
-    columns, places = width("f32", k.width), ctx.batch.places(cache.table, ctx.rows(k))
-    return [per_row(step, _write_entries, ctx.rows(k), ceil(columns, THREADS), to, ctx.view(k), places, k.width,
-                    columns, cache.block_size, cache.block_rows, cache.shape.every) for to, _ in cache.places]
+    columns, rows = width("f32", k.width), ctx.batch.places(cache.table, ctx.rows(k))
+    return [per_row(step, _write_entries, ctx.rows(k), ceil(columns, THREADS), target, ctx.view(k), rows, k.width,
+                    columns, cache.block_size, cache.block_rows, cache.shape.every)
+            for target, _ in cache.write_targets]
 
 
 @kernel("cache_write_entries", THREADS)
-def _write_entries(cache: f32.ptr, x: Rows, places: Places, size: u32, width: u32, block_size: u32, block_rows: u32,
+def _write_entries(cache: f32.ptr, x: Rows, rows: Places, size: u32, width: u32, block_size: u32, block_rows: u32,
                    every: u32):
-    """One thread for each number; columns beyond the `size` of a row become zero."""
+    """One thread for each element. Columns beyond `size` become zero."""
     t, column = block_x(), u32(block_y() * 128 + thread_index())
-    if t >= places.counts[places.field] or column >= width:
+    if t >= rows.counts[rows.field] or column >= width:
         return
-    position = u32(places.positions[t])
+    position = u32(rows.positions[t])
     if u32(position + 1) % every != 0:
         return
-    block = u32(places.table[places.sequence_of[t] * places.table_stride + position // block_size])
+    block = u32(rows.table[rows.sequence_of[t] * rows.table_stride + position // block_size])
     value = x.data[t * x.stride + column] if column < size else f32(0)
     cache[(block * block_rows + position % block_size // every) * width + column] = value
 
 
 @functools.cache
 def write_kernel(kind: str) -> Kernel:
-    """One thread for each number; columns beyond the `size` of a row become zero."""
+    """One thread for each element. Columns beyond `size` become zero."""
     half = kind == "f16"
 
     @kernel(f"cache_write_{kind}", THREADS)
-    def _cache_write(cache: u32.ptr, x: Rows, places: Places, size: u32, width: u32, heads: u32, block_size: u32):
+    def _cache_write(cache: u32.ptr, x: Rows, rows: Places, size: u32, width: u32, heads: u32, block_size: u32):
         t, column = block_x(), u32(block_y() * 128 + thread_index())
-        if t >= places.counts[places.field] or column >= heads * width:
+        if t >= rows.counts[rows.field] or column >= heads * width:
             return
-        position = u32(places.positions[t])
-        block = places.table[places.sequence_of[t] * places.table_stride + position // block_size]
-        head, inside = u32(column // width), u32(column % width)
-        at = ((block * heads + head) * block_size + position % block_size) * width + inside
-        value = x.data[t * x.stride + head * size + inside] if inside < size else f32(0)
+        position = u32(rows.positions[t])
+        block = rows.table[rows.sequence_of[t] * rows.table_stride + position // block_size]
+        head, head_column = u32(column // width), u32(column % width)
+        address = ((block * heads + head) * block_size + position % block_size) * width + head_column
+        value = x.data[t * x.stride + head * size + head_column] if head_column < size else f32(0)
         if half:
-            as_u16(cache)[at] = float_to_half(value)
+            as_u16(cache)[address] = float_to_half(value)
         else:
-            as_floats(cache)[at] = value
+            as_floats(cache)[address] = value
 
     return _cache_write
 
@@ -111,14 +112,14 @@ def code_kernel(kind: str, columns: int) -> Kernel:
     step, encode, put, region_of = pitch(kind, columns), _encoder(kind), _putter(kind), region(kind, columns)
 
     @kernel(f"cache_write_{kind}_{step}", THREADS)
-    def _cache_write_codes(cache: u32.ptr, x: Rows, places: Places, size: u32, width: u32, heads: u32, block_size: u32):
+    def _cache_write_codes(cache: u32.ptr, x: Rows, rows: Places, size: u32, width: u32, heads: u32, block_size: u32):
         t, lane = block_x(), u32(lane_index())
-        part = u32(block_y() * 4 + (thread_index() >> u32(5)))
-        if t >= places.counts[places.field] or part >= heads * step:
+        unit_index = u32(block_y() * 4 + (thread_index() >> u32(5)))
+        if t >= rows.counts[rows.field] or unit_index >= heads * step:
             return
-        position = u32(places.positions[t])
-        block = u32(places.table[places.sequence_of[t] * places.table_stride + position // block_size])
-        head, unit = u32(part // step), u32(part % step)
+        position = u32(rows.positions[t])
+        block = u32(rows.table[rows.sequence_of[t] * rows.table_stride + position // block_size])
+        head, unit = u32(unit_index // step), u32(unit_index % step)
         column = u32(unit * 32 + lane)
         value = x.data[t * x.stride + head * size + column] if column < size else f32(0)
         code, header = encode(value, lane)
@@ -130,10 +131,10 @@ def code_kernel(kind: str, columns: int) -> Kernel:
 
 @functools.cache
 def _encoder(kind: str) -> DeviceFunction:
-    """encode(value, lane) -> the lane's code, and the header of all."""
+    """encode(value, lane) -> the lane's code, and the unit's header. The range with the least squared error wins."""
     levels, insets = CODED[kind].levels, CODED[kind].insets
-    first, several = _cut(levels, insets[0]), len(insets) == 3
-    second, third = (_cut(levels, insets[1]), _cut(levels, insets[2])) if several else (first, first)
+    first, several = _quantiser(levels, insets[0]), len(insets) == 3
+    second, third = (_quantiser(levels, insets[1]), _quantiser(levels, insets[2])) if several else (first, first)
 
     @device
     def encode(value, lane):
@@ -141,22 +142,25 @@ def _encoder(kind: str) -> DeviceFunction:
         high, low = warp_max(t), -warp_max(-t)
         code, header, least = first(t, low, high)
         if several:
-            other, other_header, error = second(t, low, high)
-            code, header = (other, other_header) if error < least else (code, header)
+            new_code, new_header, error = second(t, low, high)
+            code, header = (new_code, new_header) if error < least else (code, header)
             least = fmin(error, least)
-            other, other_header, error = third(t, low, high)
-            code, header = (other, other_header) if error < least else (code, header)
+            new_code, new_header, error = third(t, low, high)
+            code, header = (new_code, new_header) if error < least else (code, header)
         return u32(code), header
 
     return encode
 
 
-def _cut(levels: int, share: float) -> DeviceFunction:
-    """cut(t, low, high) -> the lane's code, the header, and the sum of squared errors."""
-    per_level, inset = float(np.float32(1 / (levels - 1))), float(np.float32(share))
+def _quantiser(levels: int, inset_share: float) -> DeviceFunction:
+    """quantise(t, low, high) -> the lane's code, the header, and the sum of squared errors.
+
+    share: part of high - low by which the range is narrowed at both ends.
+    """
+    per_level, inset = float(np.float32(1 / (levels - 1))), float(np.float32(inset_share))
 
     @device
-    def cut(t, low, high):
+    def quantise(t, low, high):
         margin = multiply_exactly(add_exactly(high, -low), f32(inset))
         bits = bits_of(add_exactly(low, margin))
         floor_bits = u32(u32(bits + (u32(0xFFFF) if bits >> u32(31) != u32(0) else u32(0))) & u32(0xFFFF0000))
@@ -168,14 +172,14 @@ def _cut(levels: int, share: float) -> DeviceFunction:
         code = round_to_int(multiply_exactly(add_exactly(t, -floor), inverse))
         code = i32(0) if code < 0 else code
         code = i32(levels - 1) if code > levels - 1 else code
-        wrong = add_exactly(t, -add_exactly(multiply_exactly(f32(code), scale), floor))
-        return code, u32(scale_bits >> u32(16) | floor_bits), warp_sum(multiply_exactly(wrong, wrong))
+        error = add_exactly(t, -add_exactly(multiply_exactly(f32(code), scale), floor))
+        return code, u32(scale_bits >> u32(16) | floor_bits), warp_sum(multiply_exactly(error, error))
 
-    return cut
+    return quantise
 
 
 def _putter(kind: str) -> DeviceFunction:
-    """put(region, units, unit, code, header, lane): planes and header of a unit, as cache_code.py has them."""
+    """put(region, units, unit, code, header, lane): write the planes and the header of a unit (cache_code.py)."""
     whole, header_at = planes(kind)
     paired, several = CODED[kind].levels == PAIR_LEVELS, len(whole) > 1
     first = _plane_putter(kind, *whole[0])
@@ -183,10 +187,10 @@ def _putter(kind: str) -> DeviceFunction:
 
     @device
     def put(region, units, unit, code, header, lane):
-        if paired:  # lanes 0 .. 15 have a pair each, the others none
+        if paired:  # lanes 0 .. 15 get one pair of codes each
             source = u32(8 * (lane >> u32(2) & u32(3)) + (lane & u32(3)))
-            one, other = shuffle(code, source), shuffle(code, u32(source + 4))
-            code = u32(one + other * PAIR_LEVELS) if lane < u32(16) else u32(0)
+            low_code, high_code = shuffle(code, source), shuffle(code, u32(source + 4))
+            code = u32(low_code + high_code * PAIR_LEVELS) if lane < u32(16) else u32(0)
             top = ballot(code & u32(64) != u32(0))
             if lane == 0:
                 as_u16(region)[u32(2 * units * (header_at + 1) + unit)] = u16(top)
@@ -199,15 +203,15 @@ def _putter(kind: str) -> DeviceFunction:
     return put
 
 
-def _plane_putter(kind: str, plane: Plane, before: int) -> DeviceFunction:
-    """A plane's words: every lane has a field, the first of those that share a word writes it."""
+def _plane_putter(kind: str, plane: Plane, words_before: int) -> DeviceFunction:
+    """Write the words of a plane. Each lane has a field; the first of the lanes that share a word writes the word."""
     width, shift, count = plane.width, plane.shift, CODED[kind].codes
     per_word, words = 32 // width, plane.bytes(count) // 4
 
     @device
     def put_plane(region, units, unit, code, lane):
-        place = u32(8 * (lane & u32(3)) + width * (lane >> u32(2) & u32(8 // width - 1)))
-        field = u32((code >> u32(shift) & u32((1 << width) - 1)) << place)
+        position = u32(8 * (lane & u32(3)) + width * (lane >> u32(2) & u32(8 // width - 1)))
+        field = u32((code >> u32(shift) & u32((1 << width) - 1)) << position)
         field = u32(field | shuffle_xor(field, 1))
         field = u32(field | shuffle_xor(field, 2))
         if per_word >= 8:
@@ -217,6 +221,6 @@ def _plane_putter(kind: str, plane: Plane, before: int) -> DeviceFunction:
         if per_word >= 32:
             field = u32(field | shuffle_xor(field, 16))
         if lane % u32(per_word) == 0 and lane < u32(count):
-            region[u32(units * before + unit * words + lane // u32(per_word))] = field
+            region[u32(units * words_before + unit * words + lane // u32(per_word))] = field
 
     return put_plane

@@ -1,6 +1,7 @@
-"""Causal depthwise convolution with state (op `causal_conv`): a thread for each channel of each row.
+"""Causal depthwise convolution with state (op `causal_conv`): one thread for each channel of each row.
 
-The rows are computed from x and from what the state held before; then a second kernel puts the last rows of x there.
+The state holds the last K - 1 rows of x of each sequence. The first kernel computes y from x and the state. The second
+kernel then writes the new last rows of x to the state.
 """
 
 import functools
@@ -17,20 +18,20 @@ THREADS = 128
 
 
 def causal_conv(step: Step, ctx) -> list[Call]:
-    """x, y f32 [T, C], apart; weight f32 [C, K], bias f32 [C]."""
+    """x, y f32 [T, C], in different memory; weight f32 [C, K], bias f32 [C]."""
     (x,), (y,), texts = step.inputs, step.outputs, ctx.batch.texts
     weight, blocks = ctx.vector(step.weights["weight"]), ceil(y.width, THREADS)
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else weight
     state, taps = ctx.states[param(step, "state")].slots, ctx.network.weights[step.weights["weight"]].shape[1]
-    chosen = conv_kernel(param(step, "kind"), "bias" in step.weights)
-    return [per_row(step, chosen, N_TOKENS, blocks, ctx.view(y), ctx.view(x), weight, bias, texts,
+    conv = conv_kernel(param(step, "kind"), "bias" in step.weights)
+    return [per_row(step, conv, N_TOKENS, blocks, ctx.view(y), ctx.view(x), weight, bias, texts,
                     ctx.batch.ref("sequence_of"), state, y.width, taps),
             per_row(step, _keep_last_rows, N_SEQUENCES, blocks, ctx.view(x), texts, state, y.width, taps - 1)]
 
 
 @functools.cache
 def conv_kernel(kind: str, has_bias: bool) -> Kernel:
-    """Rows of y."""
+    """y[t, c] = act(bias[c] + sum over j of weight[c, j] * x[t - (K - 1) + j, c]). Grid (rows, channels / 128)."""
     act = ACT["silu"] if kind == "silu" else _same
 
     @kernel(f"causal_conv_{kind}{'_bias' * has_bias}", THREADS)
@@ -56,7 +57,7 @@ def conv_kernel(kind: str, has_bias: bool) -> Kernel:
 
 @kernel("keep_last_rows", THREADS)
 def _keep_last_rows(x: Rows, texts: Texts, state: Slots, width: u32, kept: u32):
-    """The last rows of x become the state; a row is read before it is overwritten."""
+    """Write the last rows of x to the state. Rising order: a row of the state is read before it is overwritten."""
     sequence, c = block_x(), u32(block_y() * 128 + thread_index())
     if sequence >= texts.counts[N_SEQUENCES] or c >= width:
         return
@@ -69,11 +70,12 @@ def _keep_last_rows(x: Rows, texts: Texts, state: Slots, width: u32, kept: u32):
 
 
 @device
-def past(x, stride, positions, state, slot, first, at, kept, width, c):
-    """Row `at` of the `kept` rows of a state and, behind them, of x from row `first` on; zeros before a text."""
-    if at >= kept:
-        return x[(first + at - kept) * stride + c]
-    return state[slot + at * width + c] if positions[first] > 0 else f32(0)
+def past(x, stride, positions, state, slot, first, index, kept, width, c):
+    """Row `index` of the state's `kept` rows followed by the rows of x from `first` on. Zero before a sequence begins.
+    """
+    if index >= kept:
+        return x[(first + index - kept) * stride + c]
+    return state[slot + index * width + c] if positions[first] > 0 else f32(0)
 
 
 @device

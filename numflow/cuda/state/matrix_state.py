@@ -1,15 +1,15 @@
-"""Layout of matrix states on a device: of each head the state at the border of blocks, and the tokens since then.
+"""Layout of matrix states on a device: for each head the state at the last chunk boundary, and the tokens since then.
 
-Blocks of 16 tokens begin at fixed positions. Within a block the state is what it was at its border, and its tail: keys,
-what was written, and how much of each is left now. At the block's end the tail is worked into the state, which is then
-rounded to its type. So a token reads the state once and writes only its own row of the tail, and its bits depend on
-positions only, never on how a text was cut.
+Chunks of 16 tokens begin at positions that are multiples of 16. Within a chunk, the state matrix is the one at the
+chunk's beginning; the tokens of the chunk are in the tail: their keys, their u and their decays. At the end of the
+chunk the tail is added to the state matrix, which is then rounded to its data type. So a token reads the state matrix
+once and writes only its own row of the tail. The resulting bits depend on positions only, not on how a prompt was cut.
 
-    state  f32, f16 or bf16 [dk][dv], or rows of int8 [dv] with a float32 scale behind each; rows of whole words
-    keys   f32 [dk][16 tokens]  by column, of decays for each column faded up to now
-    rows   f32 [16][dv]         what each token has written (u)
-    left   f32 [16]             what is left of each token now, where a head has one decay
-    fade   f32 [dk]             what is left of the state at the border, by column or in the first number
+    state  f32, f16 or bf16 [dk][dv], or rows of int8 [dv] followed by a float32 scale; rows of whole 32-bit words
+    keys   f32 [dk][16 tokens]  by column; with a decay for each key column, decayed up to the current token
+    rows   f32 [16][dv]         u of each token
+    tail_decay   f32 [16]       decay from each token to the current one, if a head has a single decay
+    state_decay  f32 [dk]       decay of the state since the chunk's beginning, by key column or in element 0
 """
 
 from collections.abc import Callable
@@ -25,28 +25,28 @@ from numflow.quant.state import STATE_BLOCK, row_bytes
 
 
 class MatrixLayout(NamedTuple):
-    """Numbers of 4 bytes of a row of the state, from where a head begins to each part, and of a head."""
+    """Sizes and offsets in 32-bit words: of a row of the state, from a head's beginning to each part, and of a head."""
 
     row: u32
     keys: u32
     rows: u32
-    left: u32
-    fade: u32
+    tail_decay: u32
+    state_decay: u32
     head: u32
 
 
 def matrix_layout(state: State) -> MatrixLayout:
-    """The layout of a state [heads, dk, dv]; parts begin on 16 bytes."""
+    """The layout of a state [heads, dk, dv]. Each part is aligned to 16 bytes."""
     _, k_dim, v_dim = state.shape
     row = -(-row_bytes(state.dtype, v_dim) // 4)
-    places = [0]
+    offsets = [0]
     for size in (k_dim * row, STATE_BLOCK * k_dim, STATE_BLOCK * v_dim, STATE_BLOCK, k_dim):
-        places.append(places[-1] + -(-size // 4) * 4)
-    return MatrixLayout(row, *places[1:])
+        offsets.append(offsets[-1] + -(-size // 4) * 4)
+    return MatrixLayout(row, *offsets[1:])
 
 
-def slot_numbers(network: Network, dtype: str) -> dict[str, tuple[State, int]]:
-    """By name the network's states, the matrices of a type, and numbers of 4 bytes of a slot of each."""
+def slot_words(network: Network, dtype: str) -> dict[str, tuple[State, int]]:
+    """The network's states by name, with the 32-bit words of a slot. dtype: data type of the state matrices."""
     matrices = matrix_states(network)
     return {name: (state, state.shape[0] * matrix_layout(state).head if name in matrices else state.size)
             for name, state in stored_states(network, dtype).items()}
@@ -90,7 +90,7 @@ def _write_bf16(row, column, value):
 
 @device
 def write_q8(row, column, columns, value, inverse):
-    """A number of a row as int8; all lanes of a warp call it for neighbouring columns, 4 of them in a word."""
+    """Write one value of a row as int8. All lanes of a warp call it, for adjacent columns; 4 lanes share a word."""
     lane, byte = u32(lane_index()), u32(0)
     if column < columns:
         byte = u32(u32(round_to_int(value * inverse)) & u32(0xFF))
@@ -106,10 +106,10 @@ _WRITE = {"f32": _write_f32, "f16": _write_f16, "bf16": _write_bf16}
 
 
 def reader(dtype: str) -> DeviceFunction:
-    """read(row, column, scale_at) -> f32; row: pointer to f32, scale_at: place of a q8 row's scale."""
+    """read(row, column, scale_at) -> f32. row: pointer to f32; scale_at: word offset of a q8 row's scale."""
     return _READ[dtype]
 
 
 def writer(dtype: str) -> Callable | None:
-    """write(row, column, value), None for q8, whose rows are written as a whole (write_q8)."""
+    """write(row, column, value); None for q8, whose rows are written as a whole (write_q8)."""
     return _WRITE.get(dtype)

@@ -1,4 +1,4 @@
-"""Memory of a recurrent step on a device: a slot for each sequence."""
+"""State of a recurrent step in device memory: one slot for each sequence."""
 
 import numpy as np
 
@@ -7,20 +7,20 @@ from numflow.cuda.lang.parameters import Slots
 from numflow.network.windows import STATE
 from numflow.ops import State
 
-UNIT = 16  # bytes that slots are whole multiples of
+UNIT = 16  # bytes; the size of a slot is a multiple of it
 
 
 class StateMemory:
-    """Slots of `shape`; kernels find those of their sequences by the batch's `slots`.
+    """Slots for states of shape `shape`. The batch's `slots` gives each sequence's slot index.
 
-    numbers: of 4 bytes that a slot has; those of a matrix state are by its layout (matrix_state.py).
+    words: 32-bit words of a slot; for a matrix state, see its layout (matrix_state.py).
     """
 
     window = STATE
 
-    def __init__(self, device: Device, state: State, numbers: int):
+    def __init__(self, device: Device, state: State, words: int):
         self.device, self.shape, self.blocks = device, state, 0
-        self.block_bytes = -(-4 * numbers // UNIT) * UNIT
+        self.block_bytes = -(-4 * words // UNIT) * UNIT
         self._memory: Memory = device.alloc(self.block_bytes)
 
     @property
@@ -30,11 +30,11 @@ class StateMemory:
 
     @property
     def slots(self) -> Slots:
-        """Place of the first slot, and numbers from one to the next; the memory moves when it is resized."""
+        """Address of the first slot, and 32-bit words from one slot to the next. `resize` may move the memory."""
         return Slots(self._memory.at(), self.block_bytes // 4)
 
     def resize(self, blocks: int) -> bool:
-        """Hold `blocks` slots; the content of those that remain is kept. Says whether the memory has moved."""
+        """Resize to `blocks` slots, and keep the content of the remaining ones. Returns whether the memory moved."""
         if blocks == self.blocks:
             return False
         new = self.device.alloc(within_reach("the states of a layer", max(blocks, 1) * self.block_bytes))

@@ -1,4 +1,4 @@
-"""Adapters as callers give them, and the checkpoint with those that are to be merged.
+"""Adapter arguments of callers, and checkpoints with adapters merged.
 
     adapters={"name": folder}, adapters={"name": (folder, 0.5)}, merge="name", adapter=["FOLDER=0.5"]
 """
@@ -18,7 +18,7 @@ from numflow.spec.reader import Spec
 
 @dataclass(frozen=True)
 class GivenAdapter:
-    """A folder or file, and what the adapter's own factor is multiplied by."""
+    """Folder or file of an adapter, and a factor for the adapter's own scale."""
 
     path: Path
     scale: float = 1.0
@@ -28,7 +28,7 @@ class GivenAdapter:
         """From a path, or (path, scale).
 
         Raises:
-            RequestError: neither of them.
+            RequestError: the value is neither.
         """
         path, scale = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1.0)
         if not (isinstance(path, str) and path) and not hasattr(path, "__fspath__"):
@@ -38,10 +38,10 @@ class GivenAdapter:
         return cls(places.expanded(path), float(scale))
 
     def found(self, offline: bool = False, progress: bool = True) -> "GivenAdapter":
-        """The adapter on this disk: one of the hub (ORG/NAME) is fetched if need be.
+        """The adapter on disk; an adapter of the hub (ORG/NAME) is fetched if necessary.
 
         Raises:
-            ModelNotFoundError, DownloadError: the hub does not have it.
+            ModelNotFoundError, DownloadError: the hub does not have the adapter.
         """
         return replace(self, path=registry.adapter(self.path, offline, progress))
 
@@ -61,15 +61,15 @@ class GivenAdapter:
             raise RequestError(f"{option('adapter', text)}: the scale should be a number, is {quoted(scale)}") from None
 
 
-Names = str | Sequence[str] | None  # one, or several
+Names = str | Sequence[str] | None  # one name, several, or none
 
 
 def to_merge(adapters: Mapping[str, Any] | None, merge: Names, texts: Names) -> tuple[GivenAdapter, ...]:
-    """Adapters that are merged when a model is loaded, in order: those of `adapters` that `merge` names, and texts.
-    The others of `adapters` are for requests to choose.
+    """Adapters that are merged when a model is loaded, in order: those of `adapters` named by `merge`, and `texts`.
+    Requests choose among the other `adapters`.
 
     Raises:
-        RequestError: a name that `adapters` does not have, or a value that is no adapter.
+        RequestError: a name that is not in `adapters`, or a value that is no adapter.
     """
     known, wanted = named(adapters), _listed(merge)
     for name in wanted:
@@ -78,8 +78,8 @@ def to_merge(adapters: Mapping[str, Any] | None, merge: Names, texts: Names) -> 
     return (*(known[name] for name in wanted), *map(GivenAdapter.of_text, _listed(texts)))
 
 
-def side_by_side(adapters: Mapping[str, Any] | None, merge: Names) -> dict[str, Any] | None:
-    """Adapters that requests choose by name, as they are given; None where a model is to have none, also later."""
+def by_request(adapters: Mapping[str, Any] | None, merge: Names) -> dict[str, Any] | None:
+    """Adapters that requests choose by name, unchanged; None if the model will never have any."""
     if adapters is None or (adapters and {*_listed(merge)} >= {*adapters}):
         return None
     return {name: value for name, value in adapters.items() if name not in _listed(merge)}
@@ -103,12 +103,12 @@ def named(adapters: Mapping[str, Any] | None) -> dict[str, GivenAdapter]:
 
 def with_adapters(checkpoint: Checkpoint, spec: Spec, given: Iterable[GivenAdapter],
                   note: Callable[[str], None] | None = None) -> Checkpoint:
-    """The checkpoint with these adapters merged; the same one without any. note: see `merged`.
+    """Checkpoint with adapters merged; the same object without adapters. note: see `merged`.
 
     Raises:
-        ModelNotFoundError, FormatError: an adapter is not there, broken, or for another model.
+        ModelNotFoundError, FormatError: an adapter is missing, damaged, or for another model.
     """
-    opened = [(open_adapter(one.path), one.scale) for one in given]
+    opened = [(open_adapter(adapter.path), adapter.scale) for adapter in given]
     if not opened:
         return checkpoint
     from numflow.network.adapters.merge import merged
@@ -117,7 +117,7 @@ def with_adapters(checkpoint: Checkpoint, spec: Spec, given: Iterable[GivenAdapt
 
 
 def expanded(before: Checkpoint, after: Checkpoint) -> str:
-    """One line about matrices of few bits that have become float32, "" if none has."""
+    """Line about quantised matrices that became float32 by merging, "" if there are none."""
     names = [name for name, tensor in before.tensors.items()
              if tensor.type.block > 1 and after.tensors[name].type is not tensor.type]
     if not names:

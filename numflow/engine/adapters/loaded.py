@@ -1,4 +1,4 @@
-"""The adapters of a loaded model that requests choose by name: loaded and unloaded at any time."""
+"""Adapters of a loaded model that requests choose by name; loaded and unloaded at any time."""
 
 import itertools
 import threading
@@ -19,21 +19,20 @@ from numflow.network.adapters.steps import parts_of
 from numflow.registry.progress import reporter
 from numflow.spec.reader import Spec
 
-MOST = 256  # adapters at a time
+MOST = 256  # maximum number of adapters
 
 
 class Adapters(Mapping[str, ChosenAdapter]):
     """Adapters by name.
 
-    An adapter that is unloaded stays in memory until the last request that has chosen it has ended; meanwhile another
-    may have its name.
+    An unloaded adapter stays in memory until the last request that uses it has ended; meanwhile its name may be reused.
     """
 
     def __init__(self, runner: Runner, checkpoint: Checkpoint, spec: Spec, offline: bool = False,
                  progress: bool = True):
-        """offline, progress: of adapters of the hub.
+        """offline, progress: for adapters of the hub.
 
-        Raises: RequestError: the program cannot run adapters beside one another."""
+        Raises: RequestError: the program cannot run several adapters in one batch."""
         if ADAPT not in runner.program.can:
             raise RequestError(f"{option('adapters')}: this program cannot run adapters beside one another; merge "
                                f"one instead ({option('merge')})")
@@ -41,7 +40,7 @@ class Adapters(Mapping[str, ChosenAdapter]):
         self._offline, self._progress = offline, progress
         self._named: dict[str, ChosenAdapter] = {}
         self._alive: weakref.WeakSet[ChosenAdapter] = weakref.WeakSet()
-        self._filled: set[int] = set()  # numbers that the program has matrices for
+        self._filled: set[int] = set()  # indices for which the program has matrices
         self._serials, self._lock = itertools.count(), threading.Lock()
 
     def __getitem__(self, name: str) -> ChosenAdapter:
@@ -54,10 +53,10 @@ class Adapters(Mapping[str, ChosenAdapter]):
         return len(self._named)
 
     def find(self, name: Any) -> ChosenAdapter:
-        """The adapter of that name, for a request.
+        """The adapter of a name, for a request.
 
         Raises:
-            RequestError: there is none.
+            RequestError: there is no adapter of this name.
         """
         found = self._named.get(name) if isinstance(name, str) else None
         if found is None:
@@ -66,13 +65,13 @@ class Adapters(Mapping[str, ChosenAdapter]):
         return found
 
     def load(self, name: str, adapter: Any, fetch: bool = True, in_place: bool = False) -> None:
-        """Let requests choose an adapter: a folder or file, or (folder, scale). One of the hub is fetched if it may be.
+        """Load an adapter for requests: a folder or file, or (folder, scale). fetch: whether to fetch it from the hub.
 
-        in_place: it may take the place of one of that name, which stays where the new one cannot be loaded.
+        in_place: may replace an adapter of this name, which stays if the new one cannot be loaded.
 
         Raises:
-            RequestError: there is one of that name, or some of it cannot be one request's alone.
-            ModelNotFoundError, FormatError: it is not there, broken, or for another model.
+            RequestError: the name is taken, or a part of the adapter cannot be limited to one request.
+            ModelNotFoundError, FormatError: the adapter is missing, damaged, or for another model.
         """
         given = GivenAdapter.of(adapter, f"{option('adapters')}[{name!r}]").found(self._offline or not fetch,
                                                                                   self._progress)
@@ -84,10 +83,10 @@ class Adapters(Mapping[str, ChosenAdapter]):
             fit = fitted(open_adapter(given.path), self._checkpoint, self._spec)
             parts = parts_of(self._runner.network, self._checkpoint, fit, given.scale, self._runner.program.shares)
             if fit.left_out:
-                with closing(reporter(self._progress)) as told:
-                    told.note(fit.without())
+                with closing(reporter(self._progress)) as reports:
+                    reports.note(fit.without())
             with self._runner.lock:
-                self._sweep()
+                self._free_unused()
                 taken = {adapter.number for adapter in self._alive}
                 number = next(number for number in itertools.count() if number not in taken)
                 self._runner.program.set_adapter(number, parts)
@@ -96,22 +95,22 @@ class Adapters(Mapping[str, ChosenAdapter]):
             self._alive.add(found)
             if in_place:
                 with self._runner.lock:
-                    self._sweep()
+                    self._free_unused()
 
     def unload(self, name: str) -> None:
-        """Let requests choose an adapter no more; those that have it go on to their end.
+        """Unload an adapter; requests that use it continue to their end.
 
         Raises:
-            RequestError: there is none of that name.
+            RequestError: there is no adapter of this name.
         """
         with self._lock:
             self.find(name)
             del self._named[name]
             with self._runner.lock:
-                self._sweep()
+                self._free_unused()
 
-    def _sweep(self) -> None:
-        """Drop the matrices that nobody has chosen any more."""
+    def _free_unused(self) -> None:
+        """Free the matrices of adapters that no request uses any more."""
         for number in self._filled - {adapter.number for adapter in self._alive}:
             self._runner.program.set_adapter(number, None)
             self._filled.discard(number)

@@ -1,1 +1,1 @@
-"""Calibration: statistics of the inputs of matrices, over a text that the model writes itself or any other."""
+"""Calibration: statistics of the inputs of matrices over a given text, or over text that the model generates."""

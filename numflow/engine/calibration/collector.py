@@ -1,4 +1,5 @@
-"""Statistics of the inputs of matrices, from a model of the reference executor that reads windows of token ids."""
+"""Statistics of the inputs of matrices, collected while a model on the reference executor reads windows of token
+ids."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,28 +12,28 @@ from numflow.network.quantise.calibration import Calibration
 from numflow.network.quantise.quantise import matrices
 from numflow.ops import Network, Step, View
 
-SAMPLE = 256   # tokens of each of two windows that are kept, for measuring sensitivity
-WIDEST = 8192  # columns up to which second moments are kept: one takes 4 bytes times their square
+SAMPLE = 256   # tokens of each of two windows stored with the calibration, to measure sensitivity
+WIDEST = 8192  # maximum columns of second moments: a moment of K columns takes 4 K^2 bytes
 
 
 class Collector:
-    """Sums over the inputs of matrices; call it as a program's observer.
+    """Sums over the inputs of matrices; used as a program's observer.
 
-    network: as the program runs it. widest: columns of inputs of which second moments are kept too.
+    network: network of the program. widest: maximum columns of inputs with second moments.
     """
 
     def __init__(self, network: Network, widest: int):
         self._network, self._widest = network, widest
-        self._wanted = matrices(network)
+        self._matrices = matrices(network)
         self._squares: dict[str, np.ndarray] = {}
         self._counts: dict[str, np.ndarray] = {}
         self._products: dict[str, np.ndarray] = {}
         self._shared: dict[str, str] = {}
-        self._holders: dict[View, str] = {}  # input whose moment was just taken -> the tensor it is kept under
+        self._holders: dict[View, str] = {}  # input whose moment was just added -> the tensor that stores it
         self._expanding = _expanding(network)
 
     def __call__(self, step: Step, inputs: list[np.ndarray]) -> None:
-        """A step is about to run on these inputs."""
+        """Add the inputs of a step that is about to run."""
         if step.op == "linear":
             self.linear(step, inputs[0])
         elif step.op == "expert_linear":
@@ -42,12 +43,12 @@ class Collector:
         elif step.op == "cache_write" and step.params["cache"] in self._expanding:
             k, prefix = step.inputs[0], self._network.caches[step.params["cache"]].prefix
             self._dense(self._expanding[step.params["cache"]], View(k.buffer, k.start, prefix), inputs[0][:, :prefix])
-        for view in [held for held in self._holders if any(held.overlaps(written) for written in step.outputs)]:
+        for view in [view for view in self._holders if any(view.overlaps(written) for written in step.outputs)]:
             del self._holders[view]
 
     def linear(self, step: Step, x: np.ndarray) -> None:
-        """x float32 [rows, K] is what the step multiplies its matrix with."""
-        self._dense([name for name in self._tensors(step) if name in self._wanted], step.inputs[0], x)
+        """Add the input x float32 [rows, K] of a linear step."""
+        self._dense([name for name in self._tensors(step) if name in self._matrices], step.inputs[0], x)
 
     def _dense(self, tensors: list[str], view: View, x: np.ndarray) -> None:
         if not tensors:
@@ -66,7 +67,7 @@ class Collector:
             self._shared[name] = holder
 
     def _experts(self, step: Step, x: np.ndarray, ids: np.ndarray) -> None:
-        """x float32 [T or T * S, K], ids i32 [T, S]."""
+        """Add the input x float32 [T or T * S, K] of experts ids i32 [T, S]."""
         weight = self._network.weights[step.weights["weight"]]
         tensors, routes = self._tensors(step), ids.ravel()
         rows = x if len(x) == len(routes) else np.repeat(x, ids.shape[1], axis=0)
@@ -80,15 +81,16 @@ class Collector:
                 self._add(name, squares, counts)
 
     def _heads(self, step: Step, x: np.ndarray) -> None:
-        """x float32 [T, H * K]; of tensors whose input is what is stored of a token, that counts (_expanding)."""
-        weight, known = self._network.weights[step.weights["weight"]], set().union(*self._expanding.values())
+        """Add the input x float32 [T, H * K] of per-head matrices, except tensors that expand cached rows (_expanding):
+        their input is the cached row."""
+        weight, expanding = self._network.weights[step.weights["weight"]], set().union(*self._expanding.values())
         squares = np.square(x.reshape(len(x), weight.groups, -1), dtype=np.float64).sum(axis=0)
-        for name in [name for name in self._tensors(step) if name not in known]:
+        for name in [name for name in self._tensors(step) if name not in expanding]:
             self._add(name, squares, np.full(weight.groups, len(x)))
 
     def _tensors(self, step: Step) -> list[str]:
         weight = self._network.weights[step.weights["weight"]]
-        parts = () if weight.project else weight.parts  # a product of two of them
+        parts = () if weight.project else weight.parts  # a product of two tensors has no input of its own
         return list(dict.fromkeys(part.tensor for part in parts))
 
     def _add(self, name: str, squares: np.ndarray, counts: np.ndarray) -> None:
@@ -96,7 +98,7 @@ class Collector:
         self._counts[name] = self._counts.get(name, 0) + counts
 
     def calibration(self, facts: dict) -> Calibration:
-        """Means of everything seen. Experts that no token reached get the mean of the others."""
+        """The calibration: means over all inputs. Experts without tokens get the mean of the other experts."""
         importances = {}
         for name, squares in self._squares.items():
             counts = self._counts[name]
@@ -109,7 +111,8 @@ class Collector:
 
 
 def _expanding(network: Network) -> dict[str, list[str]]:
-    """By cache, tensors that expand what it stores, as the file has them: queries meet rows of them turned around."""
+    """Cache -> tensors of the file that expand its rows (latent attention). They are stored transposed for the
+    queries."""
     found: dict[str, list[str]] = {}
     for steps in network.entries.values():
         cache = ""
@@ -123,8 +126,8 @@ def _expanding(network: Network) -> dict[str, list[str]]:
 
 def over_windows(model: Any, windows: Sequence[Sequence[int]], widest: int,
                  progress: Callable[[int, int], None] | None = None) -> Calibration:
-    """The calibration of a model (engine.model.Model) of the reference executor that reads windows of token ids, with
-    second moments of inputs of up to `widest` columns.
+    """Calibration of a model (engine.model.Model) on the reference executor over windows of token ids, with second
+    moments of inputs of up to `widest` columns.
 
     Raises:
         RequestError: the model computes NaN, or has no matrices.
@@ -132,15 +135,15 @@ def over_windows(model: Any, windows: Sequence[Sequence[int]], widest: int,
     collector = Collector(model.network, widest)
     linears = [step for step in model.network.entries["main"] if step.op == "linear"]
     head = [step for step in linears if step.inputs[0] == model.network.outputs["hidden"]]
-    deep = bool(head) and linears[-1] not in head  # as a masked-LM head is: what follows has to be computed
+    deep = bool(head) and linears[-1] not in head  # as a masked-LM head: its later matrices need the head to run
     model.program.observer = collector
     for done, window in enumerate(windows, 1):
         encoder_ids = window if model.runner.has_encoder else None
         result = (model.logits if deep else model.hidden)(window, encoder_ids=encoder_ids)
-        for step in () if deep else head:  # logits, which nobody needs, are not computed
+        for step in () if deep else head:  # the head does not run: its input is expanding
             collector.linear(step, result)
         if np.isnan(result).any():
-            raise model.runner.explained(NotFiniteError(NOT_FINITE))
+            raise model.runner.explain(NotFiniteError(NOT_FINITE))
         if progress is not None:
             progress(done, len(windows))
     if not collector._squares:

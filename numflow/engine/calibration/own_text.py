@@ -1,8 +1,8 @@
-"""Calibration without a text: the model writes one itself (`weights="q3h"` with no `imatrix`).
+"""Calibration without a given text: on text that the model generates (`weights="q3h"` without `imatrix`).
 
-A decoder continues openings of many kinds, and single tokens drawn from its vocabulary, at several temperatures: the
-likely texts show the inputs that it will meet, the unlikely ones those that they leave out. What its matrices see while
-it reads all that is the calibration. It is kept on disk, since quantising to other schemes asks for the same.
+A decoder continues openings of many kinds, and random single tokens, at several temperatures: probable texts cover the
+common inputs, improbable ones the rare inputs. The calibration is the statistics of the inputs of its matrices while it
+reads these texts. It is cached on disk for quantisation to other schemes.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from numflow.ops import Network
 from numflow.registry.progress import Silent
 from numflow.spec.reader import Spec
 
-METHOD = "text of the model's own, 1"  # another number where calibrations are to be made anew
+METHOD = "text of the model's own, 1"  # a new version number invalidates cached calibrations
 TEMPERATURES = (0.7, 1.0, 1.3)
-LENGTH, TOGETHER = 256, 32      # tokens of a text; texts that are written at a time
-MOST, LEAST = 16384, 2048       # tokens in all: at most, and of large models at least
-FOR_COLUMN = 16                 # tokens for each column of the widest matrix, if these are fewer
-FOR_MOMENTS = 4                 # tokens for each column that second moments take; of fewer they tell chance
-_WORK = 4e13                    # weights times tokens; beyond, tokens are fewer
+LENGTH, TOGETHER = 256, 32      # tokens of a text; texts generated in one batch
+MOST, LEAST = 16384, 2048       # total tokens: maximum, and minimum for large models
+FOR_COLUMN = 16                 # tokens per column of the widest matrix, an upper limit too
+FOR_MOMENTS = 4                 # tokens per column needed for second moments; with fewer, moments are noise
+_WORK = 4e13                    # maximum weights times tokens
 _SEED = 7
 OPENINGS = (
     "The history of the city begins", "In mathematics, a", "Once upon a time there was", "The river flows from",
@@ -47,7 +47,7 @@ Opens = Callable[..., Any]  # engine.load.model_of
 
 
 def obstacle(built: Network) -> str:
-    """Reason why a model cannot be calibrated on its own text, "" if it can."""
+    """Reason why a model cannot be calibrated on text that it generates, "" if it can."""
     if not ModelFacts.of(built).decoder or "logits" not in built.outputs:
         return "it writes no text by itself"
     largest, free = max((4 * _size(weight) for weight in built.weights.values()), default=0), free_memory()
@@ -63,22 +63,22 @@ def calibration_or_why(model_of: Opens, checkpoint: Checkpoint, spec: Spec,
         return None, why
     try:
         return own_calibration(model_of, checkpoint, spec, **options), ""
-    except NumflowError as error:  # whoever quantises says what is wrong with its weights
+    except NumflowError as error:  # quantisation reports errors of the weights later
         return None, f"running it fails: {error}"
 
 
 def own_calibration(model_of: Opens, checkpoint: Checkpoint, spec: Spec, backend: str = "cpu", moments: bool = True,
-                    threads: int | None = None, told: Silent | None = None, keep: bool = True) -> Calibration:
-    """The calibration of a model on what it writes, or the one that an earlier start has kept.
+                    threads: int | None = None, reporter: Silent | None = None, keep: bool = True) -> Calibration:
+    """Calibration of a model on text that it generates, or the cached one of an earlier start.
 
-    model_of: makes a Model of the checkpoint. backend: the one that writes: "reference", or else the CPU.
-    moments: second moments too, where there is memory for them.
-    keep: on disk, the checkpoint being what its files have.
+    model_of: makes a Model of the checkpoint. backend: backend that generates: "reference", or else the CPU.
+    moments: whether to collect second moments, if the memory suffices.
+    keep: whether to cache the calibration on disk; the checkpoint's tensors must be those of its files.
 
     Raises:
-        NumflowError: whatever running the model raises.
+        NumflowError: any error of running the model.
     """
-    told, built, free = told or Silent(), network.build(spec, checkpoint, fuse=False), free_memory()
+    reporter, built, free = reporter or Silent(), network.build(spec, checkpoint, fuse=False), free_memory()
     tokens = tokens_for(built)
     moments = moments and (free is None or _moment_bytes(built) <= free // 4)
     path = _path(checkpoint, moments) if keep else None
@@ -86,46 +86,47 @@ def own_calibration(model_of: Opens, checkpoint: Checkpoint, spec: Spec, backend
         with contextlib.suppress(FormatError):
             return read_calibration(path)
     with model_of(checkpoint, spec, backend if backend == "reference" else "cpu", threads) as model:
-        windows = written(model, tokens, told)
+        windows = generated_texts(model, tokens, reporter)
     with model_of(checkpoint, spec, "reference", threads) as model:
         model.program.keeps_weights = free is None or 2 * model.program.weights_bytes <= free
-        told.stage("calibrating on them", 0)
+        reporter.stage("calibrating on them", 0)
         seen = over_windows(model, windows, min(WIDEST, tokens // FOR_MOMENTS) if moments else 0,
-                            lambda done, total: told.part(done, total, "text"))
+                            lambda done, total: reporter.part(done, total, "text"))
     shown = ", ".join(f"{temperature:g}" for temperature in TEMPERATURES)
     found = replace(seen, facts={**seen.facts, "text": f"written by the model at temperatures {shown}"})
     if path is not None:
-        _keep(found, path)
+        _write_cache(found, path)
     return found
 
 
 def tokens_for(built: Network) -> int:
-    """Tokens that a model writes and reads: some for each column of its widest matrix, and fewer of a large model."""
+    """Number of tokens that a model generates and reads: FOR_COLUMN per column of its widest matrix, fewer for large
+    models."""
     weights = sum(map(_size, built.weights.values()))
     widest = max((step.inputs[0].width for steps in built.entries.values() for step in steps if step.op == "linear"),
                  default=0)
     return int(min(MOST, FOR_COLUMN * widest, max(LEAST, _WORK / max(weights, 1))))
 
 
-def written(model: Any, tokens: int, told: Silent) -> list[list[int]]:
-    """Texts that a model writes, as ids, each behind its beginning: LENGTH tokens, or fewer where the model ends."""
+def generated_texts(model: Any, tokens: int, reporter: Silent) -> list[list[int]]:
+    """Generate texts as ids, including their prompts: LENGTH tokens each, or fewer if the model ends a text."""
     length = min(LENGTH, model.context)
     count = max(len(TEMPERATURES), tokens // length)
-    told.stage(f"writing {count} texts to calibrate on", 0)
-    prompts = _beginnings(model, count, length - 1)
+    reporter.stage(f"writing {count} texts to calibrate on", 0)
+    prompts = _prompts(model, count, length - 1)
     found: list[list[int]] = []
     for step, temperature in enumerate(TEMPERATURES):
-        own = prompts[step::len(TEMPERATURES)]
-        for first in range(0, len(own), TOGETHER):
-            some = own[first:first + TOGETHER]
-            texts = model.generate_batch(some, max_tokens=length, temperature=temperature, seed=first)
-            found += [[*prompt, *text.ids][:length] for prompt, text in zip(some, texts, strict=True)]
-            told.part(len(found), count, "text")
+        group = prompts[step::len(TEMPERATURES)]
+        for first in range(0, len(group), TOGETHER):
+            batch = group[first:first + TOGETHER]
+            texts = model.generate_batch(batch, max_tokens=length, temperature=temperature, seed=first)
+            found += [[*prompt, *text.ids][:length] for prompt, text in zip(batch, texts, strict=True)]
+            reporter.part(len(found), count, "text")
     return [ids for ids in found if len(ids) > 1]
 
 
-def _beginnings(model: Any, count: int, longest: int) -> list[list[int]]:
-    """Ids that texts begin with: by turns an opening, and any token behind the one that starts a text."""
+def _prompts(model: Any, count: int, longest: int) -> list[list[int]]:
+    """Prompts as ids: alternately one of OPENINGS, and the start token with a random token."""
     try:
         tokenizer = model.tokenizer
     except TokenizerError:
@@ -143,7 +144,7 @@ def _size(weight) -> int:
 
 
 def _moment_bytes(built: Network) -> int:
-    """Bytes of second moments of all distinct inputs."""
+    """Bytes of the second moments of all distinct inputs."""
     total, last = 0, None
     for steps in built.entries.values():
         for step in (step for step in steps if step.op == "linear"):
@@ -154,19 +155,19 @@ def _moment_bytes(built: Network) -> int:
 
 
 def _path(checkpoint: Checkpoint, moments: bool) -> Path | None:
-    """File that the calibration of a model is kept in, beside its quantised tensors; None where nothing is kept."""
+    """Cache file of the calibration of a model, next to its quantised tensors; None without a cache."""
     if not kept.is_on() or not trust.usable(folder(), "quantised weights"):
         return None
     try:
         state = kept.state_of(checkpoint.files.get("weights", [checkpoint.path]))
-    except OSError:  # not made of files
+    except OSError:  # a checkpoint without files
         return None
     return folder() / kept.file_name(checkpoint.path, state, (METHOD, str(moments)))
 
 
-def _keep(calibration: Calibration, path: Path) -> None:
-    """Write a calibration, if there is room for it."""
+def _write_cache(calibration: Calibration, path: Path) -> None:
+    """Write a calibration to the cache, if there is room."""
     arrays = (*calibration.importances.values(), *calibration.moments.values())
-    with contextlib.suppress(OSError, NumflowError):  # it is as well without
+    with contextlib.suppress(OSError, NumflowError):  # the cache is optional
         if kept.make_room(path, sum(array.nbytes for array in arrays)):
             calibration.write(path)

@@ -1,4 +1,4 @@
-"""Speed of a model: loading, prefill and decoding, with the machine they were measured on."""
+"""Benchmark of a model: loading, prefill and decoding, with facts of the machine."""
 
 import os
 import sys
@@ -12,29 +12,29 @@ from numflow.engine.measure.bench_runs import Measure, spread
 from numflow.engine.measure.host import host
 from numflow.errors import RequestError
 
-FIRST_PROMPT = 16  # tokens of the prompt whose first token is waited for after loading
-_TOLD = ("backend", "activations", "threads", "offline", "progress")  # they have a key of their own, or do not matter
+FIRST_PROMPT = 16  # tokens of the prompt for first_token_s
+_OMITTED = ("backend", "activations", "threads", "offline", "progress")  # have their own keys, or no effect
 
 
 def bench(path_or_name: str | Path, prompt_tokens: int | Sequence[int] = 512, gen_tokens: int = 128, repeat: int = 5,
           since: float | None = None, progress: Callable[[str], None] | None = None, *,
           contexts: Sequence[int] = (), batches: Sequence[int] = (), profiled: bool = False, **load_options) -> dict:
-    """Load a model and measure it: a prompt of random tokens, then greedy decoding that no end token stops.
+    """Load a model and measure it: a prompt of random tokens, then greedy decoding that ignores end tokens.
 
-    prompt_tokens: one length, or several.
-    since:    time.time() from which first_token_s counts, as process_start() gives it; None: the start of loading.
-    contexts: also decode after so many tokens. batches: also decode so many sequences side by side.
-    profiled: also tell where the time of a prompt and of one more token goes, and the machine's limits.
+    prompt_tokens: one length of prompt, or several.
+    since:    time.time() at which first_token_s begins, such as process_start(); None: the start of loading.
+    contexts: also decode after contexts of these lengths. batches: also decode batches of these numbers of sequences.
+    profiled: also profile a prompt and a decoding step, and measure the machine's limits.
     load_options: as in `load`.
 
     Returns:
         prefill_tok_s (of the first length), decode_tok_s: {median, min, max, samples}; load_s; first_token_s (to the
         first new token of a 16-token prompt) and first_token_from; compile_s; peak_rss_mib; weights_bytes; the
-        settings (`options`: others of `load` that were given, such as devices); host facts. Where asked for: prefill,
-        decode, batched {size: spread}; limits; profile {prefill, decode}, rows as of engine.profile.
+        settings (`options`: further options of `load`, such as devices); host facts. On request: prefill, decode,
+        batched {size: spread}; limits; profile {prefill, decode}, rows as in measure/profile.py.
 
     Raises:
-        RequestError: sizes out of range; and whatever `load` raises.
+        RequestError: sizes out of range; and the errors of `load`.
     """
     lengths = [prompt_tokens] if isinstance(prompt_tokens, int) else list(prompt_tokens)
     _check(lengths, contexts, batches, gen_tokens, repeat)
@@ -56,14 +56,14 @@ def bench(path_or_name: str | Path, prompt_tokens: int | Sequence[int] = 512, ge
             "first_token_from": "start of loading" if since is None else "start of the process",
             "compile_s": float(model.program.compile_s),
             "weights_bytes": int(model.program.weights_bytes), "bits_per_weight": model.bits_per_weight,
-            "options": {name: str(value) for name, value in load_options.items() if value and name not in _TOLD
+            "options": {name: str(value) for name, value in load_options.items() if value and name not in _OMITTED
                         and (name != "transport" or load_options.get("devices"))},
             "host": host(),
         }
         more = (("prefill", measure.prefill, (lengths[1:],)), ("decode", measure.decode, (contexts, gen_tokens)),
                 ("batched", measure.batched, (batches, gen_tokens)))
         result |= {name: fn(*sizes) for name, fn, sizes in more if sizes[0]}
-        result["peak_rss_mib"] = peak_rss_mib()  # before the limits, whose measuring takes memory of its own
+        result["peak_rss_mib"] = peak_rss_mib()  # before measuring the limits, which takes memory too
         return result | (_profile(model, lengths[0]) if profiled else {})
 
 
@@ -87,7 +87,7 @@ def _profile(model, tokens: int) -> dict:
 
 
 def process_start() -> float | None:
-    """Start of this process, as time.time(); None if the system does not tell."""
+    """Start of this process, as time.time(); None if unknown."""
     try:
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
         uptime = float(Path("/proc/uptime").read_text().split()[0])
@@ -97,12 +97,12 @@ def process_start() -> float | None:
 
 
 def peak_rss_mib() -> float | None:
-    """Largest resident memory of this process so far; None where the system does not tell."""
+    """Peak resident memory of this process; None if unknown."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
     except (OSError, StopIteration):
-        pass  # not Linux; its getrusage would begin with the peak of the process that has started this one
+        pass  # not Linux. On Linux getrusage is not used: it includes the peak of the parent process
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""Runs of `bench`: prompts, decoding after a context, and sequences that decode side by side."""
+"""Runs of `bench`: prompts, decoding after a context, and batched decoding."""
 
 import random
 import statistics
@@ -10,14 +10,14 @@ import numpy as np
 
 from numflow.engine.runner.batches import BatchPart
 
-BATCHED_CONTEXT = 32  # tokens of each sequence before batched decoding begins
-BATCHED_STEPS = 32    # steps of batched decoding that are timed, at most
+BATCHED_CONTEXT = 32  # tokens of each sequence before batched decoding
+BATCHED_STEPS = 32    # maximum number of timed steps of batched decoding
 
 
 class Measure:
-    """Measurements of one model, each `repeat` times. Random tokens, greedy decoding that no end token stops.
+    """Measurements of one model, each `repeat` times, with random tokens and greedy decoding that ignores end tokens.
 
-    report: called with a line before each run.
+    report: called with a line after each run.
     """
 
     def __init__(self, model, repeat: int, report: Callable[[str], None]):
@@ -25,7 +25,7 @@ class Measure:
         self._rng = random.Random(0)
 
     def generate(self, prompt_tokens: int, gen_tokens: int, what: str = "") -> list[dict]:
-        """Statistics of runs of `generate`; every run has a prompt of its own, which no cache has seen."""
+        """Statistics of runs of `generate`; every run has a new prompt, so that no prefix cache helps."""
         runs = []
         for number in range(1, self._repeat + 1):
             ids = self._tokens(prompt_tokens)
@@ -39,13 +39,13 @@ class Measure:
                 for n in lengths}
 
     def decode(self, contexts: Sequence[int], gen_tokens: int) -> dict[str, dict]:
-        """Tokens/s of `gen_tokens` tokens after prompts of these lengths (0: of a single token)."""
+        """Tokens/s of decoding `gen_tokens` tokens after prompts of these lengths (0: after a single token)."""
         return {str(n): spread([run["decode_tok_s"] for run in
                                 self.generate(max(n, 1), gen_tokens + 1, f"decoding after {n}: ")])
                 for n in contexts}
 
     def batched(self, counts: Sequence[int], gen_tokens: int) -> dict[str, dict]:
-        """Tokens/s of all of so many sequences together, one token each a step. Choosing tokens is left out."""
+        """Total tokens/s of batched decoding of `counts` sequences, without sampling."""
         return {str(n): spread([self._batched(n, min(gen_tokens, BATCHED_STEPS), number)
                                 for number in range(1, self._repeat + 1)]) for n in counts}
 
@@ -77,7 +77,7 @@ def spread(samples: Sequence[float]) -> dict:
 
 
 def compare(ours: dict, theirs: dict) -> list[dict]:
-    """Speeds that both results of `bench` have: rows of what, ours, theirs (medians) and their ratio."""
+    """Speeds in both results of `bench`: rows of what, ours, theirs (medians) and their ratio."""
     rows = []
     for what, value in _speeds(ours):
         other = dict(_speeds(theirs)).get(what)

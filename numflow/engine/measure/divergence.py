@@ -1,7 +1,7 @@
-"""Kullback-Leibler divergence of a model's next-token probabilities from another's, over a text.
+"""Kullback-Leibler divergence of a model's next-token probabilities from those of a base model, over a text.
 
-For each scored position, KL = sum over the vocabulary of p (log p - log q), with p the base's probabilities and q the
-model's, in natural logarithms. Both read the same windows of the same tokens.
+For each scored position, KL = sum over the vocabulary of p (log p - log q), p: probabilities of the base model, q: of
+the model, in natural logarithms. Both models read the same windows of tokens.
 """
 
 import math
@@ -14,12 +14,12 @@ from numflow.engine.measure.perplexity import PROTOCOLS, check_decoder, checked,
 from numflow.errors import RequestError
 from numflow.quant.threads import default_threads
 
-SAMPLE = 10_000  # characters on which vocabularies are compared
+SAMPLE = 10_000  # characters on which tokenizers are compared
 QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
 class Divergence:
-    """Collects the divergence of one model, window by window."""
+    """Divergence of one model, accumulated window by window."""
 
     def __init__(self) -> None:
         self._kl: list[np.ndarray] = []
@@ -28,9 +28,9 @@ class Divergence:
         self._base_nll: list[np.ndarray] = []
 
     def add(self, kl: np.ndarray, same: np.ndarray, nll: np.ndarray, base_nll: np.ndarray) -> None:
-        """One window: float64 [n] each, `same` bool [n]."""
-        for kept, new in ((self._kl, kl), (self._same, same), (self._nll, nll), (self._base_nll, base_nll)):
-            kept.append(new)
+        """Add a window: float64 [n] each, `same` bool [n]."""
+        for values, new in ((self._kl, kl), (self._same, same), (self._nll, nll), (self._base_nll, base_nll)):
+            values.append(new)
 
     @property
     def mean(self) -> float:
@@ -38,10 +38,10 @@ class Divergence:
         return float(np.mean(np.concatenate(self._kl)))
 
     def result(self) -> dict:
-        """perplexity with its stderr, base_perplexity, kl and same_top with theirs, tokens.
+        """Result: perplexity, base_perplexity, kl and same_top with standard errors, tokens.
 
-        Standard errors of kl and same_top are taken over windows, because tokens of one window resemble each other;
-        where there is only one, over its tokens.
+        Standard errors of kl and same_top are taken over windows, since tokens of one window are correlated; with a
+        single window, over its tokens.
         """
         kl, same = np.concatenate(self._kl), np.concatenate(self._same)
         nll, base_nll = np.concatenate(self._nll), np.concatenate(self._base_nll)
@@ -55,15 +55,15 @@ class Divergence:
 
 def divergence(model, base, text: str, context: int = 512, chunks: int | None = None,
                progress: Callable[[int, int, float], None] | None = None, protocol: str = "plain") -> dict:
-    """Perplexity of `model` on a text, and how far it is from `base`.
+    """Perplexity of `model` on a text, and its divergence from `base`.
 
-    Arguments as `perplexity`; progress is called with the mean divergence so far.
+    Arguments as in `perplexity`; progress is called with the mean divergence so far.
 
     Returns:
-        As `Divergence.result`, with chunks, context, protocol and what that protocol is.
+        `Divergence.result`, with chunks, context, protocol and the description of the protocol.
 
     Raises:
-        RequestError: as `perplexity`; or the models do not share a vocabulary.
+        RequestError: as `perplexity`; or the models have different vocabularies.
     """
     result = divergences({"": model}, base, text, context, chunks, progress, protocol)[""]
     over = "windows" if result["chunks"] > 1 else "tokens, there being one window, and so too small"
@@ -73,9 +73,9 @@ def divergence(model, base, text: str, context: int = 512, chunks: int | None = 
 
 def divergences(models, base, text: str, context: int = 512, chunks: int | None = None, progress=None,
                 protocol: str = "plain", every: int = 1) -> dict[str, dict]:
-    """The same of several models by name, for one run of the base; `progress` is told the first one's mean.
+    """`divergence` of several models by name, with one run of the base; `progress` gets the mean of the first model.
 
-    every: score each so many tokens only, which saves the work of the others' logits.
+    every: score only every so many tokens, which saves the logits of the others.
     """
     for model in (base, *models.values()):
         check_decoder(model)
@@ -97,8 +97,8 @@ def divergences(models, base, text: str, context: int = 512, chunks: int | None 
                 found[name].add(*(checked(column, model, base) for column in columns))
             if progress is not None:
                 progress(done, len(windows), next(iter(found.values())).mean)
-    return {name: {**kept.result(), "chunks": len(windows), "context": context, "protocol": protocol}
-            for name, kept in found.items()}
+    return {name: {**divergence.result(), "chunks": len(windows), "context": context, "protocol": protocol}
+            for name, divergence in found.items()}
 
 
 def mean_divergence(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
@@ -110,7 +110,7 @@ def mean_divergence(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 def _window(pool: ThreadPoolExecutor, base: Sequence[tuple[int, np.ndarray]], model: Iterator[tuple[int, np.ndarray]],
             targets: np.ndarray, skipped: int, every: int) -> tuple[np.ndarray, ...]:
-    """kl, same top, nll, nll of the base: [n] each, of the scored rows of a window."""
+    """(kl, same top, nll, nll of the base), [n] each, of the scored rows of a window."""
     rows: list[tuple] = []
     for (start, p), (other, q) in zip(base, model, strict=True):
         if start != other:
@@ -122,19 +122,19 @@ def _window(pool: ThreadPoolExecutor, base: Sequence[tuple[int, np.ndarray]], mo
 
 
 def _compare(p: np.ndarray, q: np.ndarray, target: int) -> tuple[float, bool, float, float]:
-    """kl, same top, nll of q and of p, for logits float32 [V] of one position."""
+    """(kl, same top, nll of q, nll of p) for logits float32 [V] of one position."""
     top = p.argmax()
     p, q = p - p[top], q - q.max()
     weights, others = np.exp(p), np.exp(q)
     p_sum, q_sum = float(weights.sum(dtype=np.float64)), float(others.sum(dtype=np.float64))
     p_log, q_log = math.log(p_sum), math.log(q_sum)
     kl = float(np.sum(weights * (p - q), dtype=np.float64)) / p_sum - p_log + q_log
-    # Rounding may leave a little less than nothing.
+    # Rounding may give a small negative value.
     return max(kl, 0.0), bool(q[top] == 0), q_log - float(q[target]), p_log - float(p[target])
 
 
 def _spread(windows: Sequence[np.ndarray]) -> float:
-    """Standard error of the mean over all tokens, from the means of windows; of one window, from its tokens."""
+    """Standard error of the mean over all tokens, from the means of windows; with a single window, from its tokens."""
     if len(windows) < 2:
         tokens = windows[0]
         return float(np.std(tokens, ddof=1)) / math.sqrt(len(tokens)) if len(tokens) > 1 else 0.0

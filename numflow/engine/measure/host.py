@@ -1,4 +1,4 @@
-"""Facts about the machine and the versions that a measurement needs beside it."""
+"""Facts about the machine and versions, reported with measurements."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from typing import Any
 from numflow.distribution import NAME
 
 _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
-# Instructions that kernels are chosen by, as Linux calls them; two processors of one name may differ in these.
+# Instruction sets that select kernels, in Linux's names; processors of the same name may differ in them.
 _FLAGS = ("sse4_1", "fma", "f16c", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp",
           "i8mm", "sve")
 
@@ -32,7 +32,7 @@ def host() -> dict[str, Any]:
 
 
 def load_average() -> float | None:
-    """Processes that ran or waited to run in the last minute; None where the system does not say."""
+    """Load average of the last minute; None if unknown."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
@@ -41,7 +41,7 @@ def _cores() -> int | None:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; {} where there is none."""
+    """Lines of the first processor in /proc/cpuinfo; {} without this file."""
     try:
         first = _CPUINFO.read_text().split("\n\n", 1)[0]
     except OSError:
@@ -51,7 +51,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _caches() -> dict[str, str]:
-    """Level and kind -> size, of one core: {"L1d": "32K", "L2": "1024K"}."""
+    """Caches of one core: level and kind -> size: {"L1d": "32K", "L2": "1024K"}."""
     found = {}
     for folder in sorted(_CACHES.glob("index*")):
         try:

@@ -23,14 +23,14 @@ def perplexity(model, text: str, context: int = 512, chunks: int | None = None,
 
     chunks:   number of windows from the start; None: all.
     progress: called after each window with (windows done, windows, perplexity so far).
-    protocol: one of PROTOCOLS; numbers of different protocols do not compare.
+    protocol: one of PROTOCOLS; results of different protocols are not comparable.
 
     Returns:
         perplexity, stderr (of the perplexity), nll (mean, natural logarithm), tokens (scored), chunks, context,
         protocol.
 
     Raises:
-        RequestError: a text that is too short, settings out of range, or a model that is no decoder.
+        RequestError: the text is too short, a setting is out of range, or the model is no decoder.
     """
     check_decoder(model)
     windows, skipped = windows_of(model, text, context, chunks, protocol)
@@ -43,17 +43,17 @@ def perplexity(model, text: str, context: int = 512, chunks: int | None = None,
 
 
 def check_decoder(model) -> None:
-    """Refuse models whose logits are not of the token that follows.
+    """Refuse models whose logits do not predict the next token.
 
     Raises:
-        RequestError: an encoder, which sees the token that it is asked for, or an encoder-decoder.
+        RequestError: an encoder, which attends to the predicted token too, or an encoder-decoder.
     """
     if not model.is_decoder:
         raise RequestError(f"{model.network.name} is no decoder: perplexity is of models that say what follows a text")
 
 
 def windows_of(model, text: str, context: int, chunks: int | None, protocol: str) -> tuple[list[list[int]], int]:
-    """The windows of a text, as ids, and how many rows at the start of each are not scored.
+    """Windows of a text as ids, and number of rows at the start of each window that are not scored.
 
     Raises:
         RequestError: as `perplexity`.
@@ -79,7 +79,7 @@ def log_likelihoods(model, ids) -> np.ndarray:
     """Log-probability of each token but the first, given those before it; float64 [len(ids) - 1].
 
     Raises:
-        RequestError: logits that are no numbers.
+        NotFiniteError: the logits are NaN.
     """
     targets, scores = np.asarray(ids[1:]), np.empty(len(ids) - 1)
     for start, logits in model.iter_logits(ids):
@@ -90,14 +90,14 @@ def log_likelihoods(model, ids) -> np.ndarray:
 
 
 def checked(values: np.ndarray, *models) -> np.ndarray:
-    """The values, of which none is NaN: what comes of logits of models that are.
+    """Check that values computed from logits of models are not NaN; returns the values.
 
     Raises:
-        NotFiniteError: one is.
+        NotFiniteError: a value is NaN.
     """
     if np.isnan(values).any():
         error = NotFiniteError(NOT_FINITE)
-        raise next((told for model in models if (told := model.runner.explained(error)) is not error), error)
+        raise next((told for model in models if (told := model.runner.explain(error)) is not error), error)
     return values
 
 

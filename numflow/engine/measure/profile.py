@@ -1,4 +1,4 @@
-"""Profile: time of a run op by op, beside the least time that this machine would need."""
+"""Profile: time of a run by op, and the minimum time by the roofline of the machine."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from numflow.ops import Network, Step
 
 @dataclass(frozen=True)
 class LeastWork:
-    """Least work of a step: bytes to read and write, operations in float32, in int8 and in pairs of bfloat16."""
+    """Minimum work of a step: bytes to read and write; operations in float32, int8 and bfloat16 pairs."""
 
     nbytes: float
     f32: float = 0.0
@@ -28,11 +28,11 @@ class LeastWork:
 
     @property
     def operations(self) -> float:
-        """Of every arithmetic."""
+        """Number of operations in all arithmetics."""
         return self.f32 + self.int8 + self.bf16
 
     def seconds(self, limits) -> float:
-        """The least time: at the machine's rate of reads or of operations, whichever takes longer."""
+        """Minimum time by the roofline: the longer of memory time and compute time."""
         computing = self.f32 / limits.f32_gop_s + self.int8 / limits.int8_gop_s + self.bf16 / limits.bf16_gop_s
         return max(self.nbytes / limits.read_gb_s, computing) / 1e9
 
@@ -51,19 +51,20 @@ def machine_limits(program):
 
 
 def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[dict]:
-    """Rows by op, most time first, of running `tokens` tokens after `context` others; medians of `repeat` runs.
+    """Rows by op, longest time first, of a run of `tokens` tokens after `context` tokens; medians of `repeat` runs.
 
-    Each: op, steps, microseconds (with a barrier after each step), share of the run, megabytes that must move, gb_s,
-    gop_s, and at_limit: the time they would take at the machine's measured limits as a part of their time. None of
-    ops without products, whose numbers stay in a cache. Linears come apart by what they compute; a step that the
-    kernels of another one do counts as a part of that one.
+    Each row: op, steps, microseconds (with a barrier after each step), share of the run, megabytes that must move,
+    gb_s,
+    gop_s, and at_limit: minimum time by the measured roofline / measured time. at_limit is None for ops without matrix
+    products, whose data stay in a cache. Linear steps are separated by module; a step that is fused into another step
+    counts as part of that step.
 
     Raises:
         RequestError: the model's context is too short.
     """
-    program, network, within = model.program, model.network, done_by(model.program.groups())
+    program, network, fused = model.program, model.network, done_by(model.program.groups())
     steps = network.entries["main"]
-    names = [_name(steps[within.get(i, i)]) for i in range(len(steps))]
+    names = [_name(steps[fused.get(i, i)]) for i in range(len(steps))]
     ids = model.facts.check(np.arange(context + tokens) % model.vocabulary)
     samples: dict[str, list[float]] = defaultdict(list)
     with model.runner.open(len(ids)) as sequence:
@@ -78,11 +79,11 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
     costs: dict[str, LeastWork] = {}
     counts: dict[str, int] = defaultdict(int)
     for i, step in enumerate(steps):
-        if i not in within:
+        if i not in fused:
             name = names[i]
             costs[name] = costs.get(name, LeastWork(0)) + cost(step, network, program, Workload(1, tokens, context))
             counts[name] += 1
-    medians = {name: float(np.median(values[1:])) for name, values in samples.items()}  # the first one warms up
+    medians = {name: float(np.median(values[1:])) for name, values in samples.items()}  # the first run is a warm-up
     return _table(medians, costs, counts, limits)
 
 
@@ -102,13 +103,13 @@ def _table(medians: Mapping[str, float], costs: Mapping[str, LeastWork], counts:
 
 
 def _rate(amount: float, microseconds: float) -> float:
-    """10^9 a second."""
+    """Rate in 10^9 per second."""
     return amount / microseconds / 1e3 if microseconds else 0.0
 
 
 def cost(step: Step, network: Network, program, load: Workload) -> LeastWork:
-    """The least that a step has to do."""
-    numbers = sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values())
-    element = (program.block_bytes + program.cross_block_bytes) / program.block_size / max(1, numbers)
+    """Minimum work of a step."""
+    values = sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values())  # of a token
+    element = (program.block_bytes + program.cross_block_bytes) / program.block_size / max(1, values)
     least = step_cost(network, step, load, element, lambda weight: program.weight_bytes(weight.name))
     return LeastWork(least.bytes, **{program.arithmetic(step): least.matrix})

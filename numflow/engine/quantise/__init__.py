@@ -1,1 +1,1 @@
-"""Making quantised models: calibration, recipes that meet a size, files."""
+"""Quantisation of models: calibration, recipes for a target size, files."""

@@ -1,8 +1,8 @@
-"""Calibration: which inputs a model's matrices see while it reads a text (`numflow imatrix`).
+"""Calibration: statistics of the inputs of a model's matrices while the model reads a text (`numflow imatrix`).
 
-For every matrix the mean square of each input column is kept, and on request the inputs' second moment. The model runs
-in float32 on the reference executor, which shows the inputs of every step; the head, which would cost most and says
-nothing new, is not run, since its input is known without it. Of an encoder-decoder both halves read the text.
+For every matrix: the mean square of each input column, and on request the second moment of the inputs. The model runs
+in float32 on the reference executor, which exposes the inputs of every step. The head is not run: it is expensive, and
+its input is known without it. In an encoder-decoder both stacks read the text.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from numflow.network.quantise.transposed import transposed
 
 def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: int | None = None,
               moments: bool = True, progress: Callable[[int, int], None] | None = None, **load_options) -> Calibration:
-    """Run a model over a text and keep what its matrices are multiplied with.
+    """Run a model over a text and collect statistics of the inputs of its matrices.
 
-    context, chunks: the text is cut into windows of `context` tokens; the first `chunks` of them are read.
-    moments:         keep second moments for error feedback: K x K float32 per distinct input of K columns.
+    context, chunks: the text is cut into windows of `context` tokens; the first `chunks` windows are read.
+    moments:         collect second moments for error feedback: K x K float32 per distinct input of K columns.
     progress:        called with (windows done, windows).
 
     Raises:
-        RequestError: the text is too short, or the model computes NaN; and whatever `load` raises.
+        RequestError: the text is too short, or the model computes NaN; and the errors of `load`.
     """
     with load(path_or_name, backend="reference", **load_options) as model:
         context = min(context, model.context)
@@ -41,15 +41,15 @@ def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: i
 
 
 def is_imatrix_name(path: Path) -> bool:
-    """Whether a file of that name is written as GGML's programs have it."""
+    """Whether a file of this name is written in the imatrix format of GGML's programs."""
     return path.suffix.lower() in (".gguf", *OLD)
 
 
 def save(calibration: Calibration, path: Path, model: Path, spec: str | Path | None = None) -> None:
-    """Write a calibration of a model; where `is_imatrix_name`, its importances under the names that GGUF has.
+    """Write a calibration of a model; if `is_imatrix_name`, only importances, under GGUF tensor names.
 
     Raises:
-        RequestError: it cannot be written, or GGUF has no architecture for the model.
+        RequestError: the file cannot be written, or GGUF has no architecture for the model.
     """
     if not is_imatrix_name(path):
         calibration.write(path)

@@ -1,4 +1,4 @@
-"""Writing a model as a GGUF file, for other programs (`numflow quantize SRC DST.gguf`)."""
+"""Export of a model as a GGUF file, for other programs (`numflow quantize SRC DST.gguf`)."""
 
 from collections.abc import Callable
 from dataclasses import replace as changed
@@ -32,24 +32,24 @@ from numflow.network.quantise.transposed import transposed
 from numflow.quant.recipe import Recipe
 from numflow.spec.reader import Spec
 
-_POOLINGS = ("none", "mean", "cls", "last")  # by GGUF's number
+_POOLINGS = ("none", "mean", "cls", "last")  # index: GGUF's number of the pooling
 
 
 def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Path | None = None,
                 written: Callable[[int, int], None] = lambda done, total: None, replace: bool = False,
                 calibration: Calibration | None = None, threads: int | None = None,
                 own: Own | None = None) -> dict[str, Any]:
-    """Write `source` to the GGUF file `target` with its matrices in types of that format.
+    """Write `source` to the GGUF file `target` with its matrices in GGUF types.
 
-    Metadata of a GGUF file, among it the tokenizer, is copied as it is; that of other sources is made, from the spec
-    and the tokenizer's files. The report is returned; the file has no room for one.
+    Metadata of a GGUF source, including the tokenizer, is copied unchanged; for other sources it is created from the
+    spec and the tokenizer files. The report is returned; a GGUF file cannot contain it.
 
-    recipe: of GGUF types (`gguf_writer.WRITTEN`), or for what it does not name a mix (`gguf_mixes.MIXES`).
-    written, replace, own: as for `quantize`. calibration: of the source, or by the names of GGUF tensors.
+    recipe: GGUF types (`gguf_writer.WRITTEN`), and a type or a mix (`gguf_mixes.MIXES`) for all other matrices.
+    written, replace, own: as for `quantize`. calibration: by tensor names of the source, or of GGUF.
 
     Raises:
-        RequestError: GGUF has no word for something of the model; and as `quantize`.
-        TokenizerError: GGUF has no word for something of the tokenizer.
+        RequestError: GGUF cannot express a part of the model; and as `quantize`.
+        TokenizerError: GGUF cannot express a part of the tokenizer.
         FormatError, SpecError, NetworkError: as `quantize`.
     """
     check_target(Path(target), source, replace)
@@ -77,10 +77,10 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
 
 
 def as_gguf_file(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, bytes], int]:
-    """The source as a GGUF file has it, its metadata as bytes, and the alignment of its tensors."""
+    """The source with GGUF names and layout, its metadata as bytes, and the alignment of its tensors."""
     if source.format == "gguf":
         return source, *gguf_writer.copied_pairs(source.files["weights"][0])
-    if source.naming == "gguf":  # a file of ours, made of a GGUF file
+    if source.naming == "gguf":  # a numflow file made from a GGUF file
         tensors = {name: _of_known_type(tensor) for name, tensor in source.tensors.items()}
         return changed(source, tensors=tensors), *gguf_writer.made_pairs(source.config)
     seen = as_gguf(source, spec)
@@ -91,7 +91,7 @@ def as_gguf_file(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, 
 
 
 def _of_known_type(tensor: Tensor) -> Tensor:
-    """A tensor of a type that GGUF lacks as float32."""
+    """The tensor, converted to float32 if GGUF lacks its type."""
     if tensor.type.name in GGML_NUMBERS:
         return tensor
 

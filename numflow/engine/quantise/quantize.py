@@ -1,8 +1,8 @@
-"""Making quantised model files (`numflow quantize`).
+"""Quantised model files (`numflow quantize`).
 
-A file is made tensor by tensor, so that never more than one is in memory, and it appears only when it is complete. It
-carries its report: recipe, hashes of its source, type, size, error and hash of each tensor, hashes of everything else
-in the file, and one of the report itself. So nothing in it can change unnoticed.
+A file is written tensor by tensor, so that at most one tensor is in memory, and appears only when complete. The file
+contains its report: recipe, hashes of the source, type, size, error and hash of each tensor, hashes of everything else
+in the file, and a hash of the report itself. So every change of the file can be detected.
 """
 
 import json
@@ -47,7 +47,7 @@ from numflow.quant.recipe import Recipe
 from numflow.spec import Spec
 from numflow.tokenizer.load import named_file
 
-_SLACK = 64  # bytes that a tensor's numbers may need more in the report than zeros do
+_SLACK = 64  # extra bytes of a tensor's values in the report, compared to zeros
 Written = Callable[[int, int], None]
 Own = Callable[[], Calibration | None]
 
@@ -55,14 +55,14 @@ Own = Callable[[], Calibration | None]
 def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Calibration | None = None,
              spec: str | Path | None = None, threads: int | None = None, written: Written = lambda done, total: None,
              replace: bool = False, own: Own | None = None) -> dict[str, Any]:
-    """Write `source` to the file `target` with its matrices quantised, and return the report that it carries.
+    """Write `source` to the file `target` with its matrices quantised; returns the report in the file.
 
-    written: called with (bytes so far, bytes in all). replace: write over a file that is there.
-    own: makes a calibration where none is given and one changes much; None of a model that has none.
+    written: called with (bytes so far, total bytes). replace: overwrite an existing file.
+    own: function that makes a calibration if none is given and the recipe benefits from one; may return None.
 
     Raises:
-        RequestError: the target exists, is the source, or cannot be written; weights that a scheme cannot hold.
-        FormatError: NaN or infinite weights, or a broken source.
+        RequestError: the target exists, is the source, or cannot be written; weights that a scheme cannot represent.
+        FormatError: NaN or infinite weights, or a damaged source.
         SpecError, NetworkError: the source is no model that numflow knows.
     """
     target = Path(target)
@@ -109,7 +109,7 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
 
 
 def _tokenizer(source: Checkpoint, chosen: Spec) -> list[container.Attached]:
-    """The tokenizer file that the specification names, where no role does."""
+    """The tokenizer file named by the specification, if no role has it."""
     name = chosen.section("tokenizer").get("file", "")
     path = named_file(source, name) if name else None
     known = {Path(file) for role, file in source.files.items() if role != "weights"}
@@ -117,7 +117,7 @@ def _tokenizer(source: Checkpoint, chosen: Spec) -> list[container.Attached]:
 
 
 def step_of(written: Written, total: int) -> Callable[[int], None]:
-    """Callback after each tensor: frees its pages and those of the source, and calls `written`."""
+    """Callback after each tensor: releases mapped pages, and calls `written`."""
     def step(done: int) -> None:
         release_memory()
         written(done, total)
@@ -126,11 +126,11 @@ def step_of(written: Written, total: int) -> Callable[[int], None]:
 
 
 class Row:
-    """One tensor on its way: `read` makes its bytes, and fills in what the report says of it."""
+    """One tensor of the target: `read` returns its bytes, and completes its row of the report."""
 
     def __init__(self, tensor: Tensor, plan: QuantisePlan, calibration: Calibration | None, threads: int | None,
                  used: bool):
-        """used: by the network, and so to be finite, whatever type it gets."""
+        """used: whether the network uses the tensor; its values must then be finite."""
         self.tensor, self._calibration, self._threads, self._used = tensor, calibration, threads, used
         self.scheme = plan.schemes.get(tensor.name)
         self.kind = self.scheme or tensor.type.name
@@ -160,13 +160,13 @@ def check_target(target: Path, source: Checkpoint, replace: bool) -> None:
     """Refuse a target that is a file of the source, or cannot be written.
 
     Raises:
-        RequestError: the message has which.
+        RequestError: the message names the reason.
     """
     ours = [*source.files.get("weights", []), *(path for role, path in source.files.items() if role != "weights")]
     there = found(target)
     if there and any(target.samefile(path) for path in ours):
         raise RequestError(f"{target}: the target is the source itself")
-    if there and not stat.S_ISREG(there.st_mode):  # --force would put a file in the place of a device
+    if there and not stat.S_ISREG(there.st_mode):  # --force would replace a device by a file
         raise RequestError(f"{target} is there already, and is no file")
     if there and not replace:
         raise RequestError(f"{target} is there already; --force writes over a file")

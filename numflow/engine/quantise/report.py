@@ -12,15 +12,15 @@ from numflow.errors import FormatError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type, to_f32
 
-NO_HASH = 64 * "0"  # stands in a report where a hash comes
-_PART = 1 << 21     # weights whose error is measured at a time
+NO_HASH = 64 * "0"  # placeholder of a hash in a report
+_PART = 1 << 21     # weights per part when errors are measured
 
 
 def check_finite(tensor: Tensor) -> None:
     """Refuse a tensor with a NaN or an infinity.
 
     Raises:
-        FormatError: the message has its row and column.
+        FormatError: the message names row and column.
     """
     step = max(1, _PART // max(1, tensor.columns))
     for first in range(0, tensor.rows, step):
@@ -31,13 +31,13 @@ def check_finite(tensor: Tensor) -> None:
 
 
 def errors(tensor: Tensor, data: np.ndarray, kind: str, importance: np.ndarray | None) -> dict[str, float]:
-    """Relative rms error of a quantised tensor, and the same with squares weighted by importances [K] or [X, K]."""
+    """Relative RMS error of a quantised tensor, and the same weighted by importances [K] or [X, K]."""
     sums = np.zeros(4)
     step = max(1, _PART // max(1, tensor.columns))
     for first in range(0, tensor.rows, step):
         rows = slice(first, min(first + step, tensor.rows))
         x = tensor.f32(rows)
-        # In float64, because squares of the smallest weights that schemes hold are 0 in float32.
+        # In float64: squares of the smallest weights are 0 in float32.
         squares = [np.square(part, dtype=np.float64) for part in (to_f32(data[rows], kind) - x, x)]
         c = np.ones(1, np.float32)
         if importance is not None:
@@ -50,7 +50,7 @@ def errors(tensor: Tensor, data: np.ndarray, kind: str, importance: np.ndarray |
 
 
 def totals_of(tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """bytes of all tensors; weights and bits_per_weight of the quantised matrices, those that stayed so included."""
+    """Bytes of all tensors; weights and bits_per_weight of the quantised matrices, including those quantised before."""
     quantised = [row for row in tensors if row["modules"] and tensor_type(row["type"]).block > 1]
     weights = sum(int(np.prod(row["shape"])) for row in quantised)
     bits = 8 * sum(row["bytes"] for row in quantised) / max(weights, 1)
@@ -84,5 +84,5 @@ def text_sha(text: str) -> str:
 
 
 def report_sha(report: Mapping[str, Any]) -> str:
-    """The hash of a report that has no hash of itself yet."""
+    """Hash of a report, with NO_HASH in place of its own hash."""
     return text_sha(json.dumps({**report, "sha256": NO_HASH}))

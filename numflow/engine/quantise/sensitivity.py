@@ -1,12 +1,13 @@
-"""A recipe that meets a size: schemes by how much each part of a model suffers (`numflow quantize --target-bpw`).
+"""Recipe for a target size: schemes chosen by the sensitivity of each part of a model (`numflow quantize
+--target-bpw`).
 
-Matrices are grouped by what they are and by where in the depth of the model they stand. Each group in turn is quantised
-to PROBE, and the divergence of the model's predictions from what they were is measured on a sample of the calibration
-text (of an encoder without head: the distance of its hidden states, squared, which grows alike). Divergence grows with
-the square of the weights' error, which is measured for each scheme on some rows of each matrix; so what every scheme
-would do to a group follows from the one measurement of divergence. Of all ways to choose that meet the size, the one
-with the least sum is taken. A matrix that is quantised already may also stay as it is: to quantise it anew would add an
-error and save nothing. What a recipe names has the scheme that it says, and the rest of the size is for the others.
+Matrices are grouped by module and depth. Each group in turn is quantised to PROBE, and the divergence of the model's
+predictions from the original predictions is measured on a sample of the calibration text (for an encoder without head:
+the squared distance of hidden states, which scales the same way). Divergence is proportional to the squared error of
+the weights, which is measured for each scheme on some rows of each matrix; so one measurement of divergence predicts
+the divergence of every scheme. The choice with the least predicted sum that meets the size is taken (a knapsack
+problem). A matrix that is quantised already may also stay unchanged: quantising it again would add an error and save
+nothing. Matrices named by a recipe get its scheme; the other matrices get the rest of the size.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,18 +29,18 @@ from numflow.quant import ROW_SCHEMES, decode, encode
 from numflow.quant.recipe import AUTOMATIC, KEEP, Recipe
 
 PROBE = "q3"
-FREE = Recipe("free", PROBE)  # names no matrix
+FREE = Recipe("free", PROBE)  # a recipe without rules
 DEPTHS = 4
-_BINS = 20_000     # that the bytes are counted in when schemes are chosen
-SAMPLED_ROWS = 32  # of each matrix, on which the error of each scheme is measured
+_BINS = 20_000     # resolution of sizes when schemes are chosen
+SAMPLED_ROWS = 32  # rows of each matrix on which errors of schemes are measured
 
 
 @dataclass(frozen=True)
 class MatrixGroup:
     """Matrices that get one scheme.
 
-    modules: their names in the network. sizes: bytes by what they may become, a scheme or KEEP.
-    errors:  sum of squared errors by the same names, each weighted by how much it counts, in any unit.
+    modules: module names in the network. sizes: bytes by scheme, or KEEP (unchanged).
+    errors:  sum of squared errors by scheme, weighted by importance, in any unit.
     """
 
     tensors: tuple[str, ...]
@@ -51,13 +52,13 @@ class MatrixGroup:
 
 def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: str | Path | None = None,
                      progress: Callable[[int, int], None] = lambda done, total: None, given: Recipe = FREE) -> Recipe:
-    """The recipe whose matrices take at most `bits` bits per weight, with the least divergence foreseen.
+    """Recipe with at most `bits` bits per weight and the least predicted divergence.
 
-    given: its rules hold; its scheme for what they do not name is the one that takes the place of PROBE.
+    given: its rules are applied; its default scheme replaces PROBE.
 
     Raises:
-        RequestError: a size that no scheme reaches, or that the model is below already; a calibration without a sample
-            of its text, or of another model; `given` is as `check_bits` refuses it.
+        RequestError: no scheme reaches the size, or the model is smaller already; the calibration has no sample of its
+            text, or is of another model; `given` is refused by `check_bits`.
     """
     samples = [np.asarray(ids, np.int32) for ids in calibration.facts.get("sample", ())]
     if not samples:
@@ -81,7 +82,7 @@ def check_bits(path: Path, bits: float, spec: str | Path | None = None, given: R
     """Refuse a size that cannot be met, before anything is measured.
 
     Raises:
-        RequestError: as `check_size`; or the scheme that `given` has for what it does not name is not one of numflow's.
+        RequestError: as `check_size`; or the default scheme of `given` is not one of numflow's.
     """
     if given.weights not in ROW_SCHEMES:
         raise RequestError(f"--target-bpw measures with one of {', '.join(ROW_SCHEMES)}; {given.weights!r} is none")
@@ -94,17 +95,18 @@ def check_bits(path: Path, bits: float, spec: str | Path | None = None, given: R
 
 def groups(built, checkpoint, calibration: Calibration | None = None, measure: bool = True,
            given: Recipe = FREE) -> list[MatrixGroup]:
-    """The matrices of a network (built with fuse=False) that can be quantised or are, by kind and depth.
+    """Groups of matrices of a network (built with fuse=False) that can be quantised or are quantised, by module and
+    depth.
 
-    measure: errors too; without, there are none. given: what its rules name can have one scheme only. What must stay
-    as it is, but counts among the quantised, can be KEEP only.
+    measure: whether to measure errors. given: matrices named by its rules have one scheme only. Matrices that must stay
+    unchanged, but count as quantised, have KEEP only.
     """
     plan = plan_of(built, checkpoint, given)
     names = [name for name in plan.modules if name in plan.schemes or checkpoint.tensors[name].type.block > 1]
-    layers = [_place(plan.modules[name][0])[1] for name in names]
+    layers = [_split_layer(plan.modules[name][0])[1] for name in names]
     table: dict[tuple[str, int, str | None], list[str]] = {}
     for name, layer in zip(names, layers):
-        kind, depth = _place(plan.modules[name][0])[0], -1 if layer < 0 else layer * DEPTHS // (max(layers) + 1)
+        kind, depth = _split_layer(plan.modules[name][0])[0], -1 if layer < 0 else layer * DEPTHS // (max(layers) + 1)
         fixed = given.rule(*plan.modules[name], name) if name in plan.schemes else KEEP
         table.setdefault((kind, depth, fixed), []).append(name)
     found = []
@@ -121,12 +123,12 @@ def groups(built, checkpoint, calibration: Calibration | None = None, measure: b
 
 
 def _bytes(tensors: list[Tensor], scheme: str) -> int:
-    """Of tensors in a scheme, or as they are if it is KEEP."""
+    """Bytes of tensors in a scheme, or unchanged for KEEP."""
     return sum(t.nbytes if scheme == KEEP else t.rows * tensor_type(scheme).row_bytes(t.columns) for t in tensors)
 
 
 def _errors(tensor: Tensor, calibration: Calibration | None) -> dict[str, float]:
-    """Sum of squared errors of each scheme, weighted by importances, from a sample of the rows."""
+    """Sum of squared errors of each scheme, weighted by importances, estimated from a sample of rows."""
     what = f"a sample of the rows of {tensor.name}"
     rows = np.unique(np.linspace(0, tensor.rows - 1, SAMPLED_ROWS).astype(np.int64))
     x, importance = tensor.f32(rows), None if calibration is None else calibration.importance(tensor.name)
@@ -140,19 +142,19 @@ def _errors(tensor: Tensor, calibration: Calibration | None) -> dict[str, float]
     return found
 
 
-def _place(module: str) -> tuple[str, int]:
-    """ "dec.blk.7.attn_q" -> ("dec.attn_q", 7); a layer of -1 where there is none."""
+def _split_layer(module: str) -> tuple[str, int]:
+    """ "dec.blk.7.attn_q" -> ("dec.attn_q", 7); layer -1 for modules outside of layers."""
     words = module.split(".")
     if "blk" not in words[:-1]:
         return module, -1
-    at = words.index("blk")
-    return ".".join(words[:at] + words[at + 2:]), int(words[at + 1])
+    index = words.index("blk")
+    return ".".join(words[:index] + words[index + 2:]), int(words[index + 1])
 
 
 def sensitivities(spec, checkpoint, found: list[MatrixGroup], calibration: Calibration, samples: list[np.ndarray],
                   progress: Callable[[int, int], None] = lambda done, total: None, probe: str = PROBE) -> list[float]:
-    """Mean divergence of the model's predictions on `samples` when only that group is quantised to `probe`, for each;
-    0 for those that can be one thing only."""
+    """For each group, mean divergence of the model's predictions on `samples` if only this group is quantised to
+    `probe`; 0 for groups with a single scheme."""
     from numflow.reference.program import Program
 
     live = replace(checkpoint, tensors=dict(checkpoint.tensors))
@@ -168,9 +170,9 @@ def sensitivities(spec, checkpoint, found: list[MatrixGroup], calibration: Calib
             if len(group.sizes) == 1:
                 costs.append(0.0)
                 continue
-            _put(program, built, live, probes, group)
+            _swap_tensors(program, built, live, probes, group)
             costs.append(distance(pair for rows, ids in zip(base, samples) for pair in zip(rows, _outputs(model, ids))))
-            _put(program, built, live, checkpoint, group)
+            _swap_tensors(program, built, live, checkpoint, group)
             progress(done, len(found))
     return costs
 
@@ -186,12 +188,12 @@ def _outputs(model: Model, ids: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _mean_distance(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Mean of the squared distances of rows q from rows p, as shares of the squares of p; p and q float32 [n, N]."""
+    """Mean of |q - p|^2 / |p|^2 over rows p and q; float32 [n, N]."""
     return float(np.mean(np.concatenate([np.sum((q - p) ** 2, axis=1) / np.sum(p ** 2, axis=1) for p, q in pairs])))
 
 
-def _put(program, built, live, source, group: MatrixGroup) -> None:
-    """Let the program read a group's tensors from another checkpoint."""
+def _swap_tensors(program, built, live, source, group: MatrixGroup) -> None:
+    """Replace a group's tensors in the program by those of another checkpoint."""
     for name in group.tensors:
         live.tensors[name] = source.tensors[name]
     program.forget(name for name, weight in built.weights.items()
@@ -208,14 +210,14 @@ def check_size(found: list[MatrixGroup], bits: float) -> None:
         raise RequestError("the model has no matrices that could be quantised")
     weights = sum(group.weights for group in found)
     least = 8 * sum(min(group.sizes.values()) for group in found) / weights
-    if not bits >= least:  # NaN is too few, too
+    if not bits >= least:  # true for NaN too
         smallest = dict.fromkeys(min(group.sizes, key=group.sizes.__getitem__) for group in found)
         what = " and ".join("what stays as it is" if name == KEEP else name for name in smallest)
         raise RequestError(f"{bits:g} bits per weight are too few: {what} alone takes {least:.4f}")
 
 
-def _worth_it(group: MatrixGroup) -> list[str]:
-    """Schemes to consider for a group, from small to large, without those no better than a smaller one."""
+def _pareto(group: MatrixGroup) -> list[str]:
+    """Schemes of a group on the Pareto front of size and error, from small to large."""
     options: list[str] = []
     for name in sorted(group.sizes, key=lambda name: (group.sizes[name], group.errors[name])):
         if not options or group.errors[name] < group.errors[options[-1]]:
@@ -224,7 +226,7 @@ def _worth_it(group: MatrixGroup) -> list[str]:
 
 
 def allocate(found: list[MatrixGroup], costs: list[float], bits: float, probe: str = PROBE) -> list[str]:
-    """Scheme of each group for the least sum of foreseen divergences (a knapsack, solved by its table).
+    """Scheme of each group with the least sum of predicted divergences (knapsack by dynamic programming).
 
     costs: divergence when a group is quantised to `probe`.
 
@@ -232,38 +234,39 @@ def allocate(found: list[MatrixGroup], costs: list[float], bits: float, probe: s
         RequestError: fewer bits than the smallest scheme takes.
     """
     check_size(found, bits)
-    names = [_worth_it(group) for group in found]
+    names = [_pareto(group) for group in found]
     more = [[group.sizes[name] - group.sizes[options[0]] for name in options] for group, options in zip(found, names)]
     spare = bits * sum(group.weights for group in found) / 8
     spare -= sum(group.sizes[options[0]] for group, options in zip(found, names))
-    room = _BINS + len(found)  # bytes of each group are rounded up, so that all together may still fit
-    bins = [[0 if not extra else int(np.ceil(extra / spare * _BINS)) if extra <= spare else room + 1 for extra in row]
+    limit = _BINS + len(found)  # sizes are rounded up to bins, so the total may fit even with some more bins
+    bins = [[0 if not extra else int(np.ceil(extra / spare * _BINS)) if extra <= spare else limit + 1 for extra in row]
             for row in more]
-    foreseen = [[cost * group.errors[name] / max(group.errors.get(probe, 0.0), 1e-30) for name in options]
+    predicted = [[cost * group.errors[name] / max(group.errors.get(probe, 0.0), 1e-30) for name in options]
                 for group, cost, options in zip(found, costs, names)]
-    taken = _table(bins, foreseen, room)
-    for capacity in range(room, _BINS - 1, -1):
-        chosen = _walk_back(taken, bins, capacity)
+    taken = _knapsack(bins, predicted, limit)
+    for capacity in range(limit, _BINS - 1, -1):
+        chosen = _backtrack(taken, bins, capacity)
         if sum(row[option] for row, option in zip(more, chosen)) <= spare:
             break
     return [options[option] for options, option in zip(names, chosen)]
 
 
-def _table(bins: list[list[int]], foreseen: list[list[float]], room: int) -> np.ndarray:
-    """uint8 [groups, room + 1]: the option that a group takes when it and those before it may fill so many bins."""
-    least, taken = np.zeros(room + 1), np.zeros((len(bins), room + 1), np.uint8)
-    for sizes, values, choice in zip(bins, foreseen, taken):
-        before, least = least, np.full(room + 1, np.inf)
+def _knapsack(bins: list[list[int]], predicted: list[list[float]], limit: int) -> np.ndarray:
+    """uint8 [groups, limit + 1]: option of a group if this group and the groups before may fill so many
+    bins."""
+    least, taken = np.zeros(limit + 1), np.zeros((len(bins), limit + 1), np.uint8)
+    for sizes, values, choice in zip(bins, predicted, taken):
+        before, least = least, np.full(limit + 1, np.inf)
         for option, (size, value) in enumerate(zip(sizes, values)):
-            if size <= room:
-                total = before[:room + 1 - size] + value
+            if size <= limit:
+                total = before[:limit + 1 - size] + value
                 better = total < least[size:]
                 least[size:][better], choice[size:][better] = total[better], option
     return taken
 
 
-def _walk_back(taken: np.ndarray, bins: list[list[int]], capacity: int) -> list[int]:
-    """The option of each group when all together may fill `capacity` bins."""
+def _backtrack(taken: np.ndarray, bins: list[list[int]], capacity: int) -> list[int]:
+    """Option of each group if all groups together may fill `capacity` bins."""
     chosen = []
     for choice, sizes in zip(taken[::-1], bins[::-1]):
         chosen.append(int(choice[capacity]))

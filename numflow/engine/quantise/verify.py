@@ -1,4 +1,4 @@
-"""Checking quantised model files against their report, and against what they were made from (`numflow verify`)."""
+"""Verification of quantised model files against their report and their source (`numflow verify`)."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,14 +15,14 @@ from numflow.network.quantise.transposed import transpose
 
 def verify(target: Path, against: Path | None = None,
            checked: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
-    """Recompute what a quantised model's report says, and return the report.
+    """Recompute the values in a quantised model's report; returns the report.
 
-    against: the model it was made from; its hash and each tensor's error are recomputed too. A GGUF file, which has no
-             report, is compared with it alone.
+    against: source of the model; its hash and each tensor's error are recomputed too. A GGUF file, which has no report,
+             is compared with the source only.
     checked: called with the name of each tensor.
 
     Raises:
-        FormatError: the file is no such model, or something is not as the report says; the message has what.
+        FormatError: the file is no quantised model, or differs from its report; the message names the differences.
     """
     if against is not None and formats.detect(Path(target)) == "gguf":
         from numflow.engine.quantise.verify_gguf import verify_gguf
@@ -54,7 +54,7 @@ def verify(target: Path, against: Path | None = None,
 
 
 def _as(model: Checkpoint, source: Checkpoint) -> Checkpoint:
-    """The source with its matrices the way round that the model has them."""
+    """The source with its matrices transposed as in the model."""
     both = model.tensors.keys() & source.tensors.keys()
     return transpose(source, {name for name in both if model.tensors[name].turned and not source.tensors[name].turned
                               and source.tensors[name].type.block == 1 and len(source.tensors[name].shape) > 1})

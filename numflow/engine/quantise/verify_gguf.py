@@ -1,4 +1,4 @@
-"""Checking a GGUF file against the model that it was made from: it carries no report of its own."""
+"""Verification of a GGUF file, which has no report, against its source."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +13,17 @@ from numflow.formats.gguf_writer import WRITTEN
 from numflow.formats.mapped import release_memory
 from numflow.network.quantise.quantise import encoded
 
-_WORSE = 1.5   # times the error of numflow's own rounding that another program's may have
-_MOST = 0.5    # relative error of a type that numflow does not write
-_LEAST = 1e-6  # error of rounding that is exact
+_WORSE = 1.5   # maximum error of another program's quantisation, as a factor of numflow's
+_MOST = 0.5    # maximum relative error of types that numflow does not write
+_LEAST = 1e-6  # tolerance for exact rounding
 
 
 def verify_gguf(target: Path, against: Path, checked: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
-    """Compare names, sizes and bytes of each tensor, and of those in other types the error with that of rounding the
-    source to this type, and return what was found in the form of a report.
+    """Compare names, shapes and bytes of all tensors; for tensors of another type than in the source, compare the error
+    with the error of quantising the source to this type. Returns a report.
 
     Raises:
-        FormatError: a tensor is missing, of other sizes, has other bytes or is further off; the message has which.
+        FormatError: a tensor is missing, or has another shape, other bytes or too large an error; the message names it.
     """
     model, source = formats.open_checkpoint(target), formats.open_checkpoint(against)
     seen = as_gguf_file(source, network.choose_spec(source, None))[0]
@@ -61,8 +61,10 @@ def _compared(tensor: Tensor, source: Tensor) -> tuple[dict[str, Any], str]:
         return row, "" if same else f"tensor {tensor.name!r} has other bytes than the source"
     row |= errors(source, data, kind, None)
     if kind in WRITTEN.values():
-        own = encoded(source, kind)
-        most = row["error"] if sha(own) == row["sha256"] else _WORSE * errors(source, own, kind, None)["error"] + _LEAST
+        encoded_here = encoded(source, kind)
+        most = row["error"]
+        if sha(encoded_here) != row["sha256"]:
+            most = _WORSE * errors(source, encoded_here, kind, None)["error"] + _LEAST
     else:
         most = _MOST
     far = not row["error"] <= most

@@ -1,4 +1,4 @@
-"""The adapter that a request has chosen, of those that its model has."""
+"""Adapter of a request, chosen from those of its model."""
 
 from dataclasses import dataclass
 from typing import NoReturn
@@ -8,9 +8,9 @@ from numflow.errors import RequestError, option
 
 @dataclass(eq=False)
 class ChosenAdapter:
-    """An adapter of a loaded model. Its number is no other's as long as a request has this object.
+    """An adapter of a loaded model. `number` is not reused as long as a request holds this object.
 
-    number: in batches. serial: that no other adapter of the model has, or has had.
+    number: index in batches. serial: unique over all adapters that the model has or had.
     """
 
     name: str
@@ -21,10 +21,10 @@ class ChosenAdapter:
 
 
 def without_adapters(name: str) -> NoReturn:
-    """Refuse an adapter's name.
+    """Refuse the name of an adapter.
 
     Raises:
-        RequestError: the model has been loaded without adapters.
+        RequestError: the model was loaded without adapters.
     """
     raise RequestError(f"{option('adapter', name)}: the model was loaded without adapters that requests may choose "
                        f"({option('adapters')})", "unsupported", "adapter")

@@ -1,4 +1,4 @@
-"""Checks before weights are read and kernels compiled: by headers, settings and small files alone."""
+"""Checks before weights are read and kernels are compiled: of headers, settings and small files alone."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,75 +7,75 @@ from typing import Any
 from numflow import formats, network, registry
 from numflow.decoding.structured import KINDS, check_grammar
 from numflow.engine.request.facts import ModelFacts
-from numflow.engine.request.sampling import CHAT, filled
+from numflow.engine.request.sampling import CHAT, with_model_defaults
 from numflow.engine.request.settings import Settings
 from numflow.errors import RequestError, option
 
 
 def check_settings(settings: Mapping[str, Any], has_draft: bool) -> None:
-    """Refuse settings of a generation that no model could follow.
+    """Refuse settings of a generation that no model accepts.
 
     Raises:
         RequestError: a name, a value or a grammar is wrong, or there is no draft model for speculate="draft".
         DeviceError: a package is missing.
     """
-    found = Settings.of(filled(settings, CHAT))  # some temperature, where the model will say which
-    if found.speculate == "draft" and not has_draft:
+    checked = Settings.of(with_model_defaults(settings, CHAT))  # a placeholder for the model's temperature
+    if checked.speculate == "draft" and not has_draft:
         raise RequestError(f"{option('speculate', 'draft')} needs a draft model: name one with {option('draft')}")
     for kind in KINDS:
-        if getattr(found, kind) is not None:
-            check_grammar(kind, getattr(found, kind))
+        if getattr(checked, kind) is not None:
+            check_grammar(kind, getattr(checked, kind))
 
 
 def check_writes(model: ModelFacts) -> None:
-    """Refuse a model that writes no text.
+    """Refuse a model that cannot generate text.
 
     Raises:
-        RequestError: it is an encoder, or has no output head.
+        RequestError: the model is an encoder, or has no output head.
     """
     if not model.causal:
-        raise RequestError(f"{model.name} is an encoder: it cannot generate text; it is for {_use(model)}")
+        raise RequestError(f"{model.name} is an encoder: it cannot generate text; it is for {_purpose(model)}")
     if "logits" not in model.outputs:
         raise RequestError(f"{model.name} computes no logits: it has no output head")
 
 
 def check_masked(model: ModelFacts) -> None:
-    """Refuse a model that fills no gaps.
+    """Refuse a model that cannot fill masks.
 
     Raises:
-        RequestError: it is no masked language model, or has no output head.
+        RequestError: the model is no masked language model, or has no output head.
     """
     if model.causal:
-        raise RequestError(f"{model.name} is no masked language model: it cannot fill gaps; it is for {_use(model)}, "
-                           f"{_instead('fill-mask')}")
+        raise RequestError(f"{model.name} is no masked language model: it cannot fill gaps; it is for "
+                           f"{_purpose(model)}, {_suggestion('fill-mask')}")
     if "logits" not in model.outputs:
-        raise RequestError(f"{model.name} computes no logits, which gaps are filled by: it has no output head; it is "
-                           f"for {_use(model)}, {_instead('fill-mask')}")
+        raise RequestError(f"{model.name} computes no logits, which gaps are filled by: it has no output head; it "
+                           f"is for {_purpose(model)}, {_suggestion('fill-mask')}")
 
 
 def check_scores(model: ModelFacts) -> None:
     """Refuse a model that is neither a classifier nor a reranker.
 
     Raises:
-        RequestError: it has no score head.
+        RequestError: the model has no score head.
     """
     if not model.labels:
         raise RequestError(f"{model.name} has no score head: it is neither a classifier nor a reranker; it is for "
-                           f"{_use(model)}")
+                           f"{_purpose(model)}")
 
 
 def check_translates(model: ModelFacts) -> None:
-    """Refuse a model that reads no text in another language.
+    """Refuse a model that cannot translate.
 
     Raises:
-        RequestError: it is no encoder-decoder.
+        RequestError: the model is no encoder-decoder.
     """
     if not model.encoder:
-        raise RequestError(f"{model.name} has no encoder: it cannot translate; it is for {_use(model)}, "
-                           f"{_instead('translate')}")
+        raise RequestError(f"{model.name} has no encoder: it cannot translate; it is for {_purpose(model)}, "
+                           f"{_suggestion('translate')}")
 
 
-def _use(model: ModelFacts) -> str:
+def _purpose(model: ModelFacts) -> str:
     """Purpose of a model, with the command for it."""
     if model.labels:
         return "scores of texts (numflow classify, numflow rerank)"
@@ -86,22 +86,22 @@ def _use(model: ModelFacts) -> str:
     return "filling gaps (numflow fill-mask)" if "logits" in model.outputs else "embeddings (numflow embed)"
 
 
-def _instead(purpose: str) -> str:
-    """A model to try for a purpose."""
+def _suggestion(purpose: str) -> str:
+    """Suggestion of a model for a purpose."""
     return f"{registry.default_model(purpose)} is a model for {purpose}"
 
 
 def check_draft(model: ModelFacts, draft: str | Path, offline: bool, progress: bool) -> None:
-    """Refuse a draft model of another vocabulary, before its weights are fetched if it is known then.
+    """Refuse a draft model with another vocabulary, if possible before its weights are fetched.
 
     Raises:
-        RequestError: it cannot guess for this model. As of numflow.load: it cannot be had or read.
+        RequestError: the draft model does not fit this model. As numflow.load: it cannot be found or read.
     """
     if model.encoder:
         raise RequestError(f"{model.name} is an encoder-decoder: a draft model cannot guess for it")
-    known = registry.token_ids(draft, offline)
-    if known is not None:
-        _same_vocabulary(model, str(draft), known)
+    token_ids = registry.token_ids(draft, offline)
+    if token_ids is not None:
+        _same_vocabulary(model, str(draft), token_ids)
     checkpoint = formats.open_checkpoint(registry.resolve(draft, offline=offline, progress=progress))
     found = ModelFacts.of(network.build(network.choose_spec(checkpoint, None), checkpoint))
     if not found.decoder or "logits" not in found.outputs:

@@ -1,7 +1,7 @@
-"""Beam search: keeps the best beginnings of a text, and of the finished texts the best by score per length.
+"""Beam search: the B best unfinished hypotheses of a text, and the B best finished ones by length-normalised score.
 
-The rules are those of the published `generate` of transformers, so that results agree with it: candidates are the
-best 2 B (or more, with several end tokens) continuations of all B beams; end tokens count only among the first B.
+The rules are those of `generate` in transformers, so that results agree: the candidates are the best 2 B (or more, with
+several end tokens) continuations of all B beams; an end token finishes a hypothesis only if it ranks among the first B.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from numflow.errors import NotFiniteError, RequestError, quoted
 class Beams:
     """Settings of a beam search.
 
-    num_beams:      beginnings that are kept.
+    num_beams:      number of hypotheses.
     length_penalty: a finished text's score is the sum of its log-probabilities / length ** length_penalty.
-    early_stopping: False: stop when the best beam, were it as long as it is now, is no better than the worst of
-                    num_beams finished texts; "never": the same, as if it grew to the longest text allowed (where the
-                    penalty favours that); True: stop as soon as num_beams texts are finished.
+    early_stopping: False: stop when the best unfinished hypothesis, scored at its current length, is no better than the
+                    worst of num_beams finished texts; "never": the same, scored at the maximum length where the
+                    penalty favours long texts; True: stop as soon as num_beams texts are finished.
 
     Raises:
         RequestError: a value out of range.
@@ -44,7 +44,7 @@ class Beams:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """New ids, without an end token, and their score: a sum of log-probabilities, per length once it is finished."""
+    """New ids without an end token, and their score: a sum of log-probabilities, length-normalised once finished."""
 
     ids: tuple[int, ...] = ()
     score: float = 0.0
@@ -52,20 +52,21 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The beams of one request. Knows numbers only; who runs them keeps a sequence for each.
+    """The beams of one request, as ids and scores. The caller keeps a sequence for each running hypothesis.
 
-    running:  hypotheses to run next, best first. finished: the best finished ones, best first. done: no more to run.
-    prefix:   the decoder's first ids; the last `counted` of them are part of a text's length (a forced first token).
-    sampling: its penalties and bias hold for the log-probabilities.
+    running:  hypotheses to run next, best first. finished: the best finished hypotheses, best first. done: no more to
+              run.
+    prefix:   the decoder's first ids; the last `forced` of them (a forced first token) count as generated tokens.
+    sampling: penalties and bias, applied to the log-probabilities.
     """
 
-    def __init__(self, beams: Beams, constraints: Constraints, prefix, counted: int = 0,
+    def __init__(self, beams: Beams, constraints: Constraints, prefix, forced: int = 0,
                  sampling: Sampling | None = None):
         self.beams, self.constraints = beams, constraints
         self.running = [Hypothesis()]
         self.finished: list[Hypothesis] = []
         self.done = constraints.max_tokens == 0
-        self._prefix, self._counted = [int(id) for id in prefix], counted
+        self._prefix, self._forced = [int(id) for id in prefix], forced
         self._sampling = sampling or Sampling()
 
     @property
@@ -74,16 +75,16 @@ class BeamSearch:
         return self.finished[0] if self.finished else Hypothesis()
 
     def advance(self, logits: np.ndarray) -> list[int]:
-        """Take the logits [n, V] of the running hypotheses; returns which of them each new one continues."""
-        if not np.isfinite(logits.max(axis=1)).all():  # -inf is a token that never comes
+        """Take the logits [n, V] of the running hypotheses; returns the index of the parent of each new hypothesis."""
+        if not np.isfinite(logits.max(axis=1)).all():  # -inf: a token that is never generated
             raise NotFiniteError(NOT_FINITE)
         new, width = len(self.running[0].ids), self.beams.num_beams
-        last, length = new + 1 == self.constraints.max_tokens, new + 1 + self._counted
+        last, length = new + 1 == self.constraints.max_tokens, new + 1 + self._forced
         scores = np.stack([self._scores(row, hypothesis) for row, hypothesis in zip(logits, self.running)])
         parents: list[int] = []
         running: list[Hypothesis] = []
-        for rank, at in enumerate(self._best(scores.ravel())):
-            parent, id = divmod(int(at), scores.shape[1])
+        for rank, index in enumerate(self._best(scores.ravel())):
+            parent, id = divmod(int(index), scores.shape[1])
             ids, score, ended = self.running[parent].ids, float(scores[parent, id]), id in self.constraints.ends
             if (ended or last) and rank < width:
                 score /= length**self.beams.length_penalty
@@ -98,14 +99,14 @@ class BeamSearch:
         return parents
 
     def _scores(self, logits, hypothesis) -> np.ndarray:
-        """Log-probability float64 [V] of the hypothesis with each token after it."""
+        """Score float64 [V] of the hypothesis continued by each token."""
         shifted = logits.astype(np.float64) - float(logits.max())
         shifted -= np.log(np.exp(shifted).sum())
         before, new = np.array([*self._prefix, *hypothesis.ids], np.int32), len(hypothesis.ids)
         return self.constraints.apply(processed(shifted, before, new, self._sampling), before, new) + hypothesis.score
 
     def _best(self, scores) -> np.ndarray:
-        """Indices of the best continuations that may come, best first; of equal ones the lowest."""
+        """Indices of the best allowed continuations, best first; ties: lowest index first."""
         possible = np.flatnonzero(scores > NEVER)
         count = min(len(possible), max(2, 1 + len(self.constraints.ends)) * self.beams.num_beams)
         best = largest(scores, possible, count) if count < len(possible) else possible
@@ -115,11 +116,11 @@ class BeamSearch:
         self.finished = sorted([*self.finished, hypothesis], key=lambda h: -h.score)[:self.beams.num_beams]
 
     def _settled(self, length) -> bool:
-        """Whether going on cannot, or shall not, change the result."""
+        """Whether the search ends: more steps cannot, or by early_stopping must not, change the result."""
         if len(self.finished) < self.beams.num_beams:
             return False
         if self.beams.early_stopping is True:
             return True
         if self.beams.early_stopping == "never" and self.beams.length_penalty > 0:
-            length = self.constraints.max_tokens + self._counted
+            length = self.constraints.max_tokens + self._forced
         return self.running[0].score / length**self.beams.length_penalty <= self.finished[-1].score

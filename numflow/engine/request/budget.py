@@ -1,4 +1,4 @@
-"""Budget of one request: a limit for everything that a few bytes of it could make expensive."""
+"""Budget of one request: limits on settings that make a small request expensive."""
 
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, fields
@@ -15,13 +15,13 @@ SALT_CHARACTERS = 256  # of cache_salt
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that one request may ask for.
+    """Maximum values that one request may ask for.
 
-    max_beams:    of a beam search (num_beams).
+    max_beams:    beams of a beam search (num_beams).
     max_choices:  texts of one prompt (n, best_of).
-    max_logprobs: alternatives beside each token (logprobs, top_logprobs).
+    max_logprobs: alternatives for each token (logprobs, top_logprobs).
     max_breakers: distinct texts that end a repetition (dry_sequence_breakers).
-    max_bans:     tokens and sequences that never come (banned_tokens), and tokens that end a text (stop_token_ids).
+    max_bans:     banned tokens and sequences (banned_tokens), and tokens that end a text (stop_token_ids).
     max_bias:     tokens with a bias (logit_bias).
     max_stops:    stop strings.
     max_grammar:  bytes of a JSON schema, a regular expression or a grammar.
@@ -46,10 +46,10 @@ class Budget:
     def check(self, settings) -> None:
         """Refuse settings (numflow.engine.request.settings.Settings) beyond the budget.
 
-        Values of a wrong type pass here; the checks of types refuse them.
+        Values of a wrong type pass here; type checks elsewhere refuse them.
 
         Raises:
-            RequestError: a setting is beyond it; the message names the setting and the limit.
+            RequestError: a setting is beyond the budget; the message names the setting and the limit.
         """
         for name, limit in (("num_beams", "max_beams"), ("n", "max_choices"), ("best_of", "max_choices"),
                             ("logprobs", "max_logprobs"), ("prompt_logprobs", "max_logprobs")):

@@ -1,6 +1,6 @@
 """Generation defaults in a model's own files.
 
-They are config.json, and generation_config.json before it; in GGUF files the metadata general.sampling.
+The files are generation_config.json and config.json, in this precedence; in GGUF files the metadata general.sampling.
 """
 
 from collections.abc import Mapping
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numflow.decoding.settings import DEFAULTS, check, idle
+from numflow.decoding.settings import DEFAULTS, check, without_effect
 from numflow.engine.request.sampling import Source
 from numflow.errors import FormatError, RequestError
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings of a model that hold unless a request says otherwise.
+    """Settings of a model that apply unless a request sets them.
 
-    num_beams, length_penalty, early_stopping: as Beams has them.
-    no_repeat_ngram: as Constraints has it.
-    min_length, max_length: tokens of the decoder's text, its first ones included; 0 and None where nothing is said.
-    forced_first: id of the first token that is generated. forced_last: of the last one, where the length ends a text.
-    banned: token sequences that never come.
-    sampling: how tokens are picked, as far as the files say; `do_sample: false` is temperature 0.
+    num_beams, length_penalty, early_stopping: as in Beams.
+    no_repeat_ngram: as in Constraints.
+    min_length, max_length: length of the decoder's text in tokens, its first tokens included; 0 and None if not set.
+    forced_first: id of the first generated token. forced_last: id of the last token when the maximum length is reached.
+    banned: token sequences that are never generated.
+    sampling: sampling settings of the files; `do_sample: false` is temperature 0.
     """
 
     num_beams: int = 1
@@ -58,7 +58,7 @@ _KEYS: dict[str, tuple] = {
 
 
 def read_defaults(checkpoint) -> Defaults:
-    """The settings of a checkpoint.
+    """Read the default settings of a checkpoint.
 
     Raises:
         FormatError: a value of the wrong kind, or a broken generation_config.json.
@@ -80,68 +80,68 @@ def read_defaults(checkpoint) -> Defaults:
 
 
 # field -> (key in JSON files, in GGUF files; "": none)
-_DRAWING = {
+_SAMPLING_KEYS = {
     "temperature": ("temperature", "temp"), "top_k": ("top_k", "top_k"), "top_p": ("top_p", "top_p"),
     "min_p": ("min_p", "min_p"), "typical_p": ("typical_p", ""),
     "repetition_penalty": ("repetition_penalty", "penalty_repeat"), "repeat_last_n": ("", "penalty_last_n"),
     "mirostat": ("", "mirostat"), "mirostat_tau": ("", "mirostat_tau"), "mirostat_eta": ("", "mirostat_eta")}
-_GREEDY = ("temperature", "repetition_penalty", "repeat_last_n")  # what has an effect where nothing is drawn
+_GREEDY_KEYS = ("temperature", "repetition_penalty", "repeat_last_n")  # effective with greedy decoding
 
 
 def _sampling(config: Mapping[str, tuple[Any, Any]]) -> Source:
     """Sampling settings of a file, by the rules of transformers.
 
-    Without `do_sample: true` or a temperature a file says nothing of drawing; with `do_sample: false` the best token is
-    taken, whatever else the file says.
+    Without `do_sample` and without a temperature the settings are incomplete. With `do_sample: false` decoding is
+    greedy, regardless of other settings.
     """
-    where, drawn = config.get("do_sample", ("", None))
-    if drawn not in (None, True, False):
-        raise FormatError(f"{where}: do_sample should be true or false, is {drawn!r:.80}")
-    found, places = {}, [where] * (drawn is not None)
-    for name, (key, _) in _DRAWING.items():
-        place, value = config.get(key, ("", None))
+    where, do_sample = config.get("do_sample", ("", None))
+    if do_sample not in (None, True, False):
+        raise FormatError(f"{where}: do_sample should be true or false, is {do_sample!r:.80}")
+    found, files = {}, [where] * (do_sample is not None)
+    for name, (key, _) in _SAMPLING_KEYS.items():
+        where, value = config.get(key, ("", None))
         if value is not None:
-            found[name] = _checked(name, value, f"{place}: {key}")
-            places.append(place)
-    if drawn is False:
-        found = {**{name: value for name, value in found.items() if name in _GREEDY}, "temperature": 0.0}
-    elif drawn:
+            found[name] = _checked(name, value, f"{where}: {key}")
+            files.append(where)
+    if do_sample is False:
+        found = {**{name: value for name, value in found.items() if name in _GREEDY_KEYS}, "temperature": 0.0}
+    elif do_sample:
         found.setdefault("temperature", 1.0)
-    return Source(_effective(found), Path(places[-1]).name if found else "")
+    return Source(_effective(found), Path(files[-1]).name if found else "")
 
 
 def _gguf_sampling(checkpoint) -> Source:
     found = {}
-    for name, (_, key) in _DRAWING.items():
+    for name, (_, key) in _SAMPLING_KEYS.items():
         value = checkpoint.config.get(f"general.sampling.{key}") if key else None
         if value is not None:
-            value = float(f"{value:.6g}") if isinstance(value, float) else value  # float32, as it was written
+            value = float(f"{value:.6g}") if isinstance(value, float) else value  # the digits of a float32
             found[name] = _checked(name, value, f"{checkpoint.path}: general.sampling.{key}")
     return Source(_effective(found), "general.sampling" if found else "")
 
 
-def _checked(name: str, value: Any, place: str) -> Any:
-    """A setting's value, in range. -1 is no top_k, and a whole number may be written as 40.0."""
+def _checked(name: str, value: Any, where: str) -> Any:
+    """Value of a setting, checked. top_k -1 means off; a whole number may be written as 40.0."""
     if isinstance(DEFAULTS[name], int) and isinstance(value, float) and value.is_integer():
         value = int(value)
     value = 0 if (name, value) == ("top_k", -1) else value
     try:
         check({**DEFAULTS, name: value})
     except RequestError as error:
-        raise FormatError(f"{place}: {error}") from None
+        raise FormatError(f"{where}: {error}") from None
     return value
 
 
 def _effective(found: dict[str, Any]) -> dict[str, Any]:
-    """Without what has no effect beside the others; without a temperature that is not known yet."""
+    """Remove settings that have no effect in combination with the others; keep all if there is no temperature yet."""
     if "temperature" not in found:
         return found
-    without = idle({**DEFAULTS, **found})
-    return {name: value for name, value in found.items() if name not in without}
+    dropped = without_effect({**DEFAULTS, **found})
+    return {name: value for name, value in found.items() if name not in dropped}
 
 
 def _sources(checkpoint) -> dict[str, tuple[Any, Any]]:
-    """key -> (file, value); generation_config.json comes before config.json."""
+    """key -> (file, value); generation_config.json overrides config.json."""
     config = {key: (checkpoint.files.get("config", checkpoint.path), value) for key, value in checkpoint.config.items()}
     if "generation_config" not in checkpoint.files:
         return config

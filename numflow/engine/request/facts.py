@@ -1,4 +1,4 @@
-"""The facts of a model that requests are checked against."""
+"""Facts of a model that requests are checked against."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ from numflow.ops import Network
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model as far as a request has to know it.
+    """Facts of a model that a request needs.
 
-    name:       of its network. context: tokens of the longest text. vocabulary: number of token ids.
-    causal:     whether a token sees only those before it; an encoder's see all of the text.
-    encoder:    whether an encoder reads a text before the decoder writes one.
-    outputs:    that the network computes: "logits", "hidden", ...
-    decoder_start, forced_first: an encoder-decoder's first token, and the one that is forced after it; None where the
-                network names none.
-    labels:     scores of a text, by a classifier or reranker; 0 of all others.
+    name:       name of the network. context: maximum tokens of a text. vocabulary: number of token ids.
+    causal:     whether attention is causal; tokens of an encoder attend to the whole text.
+    encoder:    whether an encoder reads a text before the decoder generates one.
+    outputs:    outputs of the network: "logits", "hidden", ...
+    decoder_start, forced_first: first token of an encoder-decoder, and the token forced after it; None if the network
+                names none.
+    labels:     number of scores of a text, of a classifier or reranker; 0 for other models.
     """
 
     name: str
@@ -41,14 +41,15 @@ class ModelFacts:
 
     @property
     def decoder(self) -> bool:
-        """Whether the model says what follows a text; encoders and encoder-decoders do not."""
+        """Whether the model is a decoder-only model, not an encoder or encoder-decoder."""
         return self.causal and not self.encoder
 
     def check(self, ids, what: str = "prompt") -> np.ndarray:
         """Ids as i32 [n].
 
         Raises:
-            RequestError: no ids, not whole numbers, out of the vocabulary, or more than the context.
+            RequestError: no ids, values that are no whole numbers or not in the vocabulary, or more ids than the
+                context.
         """
         try:
             array = np.asarray(ids)

@@ -1,20 +1,20 @@
-"""From what a caller gives as a prompt (text, ids, chat messages) to token ids."""
+"""Conversion of prompts (text, ids, chat messages) to token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numflow.errors import RequestError
 
-SHRINKS = 4  # a tokenizer's normaliser may make this many bytes of a text one
-PROBE, SPARE = 8, 64  # characters for each token of the limit that are looked at first; tokens that a cut may add
+SHRINKS = 4  # bytes of a text that a tokenizer's normaliser may turn into one byte
+PROBE, SPARE = 8, 64  # characters per token of the limit that are encoded first; tokens that cutting the text may add
 
 
 def check_size(tokenizer, text: str, most: int | None, what: str = "the prompt") -> None:
-    """Refuse a text of surely more than `most` tokens by its length and its beginning, as encoding all takes a while.
+    """Refuse a text that certainly has more than `most` tokens, without encoding all of it.
 
     Raises:
-        RequestError: so many tokens of the vocabulary, were they all as long as the longest, are shorter; or its
-            beginning has more tokens already.
+        RequestError: `most` tokens of the longest length in the vocabulary are shorter than the text, or the beginning
+            of the text has more than `most` tokens already.
     """
     if most is None or len(text) <= PROBE * most + SPARE:
         return
@@ -29,22 +29,22 @@ def check_size(tokenizer, text: str, most: int | None, what: str = "the prompt")
 
 
 class ConversationIds(list[int]):
-    """Ids of a conversation in the model's template already; what comes next is a text of its own."""
+    """Ids of a conversation in the model's chat template; the generated text is a new message."""
 
 
 def is_conversation(prompt: Any) -> bool:
-    """Whether a prompt is messages, or ids of a conversation, and no text to be continued."""
+    """Whether a prompt is messages or ids of a conversation, not a text to be continued."""
     return isinstance(prompt, ConversationIds) or (
         not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping))
 
 
 class Prompts:
-    """Turns prompts into ids.
+    """Convert prompts to ids.
 
-    tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
-    template, system_prompt: the specification's prompt template (one question), which goes before the chat template
-        of the model's files; "" if it has none.
-    most: tokens that a prompt may have; None: any.
+    tokenizer: function that returns the tokenizer, or raises TokenizerError if there is none.
+    template, system_prompt: the specification's prompt template (one question), which takes precedence over the chat
+        template of the model's files; "" without one.
+    most: maximum tokens of a prompt; None: no limit.
     """
 
     def __init__(self, tokenizer, template: str = "", system_prompt: str = "", most: int | None = None):
@@ -55,7 +55,7 @@ class Prompts:
 
     @property
     def has_own_template(self) -> bool:
-        """Whether the specification, or the configuration, has a template of its own."""
+        """Whether the specification or the configuration has a template."""
         return bool(self._template)
 
     @property
@@ -77,11 +77,11 @@ class Prompts:
 
     @property
     def holds_one_question(self) -> bool:
-        """Whether the template is the specification's, which takes no variables and no history."""
+        """Whether the template is the specification's, which takes no variables and no earlier messages."""
         return bool(self._template)
 
     def ids(self, prompt: str | Sequence[int] | Sequence[Mapping], chat: bool) -> Sequence[int]:
-        """Token ids of a prompt; what is no text and no message passes as it is.
+        """Token ids of a prompt; ids are returned unchanged.
 
         Raises:
             RequestError: chat with ids, or a conversation for a template that holds one question.
@@ -102,14 +102,14 @@ class Prompts:
         """Token ids of a text.
 
         Raises:
-            TokenizerError: no tokenizer. RequestError: it is far too long.
+            TokenizerError: no tokenizer. RequestError: the text is far too long.
         """
         tokenizer = self._tokenizer()
         check_size(tokenizer, text, self._most)
         return tokenizer.encode(text)
 
     def conversation(self, messages: Sequence[Mapping], **variables: Any) -> ConversationIds:
-        """Ids of messages in the model's template. variables: more names for a Jinja template (tools, ...).
+        """Ids of messages in the model's template. variables: further variables of a Jinja template (tools, ...).
 
         Raises:
             RequestError: a conversation, or variables, for a template that holds one question.

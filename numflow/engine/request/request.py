@@ -1,4 +1,4 @@
-"""A checked generation request, made of what a caller gives."""
+"""A checked generation request, made from prompt and settings."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sized
@@ -23,36 +23,37 @@ from numflow.engine.request.prompt import Prompts
 from numflow.engine.request.settings import Settings
 from numflow.errors import RequestError, TokenizerError, option, quoted
 
-LEAST_SHIFTED = 16  # tokens of a context
+LEAST_SHIFTED = 16  # minimum context in tokens for context_shift
 SPECULATIONS = ("ngram", "draft", "off")
-BREAKER_BYTES, BREAKER_LISTS = 64, 16  # of one text that ends a repetition; lists that are remembered
+BREAKER_BYTES, BREAKER_LISTS = 64, 16  # maximum bytes of one DRY sequence breaker; lists of breakers in the cache
 
 
 @dataclass(frozen=True)
 class Request:
-    """A generation to run, checked. Plain data.
+    """A checked generation request. Plain data.
 
-    prompt:    ids the (only or encoder) stack reads first. prefix: the decoder's first ids (the prompt itself where
-               there is no encoder), of which the last `counted` are forced ones. encoder: whether there is one.
-    stops:     texts that end the generation. continues: the new text goes on where the prompt ends.
-    beams:     None: tokens are picked one by one, as `sampling` says.
-    samples:   texts to generate. n: how many of them are wanted, the best.
-    grammar:   what the text must follow, at its beginning.
-    scored:    log-probabilities of the prompt's tokens are wanted, beside so many of the most probable ones; None: they
-               are not. prompt_logprobs: filled in by who runs the model. echo: the prompt's text, if it is wanted.
-    speculate: source of draft tokens: "ngram", "draft" (a model) or "off". draft_tokens: number of them; 0: as many as
-               pay.
-    adapter:   of the model's adapters, None for the base alone.
-    place:     the engine's slot that remembers the text; None: any.
-    context:   tokens that a text may hold before its older half is dropped; 0: it ends where the context does.
-    shared:    keys and values of its text are found again by requests that have the same here, and by no others.
-    ignored:   settings that were left out, as they have no effect -> why.
+    prompt:    ids that the encoder, or a decoder without an encoder, reads. prefix: first ids of the decoder (without
+               an encoder the prompt itself); the last `forced` of them count as generated. encoder: whether there is
+               one.
+    stops:     stop strings. continues: whether the new text continues the text of the prompt.
+    beams:     settings of a beam search; None: tokens are sampled as `sampling` says.
+    samples:   number of texts to generate. n: number of texts to return, the best ones.
+    grammar:   initial grammar state of the text.
+    scored:    return log-probabilities of the prompt's tokens, and of this many of the most probable tokens; None: do
+               not. prompt_logprobs: set after the prompt has run. echo: the prompt's text, if it is returned.
+    speculate: source of draft tokens: "ngram", "draft" (a model) or "off". draft_tokens: number of draft tokens per
+               step; 0: chosen for speed.
+    adapter:   adapter of the request, None for the base model alone.
+    slot:      the engine's slot that keeps the text; None: any.
+    context:   tokens after which the older half of a text is dropped (context shift); 0: the text ends at the context.
+    cache_key: the prefix cache shares keys and values only between requests with the same key.
+    ignored:   settings that were left out because they have no effect -> reason.
     """
 
     prompt: np.ndarray
     prefix: np.ndarray
     encoder: bool
-    counted: int
+    forced: int
     stops: tuple[str, ...]
     continues: bool
     sampling: Sampling
@@ -66,17 +67,17 @@ class Request:
     echo: str | None = None
     speculate: str = "off"
     draft_tokens: int = 0
-    shared: Hashable = ""
+    cache_key: Hashable = ""
     ignored: Mapping[str, str] = field(default_factory=dict)
     adapter: ChosenAdapter | None = None
-    place: int | None = None
+    slot: int | None = None
     context: int = 0
 
     @property
-    def reach(self) -> int:
-        """Tokens that a text of the decoder may come to hold."""
-        whole = len(self.prefix) + self.constraints.max_tokens
-        return min(whole, self.context) if self.context else whole
+    def max_length(self) -> int:
+        """Maximum length of the decoder's text in tokens."""
+        length = len(self.prefix) + self.constraints.max_tokens
+        return min(length, self.context) if self.context else length
 
     def sampler(self, index: int = 0) -> Sampler:
         """Sampler of the request's sample `index` (0 .. samples - 1)."""
@@ -85,13 +86,13 @@ class Request:
 
 
 class Requests:
-    """Makes requests for a model.
+    """Factory of the requests of a model.
 
-    tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
-    ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
-    defaults:  function that reads what the model's own files say, called for the first request.
-    longest:   function that returns how many tokens each of n texts side by side may have, as memory is now.
-    has_draft: whether a smaller model may draft tokens.
+    tokenizer: function that returns the tokenizer, or raises TokenizerError if there is none.
+    ends, bos: end token ids and the start token id, for use without a tokenizer.
+    defaults:  function that reads the defaults in the model's files; called for the first request.
+    longest:   function that returns the maximum tokens of each of n texts that run together in the current memory.
+    has_draft: whether there is a draft model.
     adapter:   function that finds an adapter by name, or raises RequestError.
     """
 
@@ -104,29 +105,29 @@ class Requests:
         self._bos = bos
         self._defaults = defaults
         self._grammars: Grammars | None = None
-        self._breakers = lru_cache(BREAKER_LISTS)(self._tokens_with)
+        self._breakers = lru_cache(BREAKER_LISTS)(self._tokens_containing)
         self._longest = longest
         self.has_draft = False
         self.adapter: Callable[[str], ChosenAdapter] = without_adapters
 
-    def chosen(self, adapter: str | None) -> ChosenAdapter | None:
-        """The adapter of that name, None for none.
+    def find_adapter(self, adapter: str | None) -> ChosenAdapter | None:
+        """The adapter of a name; None for None.
 
         Raises:
-            RequestError: there is none.
+            RequestError: there is no adapter of this name.
         """
         return None if adapter is None else self.adapter(adapter)
 
     @cached_property
     def defaults(self) -> Defaults:
-        """Defaults of the model's own files."""
+        """Defaults in the model's files."""
         return self._defaults()
 
-    def make(self, prompt, settings: Settings, counted: int = 0, budget: Budget | None = None) -> Request:
+    def make(self, prompt, settings: Settings, forced: int = 0, budget: Budget | None = None) -> Request:
         """A request for a prompt: text, ids or messages.
 
-        counted: how many of the last decoder_ids are tokens that the model is forced to generate.
-        budget:  the most that it may ask for; None: anything.
+        forced: number of the last decoder_ids that count as generated tokens.
+        budget: limits on the settings; None: no limits.
 
         Raises:
             RequestError, TokenizerError: as Model.generate says.
@@ -143,26 +144,26 @@ class Requests:
         prefix = prompt = facts.check(ids if bos is None else [bos])
         if facts.encoder:
             given = settings.decoder_ids
-            first, counted = self._prefix() if given is None else (given, counted)
+            first, forced = self._prefix() if given is None else (given, forced)
             prefix = facts.check(first, "decoder_ids")
         elif settings.decoder_ids is not None:
             raise RequestError(f"{facts.name} has no encoder: it takes no decoder_ids")
         samples, n = self._samples(settings, beams)
         if max_tokens is None:
-            max_tokens = self._room(len(prefix), beams.num_beams if beams else samples)
+            max_tokens = self._default_max_tokens(len(prefix), beams.num_beams if beams else samples)
         shifts = self._shifts(settings, beams)
         constraints = self._constraints(settings, max_tokens, len(prefix), shifts)
         grammar = self._grammar(settings, constraints)
         speculate, draft_tokens = self._speculation(settings, beams)
-        idle = {} if speculate != "off" or settings.draft_tokens is None else {
+        without_effect = {} if speculate != "off" or settings.draft_tokens is None else {
             "draft_tokens": f"draft_tokens={settings.draft_tokens} has no effect without speculate"}
-        return Request(prompt, prefix, facts.encoder, counted, stops, not settings.chat and not facts.encoder,
+        return Request(prompt, prefix, facts.encoder, forced, stops, not settings.chat and not facts.encoder,
                        self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
                        scored=self._scored(settings), echo=self._echo(settings, text, prompt), speculate=speculate,
-                       draft_tokens=draft_tokens, shared=_salt(settings.cache_salt),
-                       ignored={**settings.ignored, **idle},
-                       adapter=self.chosen(settings.adapter),
-                       place=None if settings.id_slot is None else checked_count("id_slot", settings.id_slot),
+                       draft_tokens=draft_tokens, cache_key=_salt(settings.cache_salt),
+                       ignored={**settings.ignored, **without_effect},
+                       adapter=self.find_adapter(settings.adapter),
+                       slot=None if settings.id_slot is None else checked_count("id_slot", settings.id_slot),
                        context=facts.context if shifts else 0)
 
     def _stops(self, stop) -> tuple[str, ...]:
@@ -170,7 +171,7 @@ class Requests:
         if not all(isinstance(text, str) and text for text in stops):
             raise RequestError(f"stop should be texts that are not empty, is {quoted(stop)}")
         if stops:
-            self._tokenizer()  # stop strings need one: say so before anything runs
+            self._tokenizer()  # stop strings need a tokenizer: fail before anything runs
         return stops
 
     def _beams(self, settings, stops) -> Beams | None:
@@ -190,7 +191,7 @@ class Requests:
         return beams
 
     def _sampling(self, settings, ranked: bool) -> Sampling:
-        """ranked: the log-probabilities of several texts decide."""
+        """Sampling settings. ranked: whether the texts are ranked by their log-probabilities."""
         changes: dict = {"logprobs": 0} if ranked and settings.logprobs is None else {}
         texts = settings.dry_sequence_breakers
         if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
@@ -202,8 +203,8 @@ class Requests:
             changes["dry_breakers"] = self._breakers(frozenset(texts)) if some else frozenset()
         return settings.sampling(**changes)
 
-    def _tokens_with(self, texts: frozenset[str]) -> frozenset[int]:
-        """Tokens that have one of the texts in them. The whole vocabulary is looked at."""
+    def _tokens_containing(self, texts: frozenset[str]) -> frozenset[int]:
+        """Tokens that contain one of the texts; searches the whole vocabulary."""
         tokenizer = self.tokenizer
         wanted = re.compile(b"|".join(re.escape(text.encode("utf-8", "replace")) for text in sorted(texts)))
         known = (id for id in range(tokenizer.vocab_size) if tokenizer.vocabulary.text(id) is not None)
@@ -232,7 +233,7 @@ class Requests:
             if n > beams.num_beams:
                 raise RequestError(f"n={n} is more than the {beams.num_beams} beams")
             return 1, n
-        return (n if settings.deterministic else samples), n  # several are the same text, which is what was asked for
+        return (n if settings.deterministic else samples), n  # deterministic texts are all the same
 
     def _scored(self, settings) -> int | None:
         top = settings.prompt_logprobs
@@ -254,7 +255,7 @@ class Requests:
         return prompt if isinstance(prompt, str) else self._tokenizer().decode(ids.tolist())
 
     def _speculation(self, settings, beams) -> tuple[str, int]:
-        """Source of draft tokens, and their number at a time."""
+        """Source of draft tokens, and number of draft tokens per step."""
         how, count = settings.speculate, settings.draft_tokens
         if how is None:
             how = "draft" if self.has_draft and beams is None else "off"
@@ -267,7 +268,7 @@ class Requests:
         return how, 0 if count is None else checked_count("draft_tokens", count, 1, MAX_DRAFTS)
 
     def first_ids(self) -> tuple[int, int | None]:
-        """The decoder's start token, and the token that is forced after it.
+        """Start token of the decoder, and the token forced after it.
 
         Raises:
             RequestError: the model names no start token.
@@ -279,18 +280,18 @@ class Requests:
         return start, self.defaults.forced_first if forced is None else forced
 
     def _prefix(self) -> tuple[list[int], int]:
-        """The decoder's first tokens, and how many of them count as generated."""
+        """First tokens of the decoder, and how many of them count as generated."""
         start, forced = self.first_ids()
         return ([start], 0) if forced is None else ([start, forced], 1)
 
-    def _room(self, prefix: int, texts: int) -> int:
-        """New tokens that context and KV memory hold, where a request gives no limit."""
-        room = self._longest(texts)
-        room -= prefix if room < self.facts.context else 0
-        return room if room > 0 else self.facts.context  # then it cannot run at all, and is told so
+    def _default_max_tokens(self, prefix: int, texts: int) -> int:
+        """Maximum new tokens of a request without max_tokens: as many as context and KV memory hold."""
+        tokens = self._longest(texts)
+        tokens -= prefix if tokens < self.facts.context else 0
+        return tokens if tokens > 0 else self.facts.context  # the request cannot run at all and is refused later
 
     def _shifts(self, settings, beams) -> bool:
-        """Whether a text goes on that has filled the context."""
+        """Whether a text that has filled the context continues (context shift)."""
         if not isinstance(settings.context_shift, bool):
             raise RequestError(f"context_shift should be a switch, is {quoted(settings.context_shift)}")
         if not settings.context_shift:
@@ -307,7 +308,7 @@ class Requests:
         own, ends = self.defaults, frozenset() if settings.ignore_eos else self._end_ids()
         stops = _ids("stop_token_ids", settings.stop_token_ids, self.facts)
         if not shifts or settings.max_tokens is None:
-            max_tokens = min(max_tokens, self.facts.context - prefix + 1)  # the last token is chosen, not run
+            max_tokens = min(max_tokens, self.facts.context - prefix + 1)  # the last token is sampled and does not run
         min_tokens, size = settings.min_tokens, settings.no_repeat_ngram
         if min_tokens is None:
             min_tokens = min(max(0, own.min_length - prefix), max_tokens)
@@ -323,7 +324,7 @@ class Requests:
 
     @cached_property
     def tokenizer(self):
-        """The tokenizer, or None: ids alone can do without one."""
+        """The tokenizer, or None: prompts of ids need none."""
         try:
             return self._tokenizer()
         except TokenizerError:
@@ -331,7 +332,7 @@ class Requests:
 
     @property
     def bos_id(self) -> int | None:
-        """The token that starts a text."""
+        """Start token of a text."""
         return self.tokenizer.bos_id if self.tokenizer else self._bos
 
     def _end_ids(self) -> frozenset[int]:
@@ -343,14 +344,14 @@ def _ids(name: str, ids, facts: ModelFacts) -> tuple[int, ...]:
 
 
 def _banned(given, facts: ModelFacts) -> tuple[tuple[int, ...], ...]:
-    """Sequences of ids, checked; a single id is one."""
+    """Sequences of ids, checked; a single id is a sequence of one."""
     listed = _listed("banned_tokens", given, "token ids, or of lists of them")
     sequences = [[ids] if is_count(ids) else ids for ids in listed]
     if all(isinstance(ids, (list, tuple)) and ids and all(is_count(id) for id in ids) for ids in sequences):
         longest = max(map(len, sequences), default=0)
         if longest <= facts.context and max((max(ids) for ids in sequences), default=0) < facts.vocabulary:
             return tuple(tuple(map(int, ids)) for ids in sequences)
-    return tuple(tuple(facts.check(ids, "banned_tokens").tolist()) for ids in sequences)  # says which is wrong
+    return tuple(tuple(facts.check(ids, "banned_tokens").tolist()) for ids in sequences)  # raises
 
 
 def _listed(name: str, value, of: str):

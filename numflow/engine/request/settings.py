@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from numflow.decoding.names import inferflow
-from numflow.decoding.settings import FILTERS, Sampling, check, idle
+from numflow.decoding.settings import FILTERS, Sampling, check, without_effect
 from numflow.errors import RequestError, did_you_mean, quoted
 
 BREAKERS = ("\n", ":", '"', "*")
@@ -13,38 +13,38 @@ BREAKERS = ("\n", ":", '"', "*")
 
 @dataclass(frozen=True)
 class Settings(Sampling):
-    """Settings of a generation. Sampling has those for picking tokens; besides:
+    """Settings of a generation: the sampling settings of Sampling, and:
 
-    max_tokens:      new tokens at most; None: as many as the context holds.
-    min_tokens:      so many new tokens come before an end token may.
-    ignore_eos:      go on where the model ends its text.
-    stop:            text (or texts) that end the generation; not part of the result.
-    stop_token_ids:  tokens that end the generation, beside the model's own; not part of the result.
-    banned_tokens:   ids, or lists of ids: tokens and sequences that never come.
-    no_repeat_ngram: no sequence of so many tokens comes twice; 0: off.
-    dry_sequence_breakers: texts; a repetition does not reach over a token that has one of them (dry_multiplier).
+    max_tokens:      maximum number of new tokens; None: as many as the context holds.
+    min_tokens:      minimum number of new tokens before an end token.
+    ignore_eos:      continue after the model's end tokens.
+    stop:            stop string (or strings); not part of the result.
+    stop_token_ids:  tokens that end the generation, besides the model's end tokens; not part of the result.
+    banned_tokens:   ids, or lists of ids: tokens and sequences that are never generated.
+    no_repeat_ngram: size of n-grams that must not occur twice; 0: off.
+    dry_sequence_breakers: texts; a repetition ends at a token that contains one of them (dry_multiplier).
     chat:            put the prompt into the model's chat template.
-    decoder_ids:     encoder-decoders: the decoder's first tokens, instead of the model's own.
+    decoder_ids:     first tokens of the decoder of an encoder-decoder, instead of the model's own.
     num_beams, length_penalty, early_stopping: num_beams above 1 is a beam search; see Beams.
-    n:               so many texts, in Generation.choices. best_of: generate so many, and keep the n with the highest
-                     mean log-probability.
-    prompt_logprobs: also tell the log-probability of each token of the prompt, and of the N most probable ones.
-    echo:            also tell the prompt's text, in Generation.prompt; with logprobs, prompt_logprobs is that number.
+    n:               number of texts, in Generation.choices. best_of: generate this many texts, and return the n with
+                     the highest mean log-probability.
+    prompt_logprobs: also return the log-probability of each token of the prompt, and of the N most probable tokens.
+    echo:            also return the prompt's text, in Generation.prompt; with logprobs, prompt_logprobs has that value.
     json_schema, regex, grammar: the text follows a JSON schema (dict or JSON text), a regular expression, or a grammar
-                     (Lark or GBNF); an end token comes only where it is complete.
-    json_whitespace: with json_schema: allow white space between the parts of the JSON text; else it is compact.
-    speculate:       how tokens are guessed ahead, so that several are checked at once: "ngram" (what came after the
-                     latest tokens earlier in the text), "draft" (the model's draft model), "off"; None: "draft" if
-                     the model has one. The text is the same kind of text.
-    draft_tokens:    tokens guessed at once, at most; None: as many as pay.
-    adapter:         name of one of the model's adapters (numflow.load(..., adapters=)); None: the base alone.
-    cache_salt:      a text; the prefix cache shares keys and values only between requests that have the same one.
-    context_shift:   where the text fills the context, drop the older half of it and go on: the rest is read again.
-    id_slot:         the engine's slot that remembers the text, to be saved (Engine.save_session); None: any.
+                     (Lark or GBNF); an end token is allowed only where the text is complete.
+    json_whitespace: with json_schema: allow white space between the parts of the JSON text; else the text is compact.
+    speculate:       source of draft tokens for speculative decoding: "ngram" (tokens that followed the latest tokens
+                     earlier in the text), "draft" (the model's draft model), "off"; None: "draft" if the model has a
+                     draft model. The distribution of texts is the same.
+    draft_tokens:    maximum number of draft tokens per step; None: chosen for speed.
+    adapter:         name of one of the model's adapters (numflow.load(..., adapters=)); None: the base model alone.
+    cache_salt:      a text; the prefix cache shares keys and values only between requests with the same salt.
+    context_shift:   if the text fills the context, drop its older half and continue: the rest is recomputed.
+    id_slot:         the engine's slot that keeps the text, to be saved (Engine.save_session); None: any.
 
-    None for length_penalty, early_stopping, no_repeat_ngram or min_tokens: as the model's own files say.
+    None for length_penalty, early_stopping, no_repeat_ngram or min_tokens: the value of the model's files.
 
-    ignored:         what `of` has left out because it has no effect beside the other settings -> why.
+    ignored:         settings that `of` left out because they have no effect in combination with the others -> reason.
     """
 
     max_tokens: int | None = 64
@@ -78,13 +78,13 @@ class Settings(Sampling):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
-        """From keyword arguments: fields, and decoding_alg, Inferflow's name or JSON configuration of a strategy.
+        """Settings from keyword arguments: the fields, and decoding_alg, an Inferflow name or JSON configuration.
 
-        A temperature of None is one that is not given. A setting that has no effect beside the others is left out, and
-        told in `ignored`.
+        A temperature of None counts as not given. A setting that has no effect in combination with the others is left
+        out and listed in `ignored`.
 
         Raises:
-            RequestError: one that does not exist, or values that are wrong or contradict each other.
+            RequestError: an unknown setting, or values that are wrong or contradict each other.
         """
         known = [field.name for field in fields(cls) if field.name not in ("dry_breakers", "ignored")]
         own = {name: value for name, value in given.items() if (name, value) != ("temperature", None)}
@@ -98,27 +98,27 @@ class Settings(Sampling):
         if isinstance(own.get("samplers"), (list, str)):
             names = own["samplers"]
             own["samplers"] = tuple(names.replace(";", ",").split(",") if isinstance(names, str) else names)
-        if isinstance(own.get("logit_bias"), Mapping):  # JSON has only text as keys
+        if isinstance(own.get("logit_bias"), Mapping):  # keys of JSON objects are strings
             own["logit_bias"] = {_id(id): value for id, value in own["logit_bias"].items()}
         elif own.get("logit_bias", 0) is None:
             del own["logit_bias"]
-        unset = {"top_k": 0, "seed": None, "id_slot": None}  # which are -1 elsewhere
+        unset = {"top_k": 0, "seed": None, "id_slot": None}  # other programs write -1 for these
         own |= {name: off for name, off in unset.items() if own.get(name) == -1}
         values = vars(cls()) | own
         check(values)
-        ignored |= {name: why for name, why in _idle(values).items() if name in own}
-        own |= {"temperature": FILTERS["temperature"]} if "temperature" in idle(values) else {}
+        ignored |= {name: why for name, why in _without_effect(values).items() if name in own}
+        own |= {"temperature": FILTERS["temperature"]} if "temperature" in without_effect(values) else {}
         return cls(**{name: value for name, value in own.items() if name not in ignored or name == "temperature"},
                    ignored={name: why for name, why in ignored.items() if name in given})
 
     def sampling(self, **changes: Any) -> Sampling:
-        """The part that concerns how tokens are picked, with changes."""
+        """The sampling settings alone, with changes."""
         return replace(Sampling(**{field.name: getattr(self, field.name) for field in fields(Sampling)}), **changes)
 
 
-def _idle(values: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that have no effect beside the others -> why. values: all settings, in range."""
-    found = idle(values)
+def _without_effect(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings that have no effect in combination with the others -> reason. values: all settings, in range."""
+    found = without_effect(values)
     if values["num_beams"] == 1:
         found |= {name: f"{name}={values[name]} has no effect with one beam; give num_beams above 1"
                   for name in ("length_penalty", "early_stopping") if values[name] is not None}
@@ -131,15 +131,15 @@ def _idle(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_algorithm(algorithm, given: dict[str, Any], ignored: dict[str, str]) -> dict[str, Any]:
-    """Settings of Inferflow's algorithm, with those that are given beside it. Temperature 0 is greedy, whatever would
-    be drawn from; an algorithm that draws nothing goes before any temperature."""
+    """Settings of an Inferflow algorithm, overridden by the given ones. Temperature 0 is greedy for every algorithm; a
+    deterministic algorithm overrides a temperature above 0."""
     found, temperature = inferflow(algorithm), given.get("temperature")
     draws = found["temperature"] != 0 and found.get("fsd") is not True
     if temperature == 0 and draws and "fsd" not in found:
         ignored["decoding_alg"] = f"decoding_alg {quoted(algorithm)} has no effect at temperature 0, which is greedy"
         return given
     if temperature is not None and not draws and (temperature == 0) != (found["temperature"] == 0):
-        if temperature != 1:  # which changes nothing anywhere
+        if temperature != 1:  # temperature 1 never has an effect, so there is nothing to report
             ignored["temperature"] = (f"temperature={temperature} has no effect beside decoding_alg "
                                       f"{quoted(algorithm)}, which draws nothing")
         given = {name: value for name, value in given.items() if name != "temperature"}

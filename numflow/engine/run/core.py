@@ -1,4 +1,4 @@
-"""Runs what the scheduler plans: the steps of all requests of a model."""
+"""Execution of the scheduler's plans: the steps of all requests of a model."""
 
 import threading
 import time
@@ -12,8 +12,8 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.run.job import Job
-from numflow.engine.run.pace import FIRST, Pace, went_on
-from numflow.engine.run.places import KeptText, Places
+from numflow.engine.run.pace import FIRST, Pace, next_plan
+from numflow.engine.run.text_slots import SlotText, TextSlots
 from numflow.engine.runner.batches import BatchPart, EncodedText
 from numflow.engine.runner.host_blocks import HostBlocks
 from numflow.engine.runner.kv_memory import MemoryPlan, block_bytes
@@ -27,21 +27,21 @@ from numflow.executor.contract import SAMPLE
 from numflow.network.windows import STATE
 from numflow.sizes import in_words
 
-MODEL_SEQUENCES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
-MOST_LOSSES = 3  # devices that are lost one after the other, without a step between, before requests fail
+MODEL_SEQUENCES, MODEL_TOKENS = 64, 512  # limits of a step without an engine
+MOST_LOSSES = 3  # devices lost in a row, without a successful step between them, before requests fail
 Work = Job | ForwardJob
 AnyWork = TypeVar("AnyWork", Job, ForwardJob)
 COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
           "cancelled": 0, "step_s": 0.0}
-TURN_S = 0.01  # how long who waits for one request waits for its turn to step
-IDLE_S = 0.002  # how long to wait where nothing can run: another thread holds memory
+TURN_S = 0.01  # time-out of a caller that waits for its turn to step
+IDLE_S = 0.002  # pause if nothing can run because another thread holds the memory
 NO_ROWS, FIRST_ROW = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
 
 class Core:
-    """Steps the requests of a runner. Whoever waits for one may step; each step moves them all.
+    """Runs the requests of a runner step by step. Any thread that waits for a request may run the step of all requests.
 
-    scheduler: who runs next. counts: totals since the beginning. drafters: of the model's requests.
+    scheduler: plans the steps. counts: totals since the start. drafters: factory of drafters. slots: the last texts.
     """
 
     def __init__(self, runner: Runner):
@@ -56,21 +56,21 @@ class Core:
         several = len(runner.pools) > 1
         self.hosts = [HostBlocks(runner.program, pool.size, pool.window if several else None) for pool in runner.pools]
         self._open = False
-        self.scheduler, self.places = self._scheduler(self._plain(), False), Places(1)
+        self.scheduler, self.slots = self._scheduler(self._default_limits(), False), TextSlots(1)
 
-    def open(self, limits: StepLimits, blocks: int | None = None, keep_up_to: int = 0) -> None:
-        """Set what steps and memory may hold, while no request is here.
+    def open(self, limits: StepLimits, blocks: int | None = None, cache_up_to: int = 0) -> None:
+        """Open the core for an engine with limits of steps and memory. No request may be running.
 
-        blocks: KV blocks at most, reserved at once; None: what the machine has. keep_up_to: above 0 there is a prefix
-        cache; memory grows up to so many blocks before anything of it is forgotten.
+        blocks: maximum number of KV blocks, reserved at once; None: the memory of the machine. cache_up_to: above 0
+        there is a prefix cache; memory grows up to this number of blocks before cached blocks are evicted.
 
         Raises:
-            RequestError: it is open already, requests are running, or the memory is not to be had.
+            RequestError: the core is open already, requests are running, or the memory cannot be reserved.
         """
         runner = self.runner
         pools, cross = [pool.allocator for pool in runner.pools], runner.cross_blocks
         with self.runner.lock:
-            self._take_in()
+            self._drain_inbox()
             if self._open or self.busy:
                 raise RequestError("the model has an engine already, or requests are running")
             if blocks is not None:
@@ -79,8 +79,8 @@ class Core:
                                        "that are allowed now: load the model anew")
                 try:
                     counts = runner.shares(blocks, limits.sequences)
-                    if all(own.capacity <= count for own, count in zip(pools, counts, strict=True)):
-                        # else pools have shared them out already
+                    if all(pool.capacity <= count for pool, count in zip(pools, counts, strict=True)):
+                        # else the pools have divided the memory already
                         runner.reserve(counts, blocks if runner.has_encoder else 0)
                         for allocator, count in zip((*pools, cross), (*counts, blocks * runner.has_encoder)):
                             allocator.grow(count)
@@ -88,42 +88,42 @@ class Core:
                     size = in_words(blocks * block_bytes(self.runner.program))
                     raise OutOfMemoryError(f"no memory for {size} of keys and values ({blocks} KV blocks), which are "
                                            f"reserved at once: give kv_memory less ({error})") from None
-            self._set(limits, blocks, keep_up_to)
-            self.places = Places(limits.sequences)
+            self._configure(limits, blocks, cache_up_to)
+            self.slots = TextSlots(limits.sequences)
             self._open, self.counts = True, dict(COUNTS)
 
     @property
     def host(self) -> HostBlocks:
-        """Blocks in the host's memory, of the first pool."""
+        """Host blocks of the first pool."""
         return self.hosts[0]
 
     def plan(self, memory: MemoryPlan) -> None:
-        """Keep keys and values within a plan, unless `open` is told another number of blocks."""
+        """Limit the KV memory by a plan, unless `open` gets a number of blocks."""
         with self.runner.lock:
             self.runner.memory = memory
             for host in self.hosts:
                 host.memory = memory
-            self._set(self._plain(), None, 0)
+            self._configure(self._default_limits(), None, 0)
 
     def close(self) -> None:
-        """As it was before `open`; requests that are here go on."""
+        """Restore the limits from before `open`; running requests continue."""
         with self.runner.lock:
             self._open = False
             if not self.busy:
-                self._set(self._plain(), None, 0)
+                self._configure(self._default_limits(), None, 0)
 
-    def _plain(self) -> StepLimits:
+    def _default_limits(self) -> StepLimits:
         return StepLimits(MODEL_SEQUENCES, max(MODEL_TOKENS, self.runner.chunk))
 
-    def _set(self, limits: StepLimits, blocks: int | None, keep_up_to: int) -> None:
+    def _configure(self, limits: StepLimits, blocks: int | None, cache_up_to: int) -> None:
         for pool in self.runner.pools:
-            pool.allocator.forget_idle()
-            pool.allocator.keep_up_to = keep_up_to if pool.window != STATE else \
-                keep_up_to * self.runner.unit // max(1, pool.size)  # as many bytes of snapshots
+            pool.allocator.evict_all()
+            pool.allocator.cache_up_to = cache_up_to if pool.window != STATE else \
+                cache_up_to * self.runner.unit // max(1, pool.size)  # the same number of bytes for snapshots
         if blocks is None and self.runner.memory is not None:
             blocks = self.runner.memory.blocks
         self.runner.limit(blocks)
-        self.scheduler = self._scheduler(limits, keep_up_to > 0)
+        self.scheduler = self._scheduler(limits, cache_up_to > 0)
 
     def _scheduler(self, limits: StepLimits, prefix: bool) -> Scheduler:
         runner = self.runner
@@ -136,7 +136,7 @@ class Core:
 
     @property
     def failure(self) -> str:
-        """Reason why no step can succeed any more; "" if all is well."""
+        """Reason why no step can succeed any more; "" if there is none."""
         return self._failure or self.runner.program.failure
 
     @property
@@ -150,23 +150,23 @@ class Core:
         return len(self._inbox) + len(self.scheduler.waiting)
 
     def submit(self, job: AnyWork) -> AnyWork:
-        """Take a job in; from any thread.
+        """Queue a job; may be called from any thread.
 
         Raises:
-            RequestError: it could not run even alone.
+            RequestError: the job could not run even alone.
         """
         self.scheduler.check(job.group)
-        if isinstance(job, Job) and job.request.place is not None:
-            self.places.check(job.request.place)
+        if isinstance(job, Job) and job.request.slot is not None:
+            self.slots.check(job.request.slot)
         if found := self.runner.variant(job.group.limit):
-            job.group.root = job.group.root, found  # blocks with other frequencies are never shared
+            job.group.root = job.group.root, found  # blocks with other rotary frequencies are never shared
         with self.signal:
             self._inbox.append(job)
             self.signal.notify_all()
         return job
 
     def cancel(self, job: Work) -> None:
-        """End a job as soon as the step that runs is over; from any thread."""
+        """Cancel a job after the current step; may be called from any thread."""
         if job.done.is_set():
             return
         with self.signal:
@@ -174,21 +174,21 @@ class Core:
             self.signal.notify_all()
 
     def leave(self, jobs: Iterable[Work]) -> None:
-        """End jobs, and wait until they have."""
+        """Cancel jobs and wait until they have ended."""
         left = [job for job in jobs if not job.done.is_set()]
         for job in left:
             self.cancel(job)
         if not left:
             return
         with self.runner.lock:
-            if not self._stepping:  # else a stream was collected in the midst of a step
-                self._take_in()
+            if not self._stepping:  # else a stream was garbage-collected during a step
+                self._drain_inbox()
 
     def drive(self, job: Work) -> None:
-        """Step until a job has ended.
+        """Run steps until a job has ended.
 
         Raises:
-            whatever ended it.
+            the error of the job.
         """
         while not job.done.is_set():
             if not self.step(lambda: not job.done.is_set()):
@@ -197,10 +197,10 @@ class Core:
             raise job.error
 
     def step(self, wanted: Callable[[], bool] | None = None) -> bool:
-        """One step of all requests; False if there was nothing to do.
+        """Run one step of all requests; False if there was nothing to do.
 
-        wanted: of who waits for one request: whether a step is needed still. Such a caller waits for its turn for a
-        moment only, as others may step meanwhile.
+        wanted: function of a caller that waits for one request: whether a step is still needed. Such a caller waits for
+        its turn at most TURN_S, since other threads may run the steps.
         """
         runner, plan, steps = self.runner, None, 0
         if not runner.lock.acquire(timeout=-1 if wanted is None else TURN_S):
@@ -208,7 +208,7 @@ class Core:
         try:
             if wanted is not None and not wanted():
                 return True
-            self._take_in()
+            self._drain_inbox()
             begin, self._stepping = time.perf_counter(), True
             try:
                 self._draft()
@@ -221,13 +221,13 @@ class Core:
                 if parts := [self._part(chunk) for chunk in plan.chunks]:
                     if steps := self._pace.steps(plan, self.jobs, not (self.waiting or self._leaving)):
                         tokens = self._pace.decode(parts, steps, plan, self.jobs)
-                        for at in range(steps):
-                            self._deliver(plan, tokens[at])
-                            tokens = went_on(plan, tokens, self.jobs)
+                        for step in range(steps):
+                            self._deliver(plan, tokens[step])
+                            tokens = next_plan(plan, tokens, self.jobs)
                     else:
                         choices = self._choices(plan)
                         rows = runner.sample(parts, choices) if choices else runner.execute(parts, "main", plan.wanted)
-                        self._tell(plan)
+                        self._pass_streams(plan)
                         self._deliver(plan, rows)
                 self._losses = 0
             except BaseException as error:
@@ -244,23 +244,23 @@ class Core:
             runner.lock.release()
 
     def _fail(self, plan: StepPlan | None, error: BaseException) -> None:
-        """End the requests that lost their work to an error of a step, and not the others.
+        """End the requests that a failed step affected, and no others.
 
         Raises:
-            the error, if it is no affair of requests alone.
+            the error, if it is not limited to requests.
         """
         if isinstance(error, DeviceLostError):
-            self._start_again(error)
+            self._recover(error)
             return
         if isinstance(error, DeviceFaultError):
             self._failure = str(error)
-        for group in list(self.jobs) if isinstance(error, DeviceFaultError) else self._concerned(plan):
+        for group in list(self.jobs) if isinstance(error, DeviceFaultError) else self._affected(plan):
             self._end(self.jobs[group], error=error)
         if not isinstance(error, DeviceFaultError) and (plan is None or not isinstance(error, Exception)):
             raise error
 
-    def _start_again(self, error: DeviceLostError) -> None:
-        """A device lost its keys and values: requests read their texts again, but not for ever."""
+    def _recover(self, error: DeviceLostError) -> None:
+        """Recover from a lost device: requests recompute their tokens, at most MOST_LOSSES times in a row."""
         self._losses += 1
         if self._losses > MOST_LOSSES:
             for job in list(self.jobs.values()):
@@ -275,8 +275,8 @@ class Core:
             except Exception as error:
                 self._end(self.jobs[group], error=error)
 
-    def _take_in(self) -> None:
-        """Take in what other threads have sent."""
+    def _drain_inbox(self) -> None:
+        """Move submitted and cancelled jobs of other threads from the inbox to the scheduler."""
         while self._inbox:
             job = self._inbox.popleft()
             self.jobs[job.group] = job
@@ -286,15 +286,15 @@ class Core:
         while self._leaving:
             self._end(self._leaving.popleft(), "cancelled")
 
-    def _concerned(self, plan: StepPlan | None) -> list[SequenceGroup]:
-        """Groups whose work is lost with a failed step: those that took part, or all if blocks were moving."""
+    def _affected(self, plan: StepPlan | None) -> list[SequenceGroup]:
+        """Groups whose work is lost with a failed step: those of the step, or all running if block moves failed."""
         if plan is None:
             return list(self.jobs)
         return [group for group in (plan.groups if plan.moved else plan.groups.union(self.scheduler.running))
                 if group in self.jobs]
 
     def _refuse(self, plan: StepPlan) -> None:
-        """End requests that cannot have the memory they need."""
+        """End requests that do not fit into the memory."""
         for group, tokens in plan.refused:
             self._end(self.jobs[group],
                       error=OutOfMemoryError(f"no memory for the keys and values of {tokens} tokens"))
@@ -313,16 +313,16 @@ class Core:
         self.runner.trim()
 
     def _choices(self, plan: StepPlan) -> list[Choice] | None:
-        """Draws for all wanted rows, if the program can sample and no request needs more; else None."""
+        """Sampling parameters of all rows, if the program can sample and no request needs the logits; else None."""
         if plan.output != "logits" or SAMPLE not in self.runner.program.can:
             return None
         found = list[Choice]()
         for chunk in plan.chunks:
             if chunk.rows:
-                some = self.jobs[chunk.sequence.group].device_choices(chunk.sequence, chunk.drafts)
-                if some is None:
+                draws = self.jobs[chunk.sequence.group].device_choices(chunk.sequence, chunk.drafts)
+                if draws is None:
                     return None
-                found += some
+                found += draws
         return found
 
     def _part(self, chunk: ScheduledChunk) -> BatchPart:
@@ -332,7 +332,7 @@ class Core:
         return BatchPart(sequence, ids, rows, None if types is None else types[chunk.start:chunk.start + chunk.count])
 
     def _encode(self, plan: StepPlan) -> None:
-        """Let encoders read: for decoders that follow, and where their output is what is wanted."""
+        """Run encoders: for the decoders of their requests, and for requests that read the encoder's output."""
         for output in (None, "encoder_hidden"):
             reads = [(group, scratch) for group, scratch in plan.encodes
                      if (group.output == "encoder_hidden") == (output is not None)]
@@ -347,27 +347,28 @@ class Core:
                     self.jobs[group].take(rows)
                     self._end(self.jobs[group])
 
-    def _tell(self, plan: StepPlan) -> None:
-        """Let drafters that listen know the streams of what has run."""
-        if any(self.jobs[chunk.sequence.group].listens for chunk in plan.chunks):
-            streams, at = self.runner.program.result("streams"), 0
+    def _pass_streams(self, plan: StepPlan) -> None:
+        """Pass the residual streams of the step to drafters that need them."""
+        if any(self.jobs[chunk.sequence.group].needs_streams for chunk in plan.chunks):
+            streams, offset = self.runner.program.result("streams"), 0
             for chunk in plan.chunks:
-                self.jobs[chunk.sequence.group].saw(chunk.sequence, chunk.start, streams[at:at + chunk.count])
-                at += chunk.count
+                end = offset + chunk.count
+                self.jobs[chunk.sequence.group].observe(chunk.sequence, chunk.start, streams[offset:end])
+                offset = end
 
     def _deliver(self, plan: StepPlan, result: np.ndarray) -> None:
-        """Hand each request its rows; one that cannot use them ends alone."""
-        at, rows = 0, dict[SequenceGroup, dict[Sequence, tuple[np.ndarray, list[int]]]]()
+        """Pass each request its rows; a request that fails on them ends alone."""
+        offset, rows = 0, dict[SequenceGroup, dict[Sequence, tuple[np.ndarray, list[int]]]]()
         for chunk in plan.chunks:
             count = len(chunk.rows)
             if count:
-                rows.setdefault(chunk.sequence.group, {})[chunk.sequence] = result[at:at + count], chunk.drafts
-            at += count
+                rows.setdefault(chunk.sequence.group, {})[chunk.sequence] = result[offset:offset + count], chunk.drafts
+            offset += count
             self.scheduler.ran(chunk)
-        for group, own in rows.items():
+        for group, group_rows in rows.items():
             job = self.jobs[group]
             try:
-                job.advance(own, self.scheduler)
+                job.advance(group_rows, self.scheduler)
             except Exception as error:
                 self._end(job, error=error)
                 continue
@@ -380,21 +381,20 @@ class Core:
             return
         self.scheduler.remove(job.group)
         if self.scheduler.prefix is not None and error is None and isinstance(job, Job) and (ids := job.text()):
-            self.places.put(job.group.root, ids, job.request.place)
+            self.slots.put(job.group.root, ids, job.request.slot)
         self.counts["failed" if error else "cancelled" if reason else "finished"] += 1
-        job.end(reason, error and self.runner.explained(error))
+        job.end(reason, error and self.runner.explain(error))
         self._count(job)
 
-    def forget(self, text: KeptText) -> None:
-        """Forget what only this text has in the prefix cache."""
-        prefix = self.scheduler.prefix
-        if prefix is not None:
-            ids, node, at = text.ids.tolist(), text.root, 0
-            while (found := prefix.find(node, ids, at)) is not None and (at + 1) * prefix.block_size <= len(ids):
-                node, at = found[0], at + 1
+    def forget(self, text: SlotText) -> None:
+        """Remove the blocks of a text that no other text shares from the prefix cache."""
+        if (prefix := self.scheduler.prefix) is not None:
+            ids, node, index = text.ids.tolist(), text.root, 0
+            while (found := prefix.find(node, ids, index)) is not None and (index + 1) * prefix.block_size <= len(ids):
+                node, index = found[0], index + 1
             prefix.erase(node)
 
     def _count(self, job: Work) -> None:
-        """Add what the job has done since the last time."""
+        """Add the counts of a job since the last call to the totals."""
         for name, count in job.tally().items():
             self.counts[name] += count

@@ -1,4 +1,4 @@
-"""Whole texts side by side: ragged batches, where no text notices the others."""
+"""Forward passes of several texts together, in ragged batches. A text's result does not depend on other texts."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -10,11 +10,11 @@ from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.runner.runner import ROW_VALUES
 from numflow.engine.runner.texts import BATCH_ROWS, Text
 
-AHEAD_ROWS = 4 * BATCH_ROWS  # tokens of texts that are under way before the first result is taken
+AHEAD_ROWS = 4 * BATCH_ROWS  # maximum tokens of submitted texts before the first result is awaited
 
 
 def outputs(core: Core, texts: Iterable[Text], output: str) -> Iterator[np.ndarray]:
-    """`output` at every position of each text, float32 [len(ids), N], in order."""
+    """Output `output` at every position of each text, float32 [len(ids), N], in order."""
     width = core.runner.network.outputs[output].width
     ahead: deque[ForwardJob] = deque()
     try:

@@ -11,9 +11,9 @@ from numflow.engine.schedule.sequence import NO_ADAPTER, Sequence, SequenceGroup
 
 
 class ForwardJob:
-    """A text whose outputs are wanted; see Job for what the engine asks of it.
+    """A text that is run forward only; it has the interface of Job.
 
-    result: float32 [n, width], complete when it is done. rows: positions at most that a step may give.
+    result: float32 [n, width], complete when `done` is set. rows: maximum number of output rows in a step.
     """
 
     def __init__(self, text: Text, output: str, width: int, rows: int, causal: bool):
@@ -26,44 +26,44 @@ class ForwardJob:
         self.group = SequenceGroup(ids, len(ids), encoder=0 if self.encoder_ids is None else len(self.encoder_ids),
                                    output=output, every_row=rows, whole=not causal, cached=False,
                                    adapter=NO_ADAPTER if text.adapter is None else text.adapter.number)
-        self._adapter = text.adapter  # its number is taken as long as somebody has it
+        self._adapter = text.adapter  # the reference keeps the adapter's number in use
         self._filled = 0
 
     def run(self) -> np.ndarray | None:
-        """Tokens of it run in this step; the types of all its tokens."""
+        """Note that tokens run in this step; returns the token types of all tokens."""
         return self.types
 
     @property
     def finished(self) -> bool:
-        """Whether all rows are there."""
+        """Whether all rows are stored."""
         return self._filled == len(self.result)
 
     def propose(self) -> None:
-        """No draft tokens: a forward-only request generates nothing."""
+        """Do nothing: there are no draft tokens."""
 
     def take(self, rows: np.ndarray, end: int | None = None) -> None:
-        """The rows float32 [n, width] of the positions before `end` (None: the last one's)."""
+        """Store the rows float32 [n, width] of the last positions before `end` (None: before the end of the text)."""
         self._filled = len(self.result) if end is None else end
         self.result[self._filled - len(rows):self._filled] = rows
 
-    listens = False
+    needs_streams = False
 
-    def saw(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
-        """Nothing is drafted."""
+    def observe(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
+        """Do nothing: there is no drafter."""
 
     def steps_ahead(self, sequence: Sequence, most: int) -> int:
-        """No tokens are picked."""
+        """0: no tokens are picked."""
         return 0
 
     def choice(self, sequence: Sequence, steps: int) -> Choice:
-        """No tokens are picked."""
+        """Raise TypeError: no tokens are picked."""
         raise TypeError("a forward-only request picks no tokens")
 
     def device_choices(self, sequence: Sequence, drafts) -> None:
-        """None: the rows themselves are wanted, no tokens."""
+        """None: the rows are read, not tokens."""
 
     def advance(self, rows: Mapping[Sequence, tuple], scheduler) -> None:
-        """Store this step's rows of the only sequence; a preempted text runs again."""
+        """Store the rows of the only sequence in this step; a preempted text runs again."""
         (sequence, (found, _)), = rows.items()
         self.take(found, sequence.length)
 
@@ -72,6 +72,6 @@ class ForwardJob:
         return {}
 
     def end(self, reason: str | None = None, error: BaseException | None = None) -> None:
-        """It is over."""
+        """End the job and wake waiting threads."""
         self.error = error
         self.done.set()

@@ -1,4 +1,4 @@
-"""Results of a generation, whole or piece by piece; stop strings and incomplete characters are held back."""
+"""Results of a generation, complete or streamed; stop strings and incomplete characters are held back."""
 
 import time
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from numflow.decoding.stops import held_back
 class Generation:
     """Generated text.
 
-    text:          decoded new tokens, "" without a tokenizer; a stop string and what follows it are cut off.
-    ids:           new tokens; an end-of-text token that ended them is not among them.
-    finish_reason: "stop" (end-of-text token), "stop_string", "length" (max_tokens or the context is full), or
-                   "cancelled" (it was wanted no more, or failed); None while tokens come.
+    text:          decoded new tokens, "" without a tokenizer; the text ends before a stop string.
+    ids:           new tokens, without the end token.
+    finish_reason: "stop" (end token), "stop_string", "length" (max_tokens or the context is full), or "cancelled"
+                   (cancelled or failed); None while the generation runs.
     stats:         prompt_tokens, new_tokens, prefill_s, decode_s, first_token_s, prefill_tok_s, decode_tok_s, and
-                   cached_tokens: those of the prompt that the prefix cache had; with speculation drafts (that ran),
-                   accepted_drafts and acceptance_rate.
-    score:         of a beam search: the ids' log-probability (with the end token's) / length ** length_penalty.
-    logprobs:      of each of the ids, if they were asked for. prompt_logprobs: of each token of the prompt, None for
-                   the first. prompt: its text, if an echo was asked for.
+                   cached_tokens (tokens of the prompt found in the prefix cache); with speculation drafts (number
+                   of drafts that ran), accepted_drafts and acceptance_rate.
+    score:         of a beam search: log-probability of the ids and the end token / length ** length_penalty.
+    logprobs:      log-probability of each id, if requested. prompt_logprobs: log-probability of each token of the
+                   prompt, None for the first token. prompt: text of the prompt, if echo was requested.
     stop_string:   the stop string that ended the text.
-    choices:       all results of a request for n of them, this one first.
-    ignored:       settings that were left out, as they have no effect beside the others -> why.
+    choices:       all n results of the request, this one first.
+    ignored:       settings that were left out because they have no effect -> reason.
     """
 
     text: str = ""
@@ -46,9 +46,9 @@ class Generation:
 
 
 class Piece(str):
-    """Text that became certain with the token `id` (None: flushed at the end); may be empty.
+    """Text released with the token `id` (None: flushed at the end); may be empty.
 
-    index: which sample of the request it belongs to. logprob: of the token, if it was asked for.
+    index: index of the sample in the request. logprob: log-probability of the token, if requested.
     """
 
     id: int | None
@@ -62,9 +62,9 @@ class Piece(str):
 
 
 class TextStream:
-    """Ids to text: holds back what may be the start of a stop string; `decoder` holds back incomplete UTF-8.
+    """Incremental detokenizer: holds back a possible start of a stop string; `decoder` holds back incomplete UTF-8.
 
-    decoder: what tokenizer.stream() returns, or None without a tokenizer. stop: the stop string that was found.
+    decoder: result of tokenizer.stream(), or None without a tokenizer. stop: the stop string that was found.
     """
 
     def __init__(self, decoder, stops: tuple[str, ...] = ()):
@@ -79,11 +79,11 @@ class TextStream:
         return self.stop is not None
 
     def push(self, id: int) -> str:
-        """Text that is certain now."""
+        """Add a token; returns the text that is released."""
         return self._release(self._decoder.push(id)) if self._decoder else ""
 
     def flush(self) -> str:
-        """The text held back so far, once no more tokens come."""
+        """Release the text that is still held back, after the last token."""
         if self.stopped or not self._decoder:
             return ""
         certain = self._release(self._decoder.flush())
@@ -94,7 +94,7 @@ class TextStream:
         if not self._stops:
             return text
         self._held += text
-        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
         if found:
             cut, self.stop = min(found)
         else:
@@ -104,9 +104,9 @@ class TextStream:
 
 
 class Timing:
-    """Times of one generation: the prompt's part ends with the first token, the rest is decoding.
+    """Times of one generation: prefill ends with the first token, the rest is decoding.
 
-    begin, first, last: time.perf_counter() when it was made, and of its first and its latest tokens; None: none came.
+    begin, first, last: time.perf_counter() of the creation, of the first and of the latest token; None: no token yet.
     """
 
     def __init__(self, prompt_tokens: int):
@@ -116,13 +116,13 @@ class Timing:
         self.last: float | None = None
 
     def token(self) -> None:
-        """A token has come."""
+        """Note the time of a token."""
         self.last = time.perf_counter()
         if self.first is None:
             self.first = self.last
 
     def stats(self, result: Generation) -> dict[str, float]:
-        """Generation.stats, when all tokens have come. A rate without tokens is 0."""
+        """Generation.stats after the last token. A rate without tokens is 0."""
         now = time.perf_counter()
         first = self.first if self.first is not None else now
         prefill_s, decode_s = first - self.begin, now - first

@@ -1,4 +1,4 @@
-"""A request on its way: its samples, their text, and what is told to whoever waits."""
+"""A running request: its samples, their texts, and the pieces passed to the caller."""
 
 import threading
 import time
@@ -19,9 +19,9 @@ from numflow.engine.schedule.prefix import START
 from numflow.engine.schedule.sequence import NO_ADAPTER, Sequence, SequenceGroup
 from numflow.engine.speculate.drafters import Drafters
 
-Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer
-SINKS = 4  # first tokens of a text, which attention leans on: they stay where the older half goes
-Sink = Callable[[Piece | None], None]  # told each piece, and None at the end
+Decoder = Callable[[Request], Any]  # returns the incremental detokenizer of a request, or None without a tokenizer
+SINKS = 4  # attention sinks: first tokens of a text, which stay when the older half is dropped
+Sink = Callable[[Piece | None], None]  # called with each piece, and with None at the end
 
 
 class Sample:
@@ -36,20 +36,20 @@ class Sample:
         self._emit = emit
 
     def propose(self, limit: int) -> None:
-        """Let the sequence run drafts in the next step."""
+        """Draft tokens for the next step."""
         if isinstance(self.search, BeamSearch) or self.done:
             return
         sequence, = self.sequences
-        if sequence.pending > 1:  # what it knows has to run first
+        if sequence.pending > 1:  # tokens of the text have to run first
             return
         sequence.drafts = [int(id) for id in self.search.propose(min(MAX_DRAFTS, limit - 1 - len(sequence.ids)))]
 
     def choices(self, drafts: Ids[int]) -> list[Choice] | None:
-        """Draws with which a device picks the next tokens; None if a device cannot."""
+        """Parameters for sampling the next tokens on a device; None if a device cannot sample them."""
         return None if isinstance(self.search, BeamSearch) else self.search.choices(drafts)
 
     def steps_ahead(self, most: int) -> int:
-        """Number of tokens, up to `most`, that a device can pick in one go; 0: it cannot."""
+        """Number of tokens, up to `most`, that a device can sample in one run; 0: none."""
         if isinstance(self.search, BeamSearch):
             return 0
         if self._context:
@@ -57,8 +57,8 @@ class Sample:
         return self.search.sampler.steps_ahead(most)
 
     def advance(self, rows: np.ndarray, drafts: Ids[int], scheduler) -> None:
-        """Take the logits [n, V] of the sequences, or the tokens [n] picked by `choices`, and give each new hypothesis
-        its sequence with its new token."""
+        """Take the logits [n, V] of the sequences, or the tokens [n] picked by `choices`, and append the new token of
+        each hypothesis to its sequence."""
         self.timing.token()
         if isinstance(self.search, BeamSearch):
             self._branch(self.search.advance(rows), scheduler)
@@ -80,9 +80,9 @@ class Sample:
 
     def _branch(self, parents: Ids[int], scheduler) -> None:
         before, after = list(self.sequences), []
-        for at, parent in enumerate(parents):
-            if parent in parents[:at]:
-                self.sequences.append(scheduler.fork(before[parent]))  # before it gets its next token
+        for index, parent in enumerate(parents):
+            if parent in parents[:index]:
+                self.sequences.append(scheduler.fork(before[parent]))  # before the parent gets its next token
                 after.append(self.sequences[-1])
             else:
                 after.append(before[parent])
@@ -94,7 +94,7 @@ class Sample:
             sequence.ids.append(hypothesis.ids[-1])
 
     def drop(self, scheduler) -> None:
-        """Give the sequences back."""
+        """Release the sequences."""
         for sequence in self.sequences:
             scheduler.drop(sequence)
         self.sequences = []
@@ -108,15 +108,15 @@ class Sample:
             self.generation.ids.append(id)
             self._emit(self.generation.add(Piece(self.text.push(id), id, self.index, logprob)))
 
-    def _logprob(self, place: int) -> TokenLogprob | None:
+    def _logprob(self, index: int) -> TokenLogprob | None:
         if isinstance(self.search, BeamSearch) or self.search.sampler.settings.logprobs is None:
             return None
-        found = self.search.sampler.logprobs[place]
+        found = self.search.sampler.logprobs[index]
         self.generation.logprobs = [*(self.generation.logprobs or []), found]
         return found
 
     def finish(self, request: Request, reason: str | None = None) -> Generation:
-        """The finished generation; `reason` in place of its own."""
+        """Finish the generation. reason: overrides the finish reason."""
         best, result = self.search.result, self.generation
         if isinstance(self.search, BeamSearch):
             if reason is None:
@@ -140,7 +140,7 @@ class Sample:
 def _mean(sample: Sample) -> float:
     """Mean log-probability of a sample's tokens, an end token included."""
     assert not isinstance(sample.search, BeamSearch)
-    found = [one.logprob for one in sample.search.sampler.logprobs]
+    found = [token.logprob for token in sample.search.sampler.logprobs]
     return sum(found) / len(found) if found else float("-inf")
 
 
@@ -152,12 +152,12 @@ def reason_of(hypothesis: Hypothesis, request: Request) -> str:
 
 
 class Job:
-    """A request for `count` samples.
+    """A running request with `count` samples.
 
-    drafters: make the drafters of its samples; None: no tokens are drafted.
-    sink: called from the thread that runs the steps, with each piece as it comes and with None at the end.
-    done: set when it has ended. error: what ended it, if it was no good end. started: time.perf_counter() when it first
-    ran.
+    drafters: factory of the drafters of its samples; None: no speculative decoding.
+    sink: called from the thread that runs the steps, with each piece and with None at the end.
+    done: set when the job has ended. error: the error that ended it, if any. started: time.perf_counter() of its first
+    step.
     """
 
     def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
@@ -172,42 +172,44 @@ class Job:
                         for index, search in enumerate(searches(request, count, drafters))]
         self._drafts = any(not isinstance(sample.search, BeamSearch) and sample.search.drafts
                            for sample in self.samples)
-        self._others = [Generation() for _ in range(request.n - 1)] if request.beams else []
+        self._other_beams = [Generation() for _ in range(request.n - 1)] if request.beams else []
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
         read = tuple(request.prompt.tolist()) if request.encoder else ()
-        own = request.adapter  # whose keys and values are found again by requests with the same one only
-        self.group = SequenceGroup(prefix, request.reach, width, priority, len(read),
-                                   root=(START, request.shared, read, *([] if own is None else [own.serial])),
-                                   adapter=NO_ADAPTER if own is None else own.number)
+        adapter = request.adapter  # keys and values are shared only between requests with the same adapter
+        serials = () if adapter is None else (adapter.serial,)
+        self.group = SequenceGroup(prefix, request.max_length, width, priority, len(read),
+                                   root=(START, request.cache_key, read, *serials),
+                                   adapter=NO_ADAPTER if adapter is None else adapter.number)
 
     def run(self) -> None:
-        """Tokens of it run in this step; they have no types."""
+        """Note that tokens run in this step; they have no token types."""
         self.started = self.started or time.perf_counter()
 
     def text(self) -> list[int]:
-        """Prompt and first sample, as far as they have run, of a text that others may go on from."""
+        """Tokens of the prompt and the first sample, for the prefix cache; [] if no other text can continue from
+        them."""
         ids = [] if self.request.encoder else [*self.group.prompt, *self.samples[0].generation.ids]
         return [] if self.request.context and len(ids) > self.request.context else ids
 
     def take(self, rows: np.ndarray, end: int | None = None) -> None:
-        """An encoder's output is not for it."""
+        """Raise TypeError: a job does not read the encoder's output."""
         raise TypeError("a job has no use for an encoder's output")
 
     @property
     def results(self) -> list[Generation]:
-        """The samples as far as generated; of a beam search, the wanted texts, best first."""
-        return [*(sample.generation for sample in self.samples), *self._others]
+        """The samples so far; of a beam search, the n texts, best first."""
+        return [*(sample.generation for sample in self.samples), *self._other_beams]
 
     @property
     def choices(self) -> list[Generation]:
-        """The n results of a job that has ended: its samples, the n most probable of them, or the best beams."""
+        """The n results of a finished job: all samples, the n most probable samples, or the best beams."""
         if self.request.beams is not None or len(self.samples) <= self.request.n:
             return self.results
         return [sample.generation for sample in sorted(self.samples, key=_mean, reverse=True)[:self.request.n]]
 
     def tally(self) -> dict[str, int]:
-        """New tokens, drafts that ran and drafts that were right, since the last call."""
+        """Numbers of new tokens, of drafts that ran and of accepted drafts since the last call."""
         now = [sum(len(sample.generation.ids) for sample in self.samples),
                sum(sample.drafts for sample in self.samples), sum(sample.accepted for sample in self.samples)]
         before, self._tallied = self._tallied, now
@@ -220,7 +222,7 @@ class Job:
 
     @property
     def phases(self) -> list[tuple[str, float, float]]:
-        """Name, begin and end (time.perf_counter()) of what it has gone through so far: queue, prefill, decode."""
+        """Name, begin and end (time.perf_counter()) of the phases so far: queue, prefill, decode."""
         timing, now = self.samples[0].timing, time.perf_counter()
         if self.started is None:
             return [("queue", timing.begin, now)]
@@ -236,22 +238,23 @@ class Job:
                 sample.propose(self.group.limit)
 
     @property
-    def listens(self) -> bool:
-        """Whether a sample's drafter wants to be told of the model's streams."""
-        return self._drafts and any(not isinstance(sample.search, BeamSearch) and sample.search.listens
+    def needs_streams(self) -> bool:
+        """Whether a sample's drafter needs the residual streams of the model."""
+        return self._drafts and any(not isinstance(sample.search, BeamSearch) and sample.search.needs_streams
                                     for sample in self.samples)
 
-    def saw(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
-        """Tell the drafters of a sequence's samples, of all before they part; see Drafter.saw."""
+    def observe(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
+        """Pass residual streams to the drafters of a sequence's samples, or of all samples before they diverge; see
+        Drafter.observe."""
         for sample in self.samples:
             if not isinstance(sample.search, BeamSearch) and (sequence in sample.sequences or not sample.sequences) \
                     and not sample.done:
-                sample.search.saw(start, sequence.ids, rows)
+                sample.search.observe(start, sequence.ids, rows)
 
     def device_choices(self, sequence: Sequence, drafts: Ids[int]) -> list[Choice] | None:
-        """Draws for a sequence: one behind its last token and one behind each draft.
+        """Sampling parameters of a sequence: after its last token and after each draft.
 
-        None if a device cannot draw, or if several samples start from the same row.
+        None if a device cannot sample, or if several samples start from the same row.
         """
         found = [sample for sample in self.samples if sequence in sample.sequences] or self.samples
         return found[0].choices(drafts) if len(found) == 1 else None
@@ -263,7 +266,7 @@ class Job:
         return next((sample.steps_ahead(most) for sample in self.samples if sequence in sample.sequences), 0)
 
     def choice(self, sequence: Sequence, steps: int) -> Choice:
-        """The parameters with which a device picks so many tokens of a sequence in one go, up to `steps_ahead`."""
+        """Parameters for sampling `steps` tokens of a sequence on a device in one run, up to `steps_ahead`."""
         search = next(sample.search for sample in self.samples if sequence in sample.sequences)
         assert not isinstance(search, BeamSearch)
         found = search.sampler.choice(steps=steps)
@@ -273,7 +276,7 @@ class Job:
     def advance(self, rows: Mapping[Sequence, tuple[np.ndarray, Ids[int]]], scheduler) -> None:
         """Take sequence -> (logits [n, V] or tokens [n] as in Sample.advance, the drafts that ran) of all sequences of
         the request."""
-        if not any(sample.sequences for sample in self.samples):  # the prompt has run: every sample starts from it
+        if not any(sample.sequences for sample in self.samples):  # the prompt has run: samples fork
             root, = rows
             sequences = [root, *(scheduler.fork(root) for _ in self.samples[1:])]
             rows = dict.fromkeys(sequences, rows[root])
@@ -281,29 +284,30 @@ class Job:
                 sample.sequences = [sequence]
         for sample in self.samples:
             if sample.sequences:
-                own = [rows[sequence] for sequence in sample.sequences]
-                logits = own[0][0] if len(own) == 1 else np.concatenate([logits for logits, _ in own])
-                sample.advance(logits, own[0][1], scheduler)
+                results = [rows[sequence] for sequence in sample.sequences]
+                logits = results[0][0] if len(results) == 1 else np.concatenate([logits for logits, _ in results])
+                sample.advance(logits, results[0][1], scheduler)
 
     def end(self, reason: str | None = None, error: BaseException | None = None) -> None:
-        """Complete the results and wake whoever waits. reason: why, if the samples did not end by themselves."""
+        """Complete the results and wake waiting threads. reason: finish reason of samples that have not ended
+        themselves."""
         if self.done.is_set():
             return
         self.error = error
         for sample in self.samples:
             sample.finish(self.request, None if sample.done else reason).stats["cached_tokens"] = self.group.reused
-        if self._others:
-            self._finish_others()
+        if self._other_beams:
+            self._finish_other_beams()
         self.done.set()
         self.sink(None)
 
-    def _finish_others(self) -> None:
-        """Write the texts of a beam search behind the best one; there may be fewer than were asked for."""
+    def _finish_other_beams(self) -> None:
+        """Write the texts of a beam search after the best one; there may be fewer than n."""
         sample, = self.samples
         assert isinstance(sample.search, BeamSearch)
         best = sample.generation
-        del self._others[max(0, len(sample.search.finished) - 1):]
-        for index, (result, hypothesis) in enumerate(zip(self._others, sample.search.finished[1:]), 1):
+        del self._other_beams[max(0, len(sample.search.finished) - 1):]
+        for index, (result, hypothesis) in enumerate(zip(self._other_beams, sample.search.finished[1:]), 1):
             text = TextStream(self.decoder(self.request))
             if sample.done:
                 result.ids, result.score = list(hypothesis.ids), hypothesis.score

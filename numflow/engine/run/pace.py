@@ -1,4 +1,4 @@
-"""Steps that run in one go: several tokens of every request, where nothing but the logits and chance decides."""
+"""Multi-step decoding: several steps in one run of the program, if tokens depend only on logits and random numbers."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,21 @@ from numflow.engine.runner.runner import Runner
 from numflow.engine.schedule.sequence import SequenceGroup, StepPlan
 from numflow.executor.contract import DECODE, MOST_STEPS
 
-FRAME_S = 0.025  # how long they take at most, which who reads along does not see
+FRAME_S = 0.025  # maximum duration of one run; too short for a reader to notice
 FIRST = range(1)
 
 
 class Pace:
-    """Knows how many steps of a runner take less than FRAME_S."""
+    """Choice of the number of steps of a runner that take less than FRAME_S together."""
 
     def __init__(self, runner: Runner):
         self._runner = runner
         self._can = DECODE in runner.program.can and not runner.has_encoder and runner.vocabulary <= MOST_TOKENS
-        self._step_s = FRAME_S  # of the last ones
+        self._step_s = FRAME_S  # measured seconds per step in the last run
 
     def steps(self, plan: StepPlan, jobs: Mapping[SequenceGroup, Job | ForwardJob], alone: bool) -> int:
-        """Steps of a plan that run in one go; 0: it is run as it is. alone: nobody waits for the next plan."""
+        """Number of steps of a plan to run at once; 0: the plan is a single step. alone: no request waits for the next
+        plan."""
         if not self._can or plan.output != "logits" or plan.encodes:
             return 0
         most = min(MOST_STEPS, max(1, int(FRAME_S / self._step_s))) if alone else 1
@@ -40,7 +41,7 @@ class Pace:
 
     def decode(self, parts: Sequence[BatchPart], steps: int, plan: StepPlan,
                jobs: Mapping[SequenceGroup, Job | ForwardJob]) -> np.ndarray:
-        """Run so many steps of a plan, whose parts these are: the tokens of each, int32 [steps, parts]."""
+        """Run `steps` steps of a plan with these parts; returns the tokens int32 [steps, parts]."""
         begin = time.perf_counter()
         choices = [jobs[chunk.sequence.group].choice(chunk.sequence, steps) for chunk in plan.chunks]
         drawn = any(choice.temperature for choice in choices)
@@ -49,11 +50,12 @@ class Pace:
         return tokens
 
 
-def went_on(plan: StepPlan, tokens: np.ndarray, jobs: Mapping[SequenceGroup, Job | ForwardJob]) -> np.ndarray:
-    """Make a plan that of its next step. tokens [steps, n] of its chunks: returns those of the sequences that go on."""
-    left = [i for i, chunk in enumerate(plan.chunks)
+def next_plan(plan: StepPlan, tokens: np.ndarray, jobs: Mapping[SequenceGroup, Job | ForwardJob]) -> np.ndarray:
+    """Turn a plan into the plan of the next step. Returns the tokens [steps, n] of the sequences that are still
+    running."""
+    running = [i for i, chunk in enumerate(plan.chunks)
             if chunk.sequence.group in jobs and chunk.sequence in chunk.sequence.group.sequences]
-    plan.chunks = [plan.chunks[i] for i in left]
+    plan.chunks = [plan.chunks[i] for i in running]
     for chunk in plan.chunks:
         chunk.start += 1
-    return tokens[:, left]
+    return tokens[:, running]

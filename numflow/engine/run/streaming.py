@@ -1,4 +1,4 @@
-"""Generation for callers that wait: one request as a stream of its pieces, or several side by side."""
+"""Generation for synchronous callers: one request as a stream of pieces, or several requests in one batch."""
 
 import time
 from collections import deque
@@ -11,10 +11,10 @@ from numflow.engine.run.job import Decoder, Job
 
 
 class Stream:
-    """Iterates the pieces of a generation as they come; `result` is complete when the iteration ends.
+    """Iterator over the pieces of a generation; `result` is complete when the iteration ends.
 
-    The request starts with the first piece that is asked for. close() (or leaving a `with`) ends it early and frees
-    its memory.
+    The request starts at the first call of next(). close() (or the end of a `with`) cancels the request and frees its
+    memory.
     """
 
     def __init__(self, core: Core, request: Request, decoder: Decoder):
@@ -75,7 +75,7 @@ class Stream:
 
 
 def together(core: Core, requests: Sequence[Request], decoder: Decoder) -> list[Generation]:
-    """Generations of several requests, all of them in the same batches. A request does not notice the others."""
+    """Generations of several requests in the same batches. A request's result does not depend on other requests."""
     jobs: list[Job] = []
     try:
         for request in requests:

@@ -1,4 +1,4 @@
-"""A token's walk: from a text to ids, through every step of the network, to the likeliest next tokens."""
+"""Walk of a token: from text to ids, through every step of the network, to the most probable next tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,12 +11,12 @@ from numflow.errors import RequestError, TokenizerError
 from numflow.executor.contract import WALK, TraceRow
 from numflow.ops import Network, View
 
-BEST = 5  # tokens that are named
+BEST = 5  # number of tokens listed
 
 
 @dataclass(frozen=True)
 class Values:
-    """Least, largest and root mean square of a step's result; finite: none is infinite or no number."""
+    """Minimum, maximum and root mean square of a step's result. finite: whether all values are finite."""
 
     least: float
     most: float
@@ -26,7 +26,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Guess:
-    """A token that may be next: id, text, probability."""
+    """Candidate for the next token: id, text, probability."""
 
     id: int
     text: str
@@ -37,13 +37,13 @@ class Guess:
 class Walk:
     """One decoding step.
 
-    text:      the prompt as it was run, with all that a chat template puts around it.
-    template:  whether one was applied.
-    ids:       (id, its text) of every token of the prompt; the walk is that of the last one.
-    rows:      one for each step, times as of `Model.trace`.
-    values:    by the index of a step; steps whose result never lies in memory have none.
-    best:      the likeliest next tokens.
-    lens:      after each layer, the tokens that the head would make of its residual stream.
+    text:      the prompt as it was run, including the chat template.
+    template:  whether a chat template was applied.
+    ids:       (id, its text) of every token of the prompt; the walk runs the last one.
+    rows:      one row for each step, with times as in `Model.trace`.
+    values:    values by index of the step; steps whose result is not stored in memory have none.
+    best:      the most probable next tokens.
+    lens:      logit lens: the most probable tokens of the head applied to the residual stream after each layer.
     stream:    the residual stream after each layer, float32 [layers, D].
     """
 
@@ -95,7 +95,7 @@ def walk(model, prompt: str | Sequence[int] | Sequence[Mapping], chat: bool = Fa
 
 
 def _text(model, ids: list[int]) -> str:
-    """The text of ids; "" of a model that has no tokenizer."""
+    """Text of ids; "" without a tokenizer."""
     try:
         return model.tokenizer.decode(ids, skip_special=False)
     except TokenizerError:
@@ -107,18 +107,18 @@ def _templated(model, prompt, chat: bool) -> bool:
 
 
 def _before_last(model, request):
-    """A sequence that has read all of a prompt but its last token."""
-    sequence = model.runner.open(len(request.prefix), request.prompt if request.encoder else None, request.reach)
+    """Sequence that has run all tokens of a prompt but the last."""
+    sequence = model.runner.open(len(request.prefix), request.prompt if request.encoder else None, request.max_length)
     if len(request.prefix) > 1:
         sequence.last(request.prefix[:-1])
     return sequence
 
 
 def _timed(model, sequence, request, repeat: int) -> list[TraceRow]:
-    """Rows of the last token's step; a first run, in which threads wake up and weights are fetched, does not count."""
+    """Rows of the last token's step, median of `repeat` runs. The first run is a warm-up and does not count."""
     runs = [model.runner.trace(sequence, request.prefix[-1:]) for _ in range(repeat + 1)][1:]
-    return [replace(same[0], microseconds=float(np.median([row.microseconds for row in same])))
-            for same in zip(*runs, strict=True)]
+    return [replace(rows[0], microseconds=float(np.median([row.microseconds for row in rows])))
+            for rows in zip(*runs, strict=True)]
 
 
 def _values(outputs: list[np.ndarray]) -> Values:
@@ -127,7 +127,7 @@ def _values(outputs: list[np.ndarray]) -> Values:
 
 
 def _best(model, logits: np.ndarray) -> list[Guess]:
-    """The likeliest tokens of logits [1, V], best first."""
+    """Most probable tokens of logits [1, V], best first."""
     x = logits[0].astype(np.float64)
     p = np.exp(x - x.max())
     p /= p.sum()
@@ -137,9 +137,10 @@ def _best(model, logits: np.ndarray) -> list[Guess]:
 
 
 def _layers(network: Network) -> tuple[View, list[int], int] | None:
-    """The residual stream's view behind the layers, the last step of each, and the first step after them.
+    """View of the residual stream after the layers, index of the last step of each layer, index of the first step
+    after.
 
-    None where a layer does not end with a view as wide as the one that the first step after the layers reads.
+    None if a layer does not end with a view of the width that the first step after the layers reads.
     """
     steps = network.entries["main"]
     found: dict[str, tuple[int, int]] = {}

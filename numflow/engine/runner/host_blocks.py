@@ -1,4 +1,4 @@
-"""The host's copy of KV blocks whose requests had to make place."""
+"""Host memory for KV blocks that are swapped out."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from numflow.engine.schedule.blocks import BlockAllocator
 
 
 class HostBlocks:
-    """Memory for blocks of a program outside of it; grows as the allocator does.
+    """Host memory for blocks of a program; grows with its allocator.
 
-    size: bytes of a block. window: of the layers whose blocks they are, None: of all layers.
+    size: bytes of a block. window: window of the layers of these blocks, None: all layers.
     """
 
     def __init__(self, program, size: int, window: int | None = None):
         self.program, self.size = program, size
-        self.only = () if window is None else (window,)  # what the program is told beside the blocks
+        self.only = () if window is None else (window,)  # further arguments of the program's methods
         self.allocator = BlockAllocator()
         self.allocator.on_grow = self._grow
-        self.memory: MemoryPlan | None = None  # of the machine that they are on; None: they grow as they have to
+        self.memory: MemoryPlan | None = None  # plan of the machine; None: grow without a check
         self._data = np.zeros((0, 0), np.uint8)
 
     @property
@@ -29,13 +29,13 @@ class HostBlocks:
 
     def save(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy program blocks to host blocks: (block, host block)."""
-        blocks, places = zip(*moves)
-        self._data[list(places)] = self.program.save_blocks(list(blocks), *self.only)
+        blocks, host_blocks = zip(*moves)
+        self._data[list(host_blocks)] = self.program.save_blocks(list(blocks), *self.only)
 
     def load(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy host blocks to program blocks: (host block, block)."""
-        places, blocks = zip(*moves)
-        self.program.load_blocks(list(blocks), self._data[list(places)], *self.only)
+        host_blocks, blocks = zip(*moves)
+        self.program.load_blocks(list(blocks), self._data[list(host_blocks)], *self.only)
 
     def _grow(self, capacity: int) -> None:
         if self.memory is not None:

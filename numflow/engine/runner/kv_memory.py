@@ -1,7 +1,7 @@
-"""The memory plan of a model: what weights take, and how much keys and values may, in blocks.
+"""Memory plan of a model: bytes of weights, and the limit of the KV memory in blocks.
 
-Keys and values grow as texts do. Without a budget of one's own they stop where the machine would be left with too
-little: a machine that swaps, or ends processes, serves nobody.
+KV memory grows with the texts. Without an explicit limit the growth stops before the machine runs short of memory: a
+machine that swaps or kills processes cannot serve requests.
 """
 
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from numflow.machine import free_memory, whole_memory
 from numflow.network.windows import STATE
 from numflow.sizes import in_words
 
-CACHE_BYTES = 1 << 30  # memory that grows for the prefix cache's sake, where no budget is given
-LEAST_LEFT = 256 << 20  # bytes, and of all memory this part, that are left to others
+CACHE_BYTES = 1 << 30  # KV memory grows up to this size before cached blocks are evicted, without an explicit limit
+LEAST_LEFT = 256 << 20  # memory left to other processes: at least these bytes, and 1 / PART_LEFT of all memory
 PART_LEFT = 10
-FLOOR_BYTES = 128 << 20  # of keys and values, that a model may have in any case
+FLOOR_BYTES = 128 << 20  # KV memory that a model may always have
 
 
 def block_bytes(program) -> int:
-    """Bytes of one KV block of a program, with a block of encoder memory where it has any; of a slot for states where
-    there are no keys and values."""
+    """Bytes of one KV block of a program, including a block for cross-attention, if any; without keys and values, bytes
+    of a slot for states."""
     return program.block_bytes + program.cross_block_bytes or program.window_bytes.get(STATE, 0)
 
 
 def blocks_within(size: int, program, memory: "MemoryPlan | None" = None) -> int:
-    """KV blocks that fit into so many bytes. memory: of the machine that they are on.
+    """Number of KV blocks that fit into `size` bytes. memory: plan of the machine.
 
     Raises:
-        RequestError: not even one, or more bytes than this machine has.
+        RequestError: not even one block fits, or `size` is more than the machine's memory.
     """
     if size < block_bytes(program):
         raise RequestError(f"{size} bytes for keys and values hold no block of {program.block_size} tokens, which "
@@ -41,14 +41,16 @@ def blocks_within(size: int, program, memory: "MemoryPlan | None" = None) -> int
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory that a model takes of the machine it runs on.
+    """Memory of a model on its machine.
 
-    weights: bytes. free: bytes that there were beside them when the plan was made; None: nobody knows, or they are on
-    other machines or on GPUs, and keys and values grow until there is no more. left: bytes of these that are left to
-    others. given: bytes for keys and values that somebody has decided on.
+    weights: bytes of weights. free: free bytes beside the weights when the plan was made; None: unknown, or the memory
+        is
+    on other machines or GPUs: KV memory then grows until allocation fails. left: bytes of `free` left to other
+    processes.
+    given: explicit limit of the KV memory in bytes.
     block, tokens: bytes and tokens of a KV block.
-    windows: bytes that a text takes for layers that see a window of it, at most; states: for what recurrent steps keep
-    of it; growing: bytes of a block, of the other layers.
+    windows: maximum bytes of a text in layers with a window. states: bytes of a text in recurrent layers. growing:
+    bytes of a block in all other layers.
     """
 
     weights: int
@@ -63,21 +65,21 @@ class MemoryPlan:
 
     @property
     def most(self) -> int | None:
-        """Bytes that keys and values may take; None: no limit is known."""
+        """Limit of the KV memory in bytes; None: no limit is known."""
         if self.given is not None:
             return self.given
         return None if self.free is None else max(self.free - self.left, FLOOR_BYTES)
 
     @property
     def blocks(self) -> int | None:
-        """KV blocks that there may be."""
+        """Limit of the KV memory in blocks."""
         return None if self.most is None or not self.block else max(1, self.most // self.block)
 
     def check(self, blocks: int, more: int) -> None:
-        """Refuse `more` KV blocks beside the present `blocks` if the machine's free memory does not allow them now.
+        """Check that the machine's free memory allows `more` KV blocks besides the present `blocks`.
 
         Raises:
-            OutOfMemoryError: too little would be left.
+            OutOfMemoryError: too little memory would be left.
         """
         if self.free is None or self.given is not None or (blocks + more) * self.block <= FLOOR_BYTES:
             return
@@ -88,11 +90,11 @@ class MemoryPlan:
                                    "others")
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Summary in one line."""
         line = f"weights {in_words(self.weights)}"
         if not self.block:
             return line
-        count, each = self._room()
+        count, each = self._capacity()
         if self.most is None:
             return f"{line}; keys and values as needed, {each}"
         size = f"up to {in_words(self.most)}" if self.given is None else f"{in_words(self.most)} as asked for"
@@ -103,8 +105,8 @@ class MemoryPlan:
             return f"{line}; {in_words(self.free)} are free" + ("" if self.given <= self.free else ", which is less")
         return f"{line}; {in_words(self.free)} are free, of which {in_words(self.left)} are left to others"
 
-    def _room(self) -> tuple[str, str]:
-        """Capacity in tokens and memory of a token, in words."""
+    def _capacity(self) -> tuple[str, str]:
+        """Capacity in tokens, and memory per token, as text."""
         most, fixed = self.most or 0, self.windows + self.states
         if not fixed:
             return f"{most // self.block * self.tokens:,} tokens", f"{in_words(self.block / self.tokens)} a token"
@@ -117,14 +119,15 @@ class MemoryPlan:
 
 
 def plan_memory(program, before: int | None, runner=None) -> MemoryPlan:
-    """The plan of a program that has just been loaded. before: free bytes before that; None: not of this machine.
-    runner: has the program's pools, where layers have windows."""
+    """Memory plan of a program that was just loaded. before: free bytes before loading; None: the program is not on
+    this machine. runner: runner with the program's pools, if layers have windows."""
     now, whole = free_memory(), whole_memory()
     free = None if before is None or now is None else max(0, min(now, before - int(program.weights_bytes)))
     left = max(LEAST_LEFT, (whole or 0) // PART_LEFT)
-    every = [] if runner is None else runner.pools
-    pools = [pool for pool in every if pool.window > 0]
-    windows = sum(pool.size * pool.most(runner.context, runner.chunk, program.block_size) for pool in pools)
+    all_pools = [] if runner is None else runner.pools
+    pools = [pool for pool in all_pools if pool.window > 0]
+    windows = sum(pool.size * pool.max_blocks(runner.context, runner.chunk, program.block_size) for pool in pools)
     growing = program.block_bytes + program.cross_block_bytes - sum(pool.size for pool in pools)
     return MemoryPlan(int(program.weights_bytes), block_bytes(program), program.block_size, free, left,
-                      windows=windows, growing=growing, states=sum(pool.size for pool in every if pool.window == STATE))
+                      windows=windows, growing=growing,
+                      states=sum(pool.size for pool in all_pools if pool.window == STATE))

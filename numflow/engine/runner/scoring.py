@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens: of a prompt, and of continuations, as evaluation harnesses ask for them."""
+"""Log-probabilities of given tokens: of a prompt, and of continuations for evaluation harnesses."""
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -18,14 +18,14 @@ Ids = Sequence[int] | np.ndarray
 
 
 class Likelihood(NamedTuple):
-    """Of a continuation: the sum of its tokens' log-probabilities, and whether each is the most probable one."""
+    """Log-probability of a continuation, and whether greedy decoding gives the continuation."""
 
     logprob: float
     is_greedy: bool
 
 
 class Continuation(NamedTuple):
-    """A context and what follows, int32 [n] and [m]; `ids` is what runs."""
+    """A context int32 [n] and its continuation int32 [m]; `ids`: the tokens that run."""
 
     context: np.ndarray
     continuation: np.ndarray
@@ -36,37 +36,38 @@ class Continuation(NamedTuple):
 
 
 def prompt_logprobs(runner: Runner, request: Request) -> list[TokenLogprob | None]:
-    """Of each token of a request's prompt, given those before it; None for the first."""
+    """Log-probability of each token of a request's prompt, None for the first."""
     ids, top = request.prompt, request.scored or 0
     adapter = NO_ADAPTER if request.adapter is None else request.adapter.number
     found: list[TokenLogprob | None] = [None]
-    with runner.open(len(ids), reach=request.reach, adapter=adapter) as sequence:
+    with runner.open(len(ids), reach=request.max_length, adapter=adapter) as sequence:
         for start, rows in sequence.rows(ids[:-1]):
             found += token_logprobs(rows, ids[start + 1:start + 1 + len(rows)], top)
     return found
 
 
 def loglikelihoods(runner: Runner, pairs: Sequence[tuple[Ids, Ids]], bos: int | None) -> list[Likelihood]:
-    """See Model.loglikelihoods; bos: stands for an empty context."""
+    """See Model.loglikelihoods. bos: start token, used as the context if that is empty."""
     by_context: dict[Hashable, list[int]] = {}
     checked = [_checked(runner, *pair, bos) for pair in pairs]
-    for place, pair in enumerate(checked):
+    for index, pair in enumerate(checked):
         key = pair.context.tobytes(), runner.variant(len(pair.ids))
-        by_context.setdefault(key, []).append(place)
+        by_context.setdefault(key, []).append(index)
     limit = max(1, min(BATCH_ROWS, ROW_VALUES // runner.vocabulary))
     found: dict[int, Likelihood] = {}
     single: list[int] = []
-    for places in by_context.values():
-        if len(places) > 1 or len(checked[places[0]].ids) > limit:
-            scores = _one_context(runner, checked[places[0]].context, [checked[place].continuation for place in places])
-            found |= zip(places, scores, strict=True)
+    for indices in by_context.values():
+        if len(indices) > 1 or len(checked[indices[0]].ids) > limit:
+            continuations = [checked[index].continuation for index in indices]
+            scores = _one_context(runner, checked[indices[0]].context, continuations)
+            found |= zip(indices, scores, strict=True)
         else:
-            single += places
+            single += indices
     done = 0
-    for group in groups((checked[place] for place in single), limit):
+    for group in groups((checked[index] for index in single), limit):
         found |= zip(single[done:done + len(group)], _side_by_side(runner, group), strict=True)
         done += len(group)
-    return [found[place] for place in range(len(pairs))]
+    return [found[index] for index in range(len(pairs))]
 
 
 def _checked(runner, context, continuation, bos) -> Continuation:
@@ -81,7 +82,7 @@ def _checked(runner, context, continuation, bos) -> Continuation:
 
 
 def _one_context(runner, context, continuations) -> list[Likelihood]:
-    """The context runs once, and every continuation after it."""
+    """Scores of continuations of one context, which runs once."""
     results, before = [], len(context) - 1
     with runner.open(before + max(map(len, continuations))) as sequence:
         if before:
@@ -89,7 +90,7 @@ def _one_context(runner, context, continuations) -> list[Likelihood]:
             runner.run([BatchPart(sequence, rest, NO_ROWS)], None)
         sequence.mark()
         for ids in continuations:
-            sequence.rewind(before)  # what an earlier one has left behind is written over
+            sequence.rewind(before)  # drops the previous continuation
             run = np.concatenate([context[-1:], ids[:-1]])
             parts = [log_likelihood(rows, ids[start:start + len(rows)]) for start, rows in sequence.rows(run)]
             results.append(Likelihood(sum(logprob for logprob, _ in parts), all(greedy for _, greedy in parts)))

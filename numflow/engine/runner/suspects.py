@@ -1,4 +1,4 @@
-"""Weights that are no finite numbers: looked for only when a model's logits are none."""
+"""Search for weights that are NaN or infinite, run only when a model's logits are not finite."""
 
 import functools
 import time
@@ -13,14 +13,14 @@ from numflow.formats.types import RowType, TensorType, to_f32
 from numflow.network.weights.source import stored_tensor
 from numflow.ops import Network
 
-_AT_ONCE = 1 << 20  # weights that are looked at together
-PATIENCE_S = 30.0   # requests of the model wait meanwhile
+_AT_ONCE = 1 << 20  # weights checked at a time
+PATIENCE_S = 30.0   # requests of the model wait during the search
 
 
 class Suspects:
-    """The tensors that a network's weights come from.
+    """Tensors of a network's weights.
 
-    more: names of others, which are looked at first. patience: seconds after which no more of them are looked at.
+    more: names of further tensors, which are searched first. patience: time limit of the search in seconds.
     """
 
     def __init__(self, network: Network, checkpoint: Checkpoint, more: Sequence[str] = (),
@@ -30,13 +30,13 @@ class Suspects:
 
     @property
     def found(self) -> str:
-        """The first tensor with a NaN or an infinity, and where, in words; "" if none is found. Looked for once."""
+        """Description of the first NaN or infinity: tensor and position; "" if none is found. Searched once."""
         if self._found is None:
             self._found = self._look()
         return self._found
 
-    def explained(self, error: NotFiniteError) -> NotFiniteError:
-        """The error with the tensor that it comes from, where there is one."""
+    def explain(self, error: NotFiniteError) -> NotFiniteError:
+        """The error with the name of the tensor at fault, if one is found."""
         return NotFiniteError(f"{str(error).partition(';')[0]}: {self.found}") if self.found else error
 
     def _look(self) -> str:
@@ -53,36 +53,36 @@ class Suspects:
 
 
 def finite(model, values: np.ndarray, what: str) -> np.ndarray:
-    """Values that a model has computed, all of them finite. what: their name in the message.
+    """Check that values computed by a model are finite, and return them. what: their name in the message.
 
     Raises:
-        NotFiniteError: something is.
+        NotFiniteError: a value is not finite.
     """
     if not np.isfinite(values).all():
-        raise model.runner.explained(NotFiniteError(NOT_FINITE.replace("logits", what)))
+        raise model.runner.explain(NotFiniteError(NOT_FINITE.replace("logits", what)))
     return values
 
 
 def _first_in(tensor: Tensor, until: float) -> str:
-    """The first value of a tensor that is no finite number, in words, "" if there is none."""
+    """Description of the first value of a tensor that is not finite, "" if there is none."""
     rows, step = tensor.raw(), max(1, _AT_ONCE // max(1, tensor.columns))
     for first in range(0, len(rows), step):
         if time.monotonic() > until:
             return ""
-        some = rows[first:first + step]
-        numbers = np.flatnonzero(_may_not_be_finite(some, tensor.type))
-        values = to_f32(some[numbers], tensor.type.name) if len(numbers) else np.zeros((0, 1), np.float32)
+        part = rows[first:first + step]
+        candidates = np.flatnonzero(_may_not_be_finite(part, tensor.type))
+        values = to_f32(part[candidates], tensor.type.name) if len(candidates) else np.zeros((0, 1), np.float32)
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
-            return (f"tensor {quoted(tensor.name)} has {values[row, column]} in row {first + numbers[row]}, column "
+            return (f"tensor {quoted(tensor.name)} has {values[row, column]} in row {first + candidates[row]}, column "
                     f"{column}; its file is damaged, or was written so")
     return ""
 
 
 def _may_not_be_finite(rows: np.ndarray, kind: TensorType) -> np.ndarray:
-    """Rows of u8 [n, row_bytes] that may stand for a NaN or an infinity, bool [n].
+    """Mask bool [n] of the rows u8 [n, row_bytes] that may contain a NaN or an infinity.
 
-    Rows of blocks of float16 and whole numbers are told by the former: all bits of the exponent are set.
+    In block types, only the float16 scales matter: NaN and infinity have all exponent bits set.
     """
     fields = _floats_of(kind)
     if not fields:
@@ -95,14 +95,14 @@ def _may_not_be_finite(rows: np.ndarray, kind: TensorType) -> np.ndarray:
 
 @functools.cache
 def _floats_of(kind: TensorType) -> tuple[int, ...]:
-    """Places of the float16 numbers of a block, where they alone decide: their products fit float32.
+    """Byte offsets of the float16 scales of a block, if the block is finite whenever the scales are; else ().
 
-    Each pair of bytes is tried as a NaN of float16, which is a finite number in other types.
+    Each pair of bytes is set to a float16 NaN: only the bytes of a scale make the block NaN.
     """
     if kind.block == 1 or isinstance(kind, RowType):
         return ()
     tried = np.zeros((kind.size // 2, kind.size), np.uint8)
-    places = 2 * np.arange(len(tried))
-    tried[np.arange(len(tried)), places], tried[np.arange(len(tried)), places + 1] = 0x01, 0x7C
-    found = places[~np.isfinite(to_f32(tried, kind.name)).all(axis=1)]
+    offsets = 2 * np.arange(len(tried))
+    tried[np.arange(len(tried)), offsets], tried[np.arange(len(tried)), offsets + 1] = 0x01, 0x7C
+    found = offsets[~np.isfinite(to_f32(tried, kind.name)).all(axis=1)]
     return tuple(found.tolist()) if len(found) <= 2 else ()

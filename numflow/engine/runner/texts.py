@@ -1,4 +1,4 @@
-"""Texts to read, as plain arrays, and groups of them."""
+"""Texts as plain arrays, and groups of texts for a batch."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -9,11 +9,11 @@ from numflow.engine.request.adapter import ChosenAdapter
 from numflow.errors import RequestError
 from numflow.ops import Network
 
-BATCH_ROWS = 512  # tokens of all texts of a batch; a longer text runs alone
+BATCH_ROWS = 512  # maximum tokens of all texts of a batch; a longer text runs alone
 
 
 class Ids(Protocol):
-    """Whatever has ids i32 [n]."""
+    """Object with ids i32 [n]."""
 
     @property
     def ids(self) -> np.ndarray: ...
@@ -23,8 +23,8 @@ T = TypeVar("T", bound=Ids)
 
 
 class Text(NamedTuple):
-    """ids i32 [n]; types i32 [n] token types, None for zeros; encoder_ids i32 [m] where there is an encoder; adapter:
-    of the model's, None for the base alone."""
+    """ids i32 [n]; types i32 [n]: token types, None for zeros; encoder_ids i32 [m]: text of the encoder, if any;
+    adapter: adapter of the text, None for the base model alone."""
 
     ids: np.ndarray
     types: np.ndarray | None = None
@@ -33,10 +33,10 @@ class Text(NamedTuple):
 
 
 def types_of(network: Network, ids: np.ndarray, given: Sequence[int] | None) -> np.ndarray | None:
-    """Token types of a text, i32 [n]; None where none are given.
+    """Token types of a text, i32 [n]; None if not given.
 
     Raises:
-        RequestError: the model has none, or they are not as many or out of range.
+        RequestError: the model has no token types, or the given ones have a wrong length or are out of range.
     """
     if given is None:
         return None
@@ -50,7 +50,7 @@ def types_of(network: Network, ids: np.ndarray, given: Sequence[int] | None) -> 
 
 
 def groups(texts: Iterable[T], limit: int) -> Iterator[Sequence[T]]:
-    """Runs of texts that have `limit` tokens at most; a longer text is a group of its own."""
+    """Group consecutive texts up to `limit` tokens in total; a longer text is a group alone."""
     group: list[T] = []
     for text in texts:
         if group and sum(len(other.ids) for other in group) + len(text.ids) > limit:

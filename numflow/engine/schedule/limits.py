@@ -12,11 +12,13 @@ PREEMPTION = ("swap", "recompute")
 class StepLimits:
     """Limits of one step.
 
-    sequences:  that run side by side; a request that has more runs alone.
-    tokens:     token budget of a step; only prompts are cut.
-    chunk:      tokens of one prompt in a step. encoder_tokens: that encoders read in a step; a longer text runs alone.
-    batching:   "dynamic": requests join and leave at every step; "static": new ones start when all others have ended.
-    preemption: "swap" or "recompute": what becomes of a request's blocks when memory runs out.
+    sequences:  maximum number of sequences in a step; a request with more sequences runs alone.
+    tokens:     token budget of a step; prompts and drafts are cut to fit.
+    chunk:      maximum tokens of one prompt in a step.
+    encoder_tokens: maximum tokens that encoders read in a step; a longer text runs alone.
+    batching:   "dynamic": requests join and leave at every step; "static": new requests start when all others have
+                ended.
+    preemption: "swap" or "recompute": treatment of a request's blocks when memory runs out.
 
     Raises:
         RequestError: a value out of range.

@@ -1,4 +1,4 @@
-"""Sequences, the groups of a request's sequences, and the plan of one step. Integers only."""
+"""Sequences, sequence groups, and the plan of one step. Integers only."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -7,97 +7,97 @@ from numflow.engine.schedule.blocks import BlockTable
 from numflow.engine.schedule.prefix import START
 from numflow.network.windows import STATE
 
-NO_ADAPTER = -1  # as Batch.adapters has it
+NO_ADAPTER = -1  # as in Batch.adapters
 
 
 class Sequence:
     """One sequence of tokens.
 
-    ids:    all tokens that are known. length: number of tokens whose keys and values are cached, in the blocks of
-            `tables`, one for each pool.
-    drafts: draft tokens behind `ids`; forgotten when they have run.
-    tried:  number of drafts that ran in the last step.
-    node, registered: the prefix cache's node of the first `registered` blocks. border: blocks of its beginning that it
-            has in common with another text.
+    ids:    prompt and generated tokens. length: number of tokens with keys and values in the blocks of `tables`.
+    tables: block tables, one for each pool.
+    drafts: draft tokens after `ids`; cleared when they have run. drafts_run: number of drafts in the last step.
+    node, cached_blocks: the prefix cache has the first `cached_blocks` blocks; `node` is the node of the last of them.
+    shared_blocks: leading blocks whose tokens another text in the prefix cache has too.
     """
 
-    __slots__ = ("border", "drafts", "group", "ids", "length", "node", "registered", "tables", "tried")
+    __slots__ = ("cached_blocks", "drafts", "drafts_run", "group", "ids", "length", "node", "shared_blocks", "tables")
 
     def __init__(self, group: "SequenceGroup", ids: list[int], *tables: BlockTable):
         self.group, self.ids, self.tables, self.length = group, ids, tables, 0
         self.drafts: list[int] = []
-        self.node, self.registered, self.border = group.root, 0, 0
-        self.tried = 0
+        self.node, self.cached_blocks, self.shared_blocks = group.root, 0, 0
+        self.drafts_run = 0
 
     @property
     def table(self) -> BlockTable:
-        """The blocks of the first pool."""
+        """Block table of the first pool."""
         return self.tables[0]
 
     @property
     def swapped(self) -> list[int]:
-        """Blocks in the host's memory that hold its keys and values, of the first pool, while it is swapped out."""
+        """Host blocks with the keys and values of the first pool while the sequence is swapped out."""
         return self.table.swapped
 
     @property
-    def room(self) -> int:
-        """Tokens that its tables have blocks for, behind those that have run."""
-        return min(table.room for table in self.tables) - self.length
+    def spare_tokens(self) -> int:
+        """Number of tokens after `length` that the allocated blocks can hold."""
+        return min(table.capacity for table in self.tables) - self.length
 
-    def due(self, table: BlockTable, chunk: int) -> int:
-        """Tokens that a table must have room for now, if up to `chunk` of a prompt run in a step. Blocks of a window
-        are taken as they are needed, since those before them are given back by then."""
-        known = len(self.ids) + len(self.drafts)
-        return min(known, self.length + max(chunk, 1 + len(self.drafts))) if table.window else known
+    def tokens_needed(self, table: BlockTable, chunk: int) -> int:
+        """Number of tokens that a table must hold now, if up to `chunk` tokens of a prompt run in a step. Blocks inside
+        a window are allocated step by step, since older blocks are released meanwhile."""
+        total = len(self.ids) + len(self.drafts)
+        return min(total, self.length + max(chunk, 1 + len(self.drafts))) if table.window else total
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has a state, which drafts that were wrong cannot be taken out of."""
+        """Whether the sequence has a recurrent state. Rejected drafts cannot be removed from a state."""
         return self.tables[-1].window == STATE
 
-    def is_worth(self, length: int) -> bool:
+    def is_reusable(self, length: int) -> bool:
         """Whether a snapshot of its state after so many tokens is worth memory: of its prompt, which others may begin
         with; those of what it writes are the first to be overwritten."""
         return length <= len(self.group.prompt)
 
     @property
     def pending(self) -> int:
-        """Known tokens that have not run."""
+        """Number of tokens of `ids` that have not run."""
         return len(self.ids) - self.length
 
     @property
     def cross(self) -> BlockTable:
-        """Blocks of the encoder's memory."""
+        """Block table of the encoder's output (cross-attention keys and values)."""
         return self.group.cross
 
     @property
     def reach(self) -> int:
-        """Tokens it may come to hold, which choose what depends on the length."""
+        """Maximum length of the sequence; selects the rotary frequencies that depend on the length."""
         return self.group.limit
 
     @property
     def adapter(self) -> int:
-        """Number of its adapter."""
+        """Index of the adapter."""
         return self.group.adapter
 
     @property
     def encoded(self) -> int:
-        """Tokens in the encoder's memory."""
+        """Number of tokens that the encoder has read."""
         return self.group.encoder if self.group.encoded else 0
 
 
 @dataclass(eq=False)
 class SequenceGroup:
-    """A request as the scheduler sees it: sequences that start, wait and leave together.
+    """A request as the scheduler sees it: sequences that start, wait and end together.
 
-    prompt:    ids of the first sequence. limit: tokens that a sequence may come to hold. width: sequences at most.
-    encoder:   tokens that an encoder reads before the sequences run; 0 without one.
-    output:    what is wanted of the rows. every_row: above 0: of all tokens, not only of the last known one and of
-               drafts, so many rows at most in a step.
-    whole:     the prompt cannot be cut (attention to both sides).
-    cached:    may use the prefix cache, below `root`, which stands for what else its keys and values depend on.
-    reused:    tokens of the prompt that the prefix cache had.
-    adapter:   number of the adapter that its rows have, or NO_ADAPTER.
+    prompt:    ids of the first sequence. limit: maximum tokens of a sequence. width: maximum number of sequences.
+    encoder:   tokens that an encoder reads before the sequences run; 0 without an encoder.
+    output:    name of the output that is read. every_row: if above 0, the output of all tokens is read, at most
+               `every_row` rows in a step; else only of the last token and of drafts.
+    whole:     the prompt cannot be split into chunks (bidirectional attention).
+    cached:    whether the request uses the prefix cache. root: root node of its texts in the prefix cache: stands for
+               everything but the tokens that keys and values depend on.
+    reused:    tokens of the prompt found in the prefix cache.
+    adapter:   index of the adapter of its rows, or NO_ADAPTER.
     """
 
     prompt: list[int]
@@ -120,20 +120,20 @@ class SequenceGroup:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Order of service: higher priority first, then first come, first served."""
+        """Sort key of scheduling: higher priority first, then first come, first served."""
         return -self.priority, self.arrival
 
     @property
     def swapped(self) -> bool:
-        """Whether its keys and values are in the host's memory."""
+        """Whether keys and values of the group are swapped out to host memory."""
         return any(sequence.swapped for sequence in self.sequences)
 
 
 @dataclass(eq=False)
 class ScheduledChunk:
-    """Tokens of one sequence in a step: `count` from `start` on, of which the last ones are `drafts`.
+    """Tokens of one sequence in a step: `count` tokens from position `start` on; the last of them are `drafts`.
 
-    rows: which of them are wanted, counted from `start`.
+    rows: tokens whose output is read, counted from `start`.
     """
 
     sequence: Sequence
@@ -145,7 +145,7 @@ class ScheduledChunk:
 
 @dataclass
 class Moves:
-    """Moves of blocks of a pool. saves: (block, host block); loads: (host block, block); copies: (from, to)."""
+    """Block moves of one pool. saves: (block, host block); loads: (host block, block); copies: (source, target)."""
 
     saves: list[tuple[int, int]] = field(default_factory=list)
     loads: list[tuple[int, int]] = field(default_factory=list)
@@ -154,11 +154,11 @@ class Moves:
 
 @dataclass(eq=False)
 class StepPlan:
-    """One step. In this order: save, load and copy blocks, let the encoder read, run the chunks.
+    """Plan of one step. Order of execution: save, load and copy blocks; run the encoder; run the chunks.
 
-    moving: by pool, the blocks that move; saves, loads and copies are those of the first one.
-    encodes: requests whose encoder text is read, with scratch blocks for each. output: of the chunks' rows.
-    refused: requests that do not fit into the memory there is, with the tokens they need.
+    moving:  block moves by pool; `saves`, `loads` and `copies` are the moves of the first pool.
+    encodes: requests whose encoder runs, with scratch blocks for each. output: name of the output of the chunks' rows.
+    refused: requests that do not fit into the memory, with the number of tokens that they need.
     moved:   set when saves, loads and copies are done.
     """
 
@@ -170,7 +170,7 @@ class StepPlan:
     moved: bool = False
 
     def moves(self, pool: int) -> Moves:
-        """Moves of the blocks of a pool."""
+        """Block moves of a pool."""
         return self.moving.setdefault(pool, Moves())
 
     @property
@@ -185,26 +185,26 @@ class StepPlan:
 
     @property
     def copies(self) -> list[tuple[int, int]]:
-        """(from, to) of the first pool."""
+        """(source, target) of the first pool."""
         return self.moves(0).copies
 
     @property
     def tokens(self) -> int:
-        """Tokens that run, the encoder's included."""
+        """Number of tokens that run, including those of encoders."""
         return sum(chunk.count for chunk in self.chunks) + sum(group.encoder for group, _ in self.encodes)
 
     @property
     def wanted(self) -> str | None:
-        """The output that is wanted of any row."""
+        """Name of the output that is read, None if no row is read."""
         return self.output if any(chunk.rows for chunk in self.chunks) else None
 
     @property
     def groups(self) -> set[SequenceGroup]:
-        """Requests that take part."""
+        """Requests of the step."""
         return {chunk.sequence.group for chunk in self.chunks} | {group for group, _ in self.encodes}
 
     def release(self) -> None:
-        """Give back the scratch blocks of encoders."""
+        """Release the scratch blocks of encoders."""
         for _, scratch in self.encodes:
             scratch.release()
 

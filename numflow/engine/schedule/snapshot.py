@@ -1,4 +1,4 @@
-"""A scheduler at this moment, as plain data of bounded size: blocks and their holders, requests, the prefix tree."""
+"""Snapshot of a scheduler as plain data of bounded size: blocks with reference counts, requests, the prefix tree."""
 
 from itertools import islice
 from typing import Any
@@ -9,15 +9,16 @@ from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Scheduler
 from numflow.engine.schedule.sequence import SequenceGroup
 
-BLOCKS, REQUESTS, SEQUENCES, NODES = 2048, 64, 16, 1024  # told at most, of a pool, of all, of a request, of the tree
-KEPT = -1  # a block that nobody holds, whose content may be found again
+# Maximum entries: of a pool, of the scheduler, of a request, of the tree.
+BLOCKS, REQUESTS, SEQUENCES, NODES = 2048, 64, 16, 1024
+KEPT = -1  # a free block with cached content
 
 
 def snapshot(scheduler: Scheduler) -> dict[str, Any]:
-    """Blocks of each pool, requests and prefix tree; no text and no token of anybody. Nothing may step meanwhile.
+    """Blocks of each pool, requests and prefix tree; no text and no tokens. No step may run meanwhile.
 
-    blocks of a pool: holders of each, 0: free, KEPT. tree: nodes with the node before them, 0 is the beginning of all
-    texts, or of those of one key, if no node has that number.
+    Blocks of a pool: reference count of each, 0: free, KEPT: free with cached content. tree: nodes with their parent;
+    a parent that is no node, such as 0, is the root of all texts or of one cache key.
     """
     groups = [(group, True) for group in scheduler.running] + [(group, False) for group in scheduler.waiting]
     return {"block_tokens": scheduler.block_size, "pools": [_pool(pool) for pool in scheduler.pools],
@@ -28,22 +29,23 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _pool(pool: Pool) -> dict[str, Any]:
-    own = pool.allocator
-    return {"window": pool.window, "bytes": pool.size, "capacity": own.capacity, "used": own.used, "kept": own.idle,
-            "blocks": [own.holders(block) or (KEPT if own.kept(block) else 0)
-                       for block in range(min(own.capacity, BLOCKS))]}
+    allocator = pool.allocator
+    return {"window": pool.window, "bytes": pool.size, "capacity": allocator.capacity, "used": allocator.used,
+            "kept": allocator.cached,
+            "blocks": [allocator.holders(block) or (KEPT if allocator.is_cached(block) else 0)
+                       for block in range(min(allocator.capacity, BLOCKS))]}
 
 
 def _request(group: SequenceGroup, running: bool) -> dict[str, Any]:
     return {"number": group.arrival, "running": running, "prompt": len(group.prompt), "limit": group.limit,
             "reused": group.reused, "sequences": [
-                {"tokens": len(one.ids), "cached": one.length, "swapped": len(one.swapped),
-                 "blocks": [block for block in one.table.blocks[:BLOCKS] if block != GONE]}
-                for one in group.sequences[:SEQUENCES]]}
+                {"tokens": len(sequence.ids), "cached": sequence.length, "swapped": len(sequence.swapped),
+                 "blocks": [block for block in sequence.table.blocks[:BLOCKS] if block != GONE]}
+                for sequence in group.sequences[:SEQUENCES]]}
 
 
 def _tree(prefix: PrefixCache) -> list[dict[str, Any]]:
-    """Nodes in the order in which they came, each after the one before it."""
-    return [{"node": node.number, "before": before if isinstance(before, int) else 0, "block": node.blocks[0],
+    """Nodes in the order of insertion, parents before children."""
+    return [{"node": node.id, "before": parent if isinstance(parent, int) else 0, "block": node.blocks[0],
              "held": node.blocks[0] != GONE and prefix.allocators[0].holders(node.blocks[0])}
-            for node, before in ((node, node.key[0]) for node in islice(prefix.nodes, NODES))]
+            for node, parent in ((node, node.key[0]) for node in islice(prefix.nodes, NODES))]

@@ -1,4 +1,4 @@
-"""A prefix cache that survives a restart: a file for each model, all of them within a budget on the disk."""
+"""Prefix cache on disk that survives a restart: one file per model, limited in total size."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ KIND, ENDING = "prefixes", ".session"
 
 
 class DiskCache:
-    """The prefix cache of one model as it was when its last engine was closed. nbytes: of all files of the folder."""
+    """Prefix cache of one model, saved when its engine is closed. nbytes: maximum size of all files in the folder."""
 
     def __init__(self, sessions: Sessions, nbytes: int):
         self._sessions, self._nbytes = sessions, nbytes
@@ -23,24 +23,23 @@ class DiskCache:
         if trust.usable(folder, "kept texts"):
             self.path = folder / f"{digest([json.dumps(sessions.identity, sort_keys=True)])}{ENDING}"
 
-    def take_up(self) -> int:
-        """Let the prefix cache have what is there. A file of no use is left out, with a warning. Returns the
-        tokens."""
+    def load(self) -> int:
+        """Load the saved prefix cache; a file that cannot be used gives a warning. Returns the number of tokens."""
         if self.path is None or not trust.readable(self.path):
             return 0
         try:
-            return self._sessions.take_up(self.path)
+            return self._sessions.load_cache(self.path)
         except NumflowError as error:
             warnings.warn(f"kept texts are left out: {error}", stacklevel=2)
             return 0
 
-    def keep(self) -> None:
-        """Write the prefix cache; the oldest files of other models make room."""
+    def save(self) -> None:
+        """Save the prefix cache; the oldest files of other models are deleted beyond the limit."""
         if self.path is None:
             return
         try:
             places.make(self.path.parent)
-            self._sessions.keep(self.path, self._nbytes)
+            self._sessions.save_cache(self.path, self._nbytes)
             self._prune()
         except (OSError, NumflowError) as error:
             warnings.warn(f"texts cannot be kept: {error}", stacklevel=2)
@@ -53,5 +52,5 @@ class DiskCache:
         for stat, path in found:
             taken += stat.st_size
             if taken > self._nbytes and path != self.path:
-                with contextlib.suppress(OSError):  # another process was faster
+                with contextlib.suppress(OSError):  # another process deleted the file first
                     path.unlink()

@@ -1,4 +1,4 @@
-"""The identity of a model, as it computes here: keys and values belong to it."""
+"""Identity of a model on this machine: keys and values are valid only for the same identity."""
 
 import zlib
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ import numflow
 from numflow.errors import RequestError
 from numflow.quant.state import STATE_BLOCK
 
-PROBE = STATE_BLOCK + 1  # tokens that are run to tell models apart: also by how states are stored after a block
-_ABOUT = {"name": "model", "vocabulary": "vocabulary", "numflow": "numflow", "executor": "executor",
+PROBE = STATE_BLOCK + 1  # tokens of the probe: enough that stored states, which are kept per block, matter too
+_DESCRIPTIONS = {"name": "model", "vocabulary": "vocabulary", "numflow": "numflow", "executor": "executor",
           "block": "tokens of a block", "bytes": "bytes of a block (the types of keys and values)"}
 
 
 def identity(model) -> dict[str, Any]:
-    """Facts of a numflow.engine.model.Model which keys and values depend on, fit for JSON.
+    """Facts of a numflow.engine.model.Model that keys and values depend on, as JSON values.
 
-    probe: a checksum of the logits of a few tokens: equal bits mean equal weights, quantisation and arithmetic.
+    probe: checksum of the logits of a few tokens: equal bits mean equal weights, quantisation and arithmetic.
     """
     network, program = model.network, model.program
-    ids = [(1 + 7919 * at) % model.vocabulary for at in range(min(PROBE, model.context))]
+    ids = [(1 + 7919 * index) % model.vocabulary for index in range(min(PROBE, model.context))]
     with model.runner.open(len(ids)) as sequence:
         logits = np.ascontiguousarray(sequence.last(ids), np.float32)
     return {"name": network.name, "numflow": numflow.__version__, "executor": type(program).__module__,
@@ -38,10 +38,10 @@ def check_same(path, found: Any, own: Mapping[str, Any]) -> None:
     """
     if not isinstance(found, dict):
         raise RequestError(f"{path}: damaged: it does not say which model it is of")
-    for key, about in _ABOUT.items():
+    for key, description in _DESCRIPTIONS.items():
         if found.get(key) != own[key]:
-            raise RequestError(f"{path}: a session of another model: its {about} is {str(found.get(key))[:80]}, here "
-                               f"it is {str(own[key])[:80]}")
+            raise RequestError(f"{path}: a session of another model: its {description} is {str(found.get(key))[:80]}, "
+                               f"here it is {str(own[key])[:80]}")
     if found.get("probe") != own["probe"]:
         raise RequestError(f"{path}: a session of another model: {own['name']} computes other numbers here (other "
                            "weights, quantisation, activations, types of keys, values or states, or another machine)")

@@ -1,17 +1,17 @@
-"""Session files: keys and values, and states, of texts that have run, as data that another process takes up.
+"""Session files: keys, values and states of texts that have run, for another process.
 
 A safetensors file. Its metadata "numflow-session" is a JSON object:
     version   1
-    model     what the numbers belong to (identity.py); another model reads nothing of it
-    roots     what the texts' keys and values depend on beside their tokens, one entry for each kind of text
-    note      whatever the one who saved it wants to find again
-Texts are a tree of full blocks, as in the prefix cache (engine/schedule/prefix.py): node n stands for
-tokens ids[n] after those of node parents[n], which comes before it; parents -1, -2, ... are the roots 0, 1, ...
-    parents I32 [N]    ids I32 [N, tokens of a block]    text I32 [T], all of a single text, its last tokens included
-    rows.P I32 [R]     the nodes with a block in pool P (a window of attention, or the states)
-    data.P.K U8 [r, bytes of a block]    the content of those blocks, in pieces
+    model     identity of the model (identity.py); the file is refused for another model
+    roots     roots of the texts in the prefix cache: everything but tokens that keys and values depend on
+    note      note of the caller
+Texts are a tree of full blocks, as in the prefix cache (engine/schedule/prefix.py): node n has the tokens ids[n] after
+those of its parent parents[n] < n; parents -1, -2, ... are the roots 0, 1, ...
+    parents I32 [N]    ids I32 [N, tokens of a block]    text I32 [T], all tokens of a single text
+    rows.P I32 [R]     nodes with a block in pool P (a window of attention, or the states)
+    data.P.K U8 [r, bytes of a block]    content of these blocks, in pieces
     sums U8            JSON: a checksum of the metadata and of each tensor
-Nothing of it is run, and sizes are held against the file's before anything is allocated.
+The file is data: nothing in it is executed, and sizes are checked against the file before anything is allocated.
 """
 
 import json
@@ -32,15 +32,15 @@ from numflow.formats.mapped import show
 from numflow.formats.writer import TensorEntry, write
 
 KEY, VERSION = "numflow-session", 1
-PIECE_BLOCKS = 64  # of one tensor with data
+PIECE_BLOCKS = 64  # blocks of one data tensor
 
 
 @dataclass(frozen=True)
 class TextTree:
-    """Texts as a tree of blocks, without their content.
+    """Texts as a tree of blocks, without the content of the blocks.
 
-    roots: of the texts. parents: int32 [N]. ids: int32 [N, tokens of a block]. rows: of each pool, the nodes that have
-    a block in it, int32 [R]. text: int32 [T].
+    roots: roots of the texts. parents: int32 [N]. ids: int32 [N, tokens of a block]. rows: for each pool, the nodes
+    with a block in the pool, int32 [R]. text: int32 [T].
     """
 
     roots: Sequence[Hashable]
@@ -51,18 +51,18 @@ class TextTree:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all nodes."""
+        """Number of tokens of all nodes."""
         return self.ids.size
 
 
 def save(path: Path, model: Mapping[str, Any], tree: TextTree, sizes: Sequence[int],
          read: Callable[[int, int, int], np.ndarray], note: Any = None) -> None:
-    """Write a session file, whole or not at all.
+    """Write a session file, atomically.
 
-    sizes: bytes of a block of each pool. read: (pool, begin, end) -> content of those of its blocks, uint8 [n, size].
+    sizes: bytes of a block of each pool. read: (pool, begin, end) -> content of these blocks, uint8 [n, size].
 
     Raises:
-        RequestError: it cannot be written.
+        RequestError: the file cannot be written.
     """
     metadata = json.dumps({"version": VERSION, "model": model, "roots": [_plain(root) for root in tree.roots],
                            "note": note})
@@ -75,15 +75,15 @@ def save(path: Path, model: Mapping[str, Any], tree: TextTree, sizes: Sequence[i
             end = min(begin + PIECE_BLOCKS, len(rows))
             entries.append(_summed(_piece(pool, begin), "U8", (end - begin, size),
                                    partial(read, pool, begin, end), sums))
-    most = len(json.dumps({entry.name: 0xffffffff for entry in entries})) + 32
-    entries.append(TensorEntry("sums", "U8", (most,), most, lambda: np.frombuffer(
-        json.dumps(sums).encode().ljust(most), np.uint8)))
+    size = len(json.dumps({entry.name: 0xffffffff for entry in entries})) + 32  # maximum size of the checksums
+    entries.append(TensorEntry("sums", "U8", (size,), size, lambda: np.frombuffer(
+        json.dumps(sums).encode().ljust(size), np.uint8)))
     write(path, entries, {KEY: metadata}, kept=True)
 
 
 def _summed(name: str, dtype: str, shape: tuple[int, ...], read: Callable[[], np.ndarray],
             sums: dict[str, int]) -> TensorEntry:
-    """An entry whose checksum is taken when it is written."""
+    """An entry that stores its checksum in `sums` when it is written."""
     def summed() -> np.ndarray:
         data = np.ascontiguousarray(read())
         sums[name] = _sum(data)
@@ -101,12 +101,12 @@ def _piece(pool: int, begin: int) -> str:
 
 
 class SessionFile:
-    """A session file, checked but for the content of blocks, which `block_data` checks as it reads.
+    """A session file, checked except for the content of blocks, which `block_data` checks.
 
-    model, note: as they were saved. tree: the texts.
+    model, note: as saved. tree: the texts.
 
     Raises:
-        RequestError: there is none, or it cannot be one; the message names the file and what is wrong.
+        RequestError: the file is missing, no session or damaged; the message names the file and the reason.
     """
 
     def __init__(self, path: Path):
@@ -139,7 +139,7 @@ class SessionFile:
         return json.loads(bytes(stored.raw().reshape(-1)))
 
     def _tensor(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> Tensor:
-        """A tensor of this type and shape (None: any size)."""
+        """Tensor `name`, checked for type and shape (None: any size)."""
         found = self._tensors.get(name)
         if found is None:
             raise self._fail(f"damaged: it has no {name!r}")
@@ -149,7 +149,7 @@ class SessionFile:
         return found
 
     def _array(self, name: str, shape: tuple[int | None, ...], dtype: str = "I32") -> np.ndarray:
-        """Its content, as it was written."""
+        """Content of a tensor, checked against its checksum."""
         found = self._tensor(name, dtype, shape)
         data = found.raw().reshape(-1)
         if _sum(data) != self._sums.get(name):
@@ -167,16 +167,16 @@ class SessionFile:
             raise self._fail("damaged: no roots, or blocks without tokens")
         if (parents >= np.arange(count)).any() or (parents < -len(self._roots)).any():
             raise self._fail("damaged: a text begins with what follows it")
-        for own in rows:
-            if len(own) and ((own < 0).any() or (own >= count).any() or (np.diff(own) <= 0).any()):
+        for nodes in rows:
+            if len(nodes) and ((nodes < 0).any() or (nodes >= count).any() or (np.diff(nodes) <= 0).any()):
                 raise self._fail("damaged: blocks of no text")
         return TextTree([_hashable(root) for root in self._roots], parents, ids, rows, self._array("text", (None,)))
 
     def block_data(self, pool: int, size: int, begin: int, end: int) -> np.ndarray:
-        """Content of the blocks `begin` .. `end` - 1 of a pool (one piece), uint8 [n, size].
+        """Content of blocks `begin` .. `end` - 1 of a pool (one piece), uint8 [n, size].
 
         Raises:
-            RequestError: it is not as it was written.
+            RequestError: the checksum does not match.
         """
         try:
             return self._array(_piece(pool, begin), (end - begin, size), "U8")
@@ -185,13 +185,13 @@ class SessionFile:
 
 
 def _plain(root: Hashable) -> Any:
-    """Tuples as lists, for JSON."""
-    return [_plain(one) for one in root] if isinstance(root, tuple) else root
+    """Convert tuples to lists, for JSON."""
+    return [_plain(item) for item in root] if isinstance(root, tuple) else root
 
 
 def _hashable(value: Any) -> Hashable:
     if isinstance(value, list):
-        return tuple(_hashable(one) for one in value)
+        return tuple(_hashable(item) for item in value)
     if not isinstance(value, str | int | float):
         raise ValueError(f"{type(value).__name__} in a root")
     return value

@@ -1,18 +1,17 @@
-"""Speculative decoding as the engine sees it: who proposes tokens, and who decides which of them stay.
+"""Interface of drafters, and speculative decoding in the engine.
 
-A step of the engine runs, for one sequence, the last known token and k proposed ones, and wants the logits of all
-k + 1 rows. Row i says what comes after the first i proposals, so as long as the tokens that are picked agree with
-them, one step gives several tokens:
+A step runs, for one sequence, the last token and k draft tokens, and reads the logits of all k + 1 rows. Row i gives
+the token after the first i drafts, so one step gives several tokens as long as the picked tokens agree with the drafts:
 
-    drafts = search.propose(limit)             # k <= limit ids that may come next; [] when there is nothing to guess
-    ... the engine runs them behind the last token: logits float32 [k + 1, V] ...
-    search.advance(logits, drafts)             # picks tokens until one differs from its draft: 1 .. k + 1 new ones
-    ... the engine forgets the keys and values of the drafts that were not picked ...
+    drafts = search.propose(limit)             # k <= limit draft tokens; may be []
+    ... the engine runs the drafts after the last token: logits float32 [k + 1, V] ...
+    search.advance(logits, drafts)             # picks tokens until one differs from its draft: 1 .. k + 1 new tokens
+    ... the engine drops the keys and values of rejected drafts ...
 
-The scheduler may run fewer drafts than were proposed (little room, many requests): `advance` gets those that ran.
-A `Drafter` belongs to one sample of one request; `search.TokenByToken` asks it and tells it what became of them.
-Picking row by row with the sampler's own random numbers, as TokenByToken does by itself, gives exactly the tokens that
-come without drafts. A drafter that knows the probabilities its tokens were drawn with may let more of them pass.
+The scheduler may run fewer drafts than were proposed (little memory, many requests): `advance` gets those that ran.
+A `Drafter` belongs to one sample of one request. `search.TokenByToken` calls it and reports the accepted drafts.
+Picking row by row with the sampler's random numbers, as TokenByToken does, gives exactly the tokens without drafts. If
+the drafter knows the distribution of its drafts, rejection sampling may accept more of them.
 """
 
 from collections.abc import Sequence
@@ -24,22 +23,23 @@ from numflow.decoding.speculative import Distribution
 
 
 class Drafter(Protocol):
-    """Proposes the tokens of one text. listens: whether it is told of the streams of the model that runs the text."""
+    """Source of draft tokens for one text. needs_streams: whether `observe` gets the residual streams of the model."""
 
-    listens: bool
+    needs_streams: bool
 
     def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
-        """At most `limit` tokens that may follow `ids` (prompt and new ones); may be empty."""
+        """At most `limit` draft tokens after `ids` (prompt and new tokens); may be empty."""
 
-    def drawn_from(self, place: int) -> Distribution | None:
-        """Distribution that the latest proposal at `place` was drawn from; None: compare it with the sampler's pick."""
+    def distribution(self, index: int) -> Distribution | None:
+        """Distribution that draft `index` of the latest proposal was sampled from; None: compare it with the sampler's
+        pick."""
 
-    def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
-        """Of the text's `ids`, and drafts behind them, those from `start` on have run; rows float32 [n, W] are the
-        streams of the model that runs them (Network.outputs), where `listens`."""
+    def observe(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
+        """Take the residual streams (Network.outputs) of a step, float32 [n, W], if `needs_streams`. The rows belong to
+        the text's `ids` from `start` on, and to drafts after them."""
 
     def accepted(self, proposed: int, accepted: int) -> None:
-        """Of so many proposals that ran (0 as well), so many were right: a drafter may adapt how many it makes."""
+        """Note that `accepted` of `proposed` drafts that ran (maybe 0) were accepted; the drafter may adapt."""
 
     def close(self) -> None:
-        """The text has ended."""
+        """Free the drafter; the text has ended."""

@@ -1,4 +1,4 @@
-"""Sources of draft tokens: the text's own n-grams, or a draft model. See numflow.engine.speculate.draft."""
+"""Drafters: prompt lookup (n-grams of the text), draft models, and draft blocks. See numflow.engine.speculate.draft."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,26 +15,26 @@ from numflow.engine.runner.runner import Runner
 from numflow.engine.speculate.draft import Drafter
 from numflow.errors import NumflowError, RequestError
 
-RATES = (0.0, 0.45, 0.6, 0.8, 0.8)  # how often drafts are right, by how many tokens agree, before anything is known
-OWN_NUMBERS = 1 << 32  # added to a sample's index: the random numbers of its drafts are others than those of its tokens
+RATES = (0.0, 0.45, 0.6, 0.8, 0.8)  # initial acceptance rates, by the size of the n-gram that matched
+DRAFT_INDEX = 1 << 32  # added to a sample's index, so that drafts and tokens use different random numbers
 
 
-class Paced:
-    """A Drafter of as many tokens as pay.
+class SpeedDrafter:
+    """Base of drafters that choose the number of drafts by measured speed.
 
-    times: what rounds take, shared by all texts of this kind of drafter. most: always so many drafts; 0: as many as
-    pay.
+    times: durations of rounds, shared by all texts with this kind of drafter. most: fixed number of drafts; 0: chosen
+    for speed.
     """
 
-    listens = False
+    needs_streams = False
 
     def __init__(self, times: StepTimes, most: int = 0):
         self._times, self._most = times, most
-        self._length = DraftLength(MAX_DRAFTS)  # of the latest drafts
-        self._proposed = False  # a step follows that a proposal was made for
+        self._length = DraftLength(MAX_DRAFTS)  # chooser for the latest drafts
+        self._proposed = False  # whether the next step runs a proposal
 
     def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
-        """At most `limit` tokens that may follow `ids`."""
+        """At most `limit` draft tokens after `ids`."""
         self._times.enter(self)
         self._proposed = True
         return self.draft(ids, limit)
@@ -44,21 +44,21 @@ class Paced:
         return min(limit, self._most or self._length.choose(self._times))
 
     def accepted(self, proposed: int, accepted: int) -> None:
-        """Of so many drafts that ran the first `accepted` were right."""
-        if self._proposed:  # else the prompt has run
+        """Note that the first `accepted` of `proposed` drafts were accepted."""
+        if self._proposed:  # else the step was a prefill
             self._times.ended(proposed)
             self._proposed = False
         self._length.update(proposed, accepted)
 
-    def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
-        """Most drafters do not listen."""
+    def observe(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
+        """Do nothing: most drafters do not need streams."""
 
     def draft(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
-        """At most `limit` tokens."""
+        """Draft at most `limit` tokens."""
         raise NotImplementedError
 
-    def drawn_from(self, place: int) -> Distribution | None:
-        """The distribution that the latest draft at `place` was drawn from; None: it was not drawn."""
+    def distribution(self, index: int) -> Distribution | None:
+        """Distribution that the latest draft `index` was sampled from; None: the draft was not sampled."""
         return None
 
     def close(self) -> None:
@@ -66,12 +66,12 @@ class Paced:
         self._times.leave(self)
 
 
-class NgramDrafter(Paced):
-    """Drafts the tokens that came after an earlier occurrence of the text's latest ones.
+class NgramDrafter(SpeedDrafter):
+    """Prompt lookup: drafts the tokens that followed an earlier occurrence of the latest tokens.
 
-    before: tokens that the text may repeat too, such as those an encoder has read.
+    before: further tokens to search, such as the text that an encoder has read.
 
-    The more tokens agree, the more often the draft is right: each such length has its own count.
+    Longer matches have higher acceptance rates: each n-gram size has its own DraftLength.
     """
 
     def __init__(self, times: StepTimes, most: int = 0, before: np.ndarray | None = None):
@@ -81,26 +81,26 @@ class NgramDrafter(Paced):
 
     def draft(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         ids = np.asarray(ids, np.int32)
-        found, agree = lookup(np.concatenate([self._before, ids]) if len(self._before) else ids, limit)
-        self._length = self._lengths[agree]
-        return found[:self.count(limit)].tolist() if agree else []
+        found, size = lookup(np.concatenate([self._before, ids]) if len(self._before) else ids, limit)
+        self._length = self._lengths[size]
+        return found[:self.count(limit)].tolist() if size else []
 
 
-class ModelDrafter(Paced):
-    """Drafts with a smaller model of the same vocabulary, in a sequence of its own.
+class ModelDrafter(SpeedDrafter):
+    """Drafts with a smaller model of the same vocabulary, in a separate sequence.
 
-    runner: of that model. sampler: the text's own, whose strategies and random numbers the drafts are drawn with.
+    runner: runner of the draft model. sampler: sampler of the text: drafts are sampled with its settings and seed.
     """
 
     def __init__(self, runner: Runner, sampler: Sampler, limit: int, times: StepTimes, most: int = 0):
         super().__init__(times, most)
         self._runner, self._sampler = runner, sampler
         self._sequence = runner.open(min(limit, runner.context))
-        self._held = np.zeros(0, np.int32)  # tokens in the sequence
+        self._ids = np.zeros(0, np.int32)  # tokens in the sequence
         self._from: list[Distribution | None] = []
 
     def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
-        if not self._most and self._length.rests():  # without a look at the clock, which would cost a small model time
+        if not self._most and self._length.pauses():  # without reading the clock, which would slow small models
             return []
         return super().propose(ids, limit)
 
@@ -109,16 +109,16 @@ class ModelDrafter(Paced):
         self._from = []
         if count <= 0:
             return []
-        logits = self._catch_up(np.asarray(ids, np.int32))
+        logits = self._run_text(np.asarray(ids, np.int32))
         if logits is None:
             return []
         drafts: list[int] = []
         sampler = self._sampler.copy()
-        sampler.settings, sampler.index = replace(sampler.settings, logprobs=None), sampler.index + OWN_NUMBERS
+        sampler.settings, sampler.index = replace(sampler.settings, logprobs=None), sampler.index + DRAFT_INDEX
         while True:
             try:
                 drafts.append(self._next(sampler, logits))
-            except RequestError:  # the text's own sampler will say what is wrong, if it comes that far
+            except RequestError:  # the text's sampler raises the error, if the text gets there
                 break
             if len(drafts) == count or drafts[-1] in sampler.constraints.ends or sampler.complete:
                 break
@@ -135,14 +135,14 @@ class ModelDrafter(Paced):
         self._from.append(source)
         return id
 
-    def drawn_from(self, place: int) -> Distribution | None:
-        return self._from[place]
+    def distribution(self, index: int) -> Distribution | None:
+        return self._from[index]
 
-    def _catch_up(self, ids: np.ndarray) -> np.ndarray | None:
-        """Logits [V] behind `ids`, of which only those run that differ from what the sequence holds; None: unknown."""
-        common = min(len(ids) - 1, len(self._held))
-        differs = np.flatnonzero(ids[:common] != self._held[:common])
-        self._held = ids[:self._sequence.rewind(int(differs[0]) if len(differs) else common)]
+    def _run_text(self, ids: np.ndarray) -> np.ndarray | None:
+        """Logits [V] after `ids`. Only tokens that differ from those in the sequence run. None: no logits available."""
+        common = min(len(ids) - 1, len(self._ids))
+        differs = np.flatnonzero(ids[:common] != self._ids[:common])
+        self._ids = ids[:self._sequence.rewind(int(differs[0]) if len(differs) else common)]
         logits = self._run(ids[self._sequence.length:])
         self._sequence.mark()
         return logits
@@ -150,7 +150,7 @@ class ModelDrafter(Paced):
     def _run(self, ids) -> np.ndarray:
         ids = np.asarray(ids, np.int32)
         logits = self._sequence.last(ids)
-        self._held = np.concatenate([self._held, ids])
+        self._ids = np.concatenate([self._ids, ids])
         return logits[:self._runner.vocabulary]
 
     def close(self) -> None:
@@ -159,41 +159,41 @@ class ModelDrafter(Paced):
 
 
 class BlockDrafter(ModelDrafter):
-    """Drafts with a block that reads the streams of the model (network/build/draft.py).
+    """Drafts with a block that reads the residual streams of the model (network/build/draft.py).
 
-    Token i + 1 runs with the stream of token i. Drafts behind the first one run with what the block itself knew; when
+    Token i + 1 runs with the stream of token i. Drafts after the first one run with the hidden state of the block; when
     the model has run them, they run again with its streams.
 
-    A text whose beginning the model did not run, as its prefix cache had it, is drafted from there on: exact as ever,
-    with less to go by.
+    If the beginning of a text came from the prefix cache, the model gave no streams for it: the block starts after it.
+    The text is exact as ever, with less context for the drafts.
     """
 
-    listens = True
+    needs_streams = True
 
     def __init__(self, runner: Runner, sampler: Sampler, limit: int, times: StepTimes, most: int = 0):
         super().__init__(runner, sampler, limit, times, most)
-        self._begin = 0  # token of the text that the sequence begins with
-        self._ran = 0  # of the sequence's rows, those that ran with the model's streams
-        self._waiting: list[np.ndarray] = []  # streams of the tokens behind those, in pieces
-        self._waits = 0  # of so many tokens
-        self._hidden = np.zeros((0, 0), np.float32)  # [1, D]: what the block knew at its last row
+        self._begin = 0  # index in the text of the first token of the sequence
+        self._ran = 0  # rows of the sequence that ran with the model's streams
+        self._waiting: list[np.ndarray] = []  # streams of the tokens after these rows, in pieces
+        self._waiting_tokens = 0  # number of tokens in _waiting
+        self._hidden = np.zeros((0, 0), np.float32)  # [1, D]: hidden state of the block at its last row
         words = runner.network.facts.get("words")
         self._words: np.ndarray | None = words
 
-    def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
-        """Keep the streams of tokens from `start` on, and run what is more than a chunk."""
+    def observe(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
+        """Store the streams of tokens from `start` on, and run full chunks."""
         first = self._begin + self._ran
-        if start > first + self._waits:
+        if start > first + self._waiting_tokens:
             self._restart(start)
             first = start
         if start + len(rows) <= first:
-            return  # a text that made place runs again
+            return  # a preempted text runs again
         self._keep(start - first)
         self._waiting.append(rows[max(0, first - start):])
-        self._waits += len(self._waiting[-1])
+        self._waiting_tokens += len(self._waiting[-1])
         chunk = self._runner.chunk
-        while self._waits >= chunk and len(ids) > self._begin + self._ran + chunk:
-            self._follow(ids, chunk)
+        while self._waiting_tokens >= chunk and len(ids) > self._begin + self._ran + chunk:
+            self._run_waiting(ids, chunk)
 
     def _restart(self, begin: int) -> None:
         self._sequence.rewind(0)
@@ -201,34 +201,34 @@ class BlockDrafter(ModelDrafter):
         self._keep(0)
 
     def _keep(self, count: int) -> None:
-        """Forget the streams of all waiting tokens but the first so many."""
-        if count < self._waits:
-            self._waits = max(0, count)
-            self._waiting = [np.concatenate(self._waiting)[:self._waits]] if self._waits else []
+        """Keep the streams of the first `count` waiting tokens only."""
+        if count < self._waiting_tokens:
+            self._waiting_tokens = max(0, count)
+            self._waiting = [np.concatenate(self._waiting)[:self._waiting_tokens]] if self._waiting_tokens else []
 
-    def _catch_up(self, ids: np.ndarray) -> np.ndarray | None:
-        known = len(ids) - 1 - self._begin - self._ran
-        self._keep(known)  # what is behind belongs to drafts that were wrong
-        if not 0 < known == self._waits:
+    def _run_text(self, ids: np.ndarray) -> np.ndarray | None:
+        count = len(ids) - 1 - self._begin - self._ran
+        self._keep(count)  # streams after these belong to rejected drafts
+        if not 0 < count == self._waiting_tokens:
             return None
-        return self._follow(ids, known)
+        return self._run_waiting(ids, count)
 
-    def _follow(self, ids: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
-        """Run so many rows with the model's streams; logits [V] behind them."""
+    def _run_waiting(self, ids: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+        """Run `count` rows with the model's streams; returns the logits [V] after them."""
         if self._sequence.rewind(self._ran) != self._ran:
             self._restart(self._begin + self._ran)
         first, logits = self._begin + self._ran + 1, np.zeros(0, np.float32)
         waiting = np.concatenate(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
-        for at in range(0, count, self._runner.chunk):
-            rows = waiting[at:min(count, at + self._runner.chunk)]
-            tokens = np.asarray(ids[first + at:first + at + len(rows)], np.int32)
+        for offset in range(0, count, self._runner.chunk):
+            rows = waiting[offset:min(count, offset + self._runner.chunk)]
+            tokens = np.asarray(ids[first + offset:first + offset + len(rows)], np.int32)
             logits = self._step(tokens, self._reduced(tokens, rows))
-        self._ran, self._waits = self._ran + count, self._waits - count
-        self._waiting = [waiting[count:]] if self._waits else []
+        self._ran, self._waiting_tokens = self._ran + count, self._waiting_tokens - count
+        self._waiting = [waiting[count:]] if self._waiting_tokens else []
         return logits
 
     def _reduced(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Streams as what the block reads."""
+        """Streams reduced to the input width of the block."""
         if "reduce" not in self._runner.network.entries:
             return rows
         with self._runner.lock:
@@ -251,10 +251,10 @@ class BlockDrafter(ModelDrafter):
 
 
 class Drafters:
-    """Makes the drafters of a model's requests.
+    """Factory of drafters for the requests of a model.
 
-    times, lookup_times: what rounds with drafts of that runner take, and with n-grams. runner: of a draft model, or of
-    a block that drafts by the model's streams (block); None without one.
+    times, lookup_times: durations of rounds with the runner's drafts, and with n-grams. runner: runner of a draft
+    model, or of a draft block (then `block` is True); None without one.
     """
 
     def __init__(self) -> None:
@@ -263,32 +263,32 @@ class Drafters:
         self.block = False
 
     def use(self, runner: Runner | None, block: bool = False) -> None:
-        """Draft with a model's runner, or with a block's."""
+        """Set the runner of a draft model or a draft block."""
         self.close()
         self.runner, self.block, self.times = runner, block, StepTimes()
 
     def close(self) -> None:
-        """Drop a block; a draft model belongs to others."""
+        """Close a draft block; a draft model belongs to the caller."""
         if self.block and self.runner is not None:
             self.runner.program.close()
             self.runner, self.block = None, False
 
     def make(self, request: Request, sampler: Sampler) -> Drafter | None:
-        """A drafter of the text that a sampler picks; None: the request wants none."""
+        """Drafter for the text of a sampler; None without speculative decoding."""
         if request.speculate == "ngram":
             return NgramDrafter(self.lookup_times, request.draft_tokens, request.prompt if request.encoder else None)
         if request.speculate == "off":
             return None
         assert self.runner is not None  # else the request was refused
         kind = BlockDrafter if self.block else ModelDrafter
-        return kind(self.runner, sampler, request.reach, self.times, request.draft_tokens)
+        return kind(self.runner, sampler, request.max_length, self.times, request.draft_tokens)
 
 
 def check_draft(model, draft) -> None:
-    """Check that a model can draft for another.
+    """Check that a model can draft for another one.
 
     Raises:
-        RequestError: it is no decoder, or its vocabulary is another one.
+        RequestError: the draft model is no decoder, or has another vocabulary.
     """
     name = draft.network.name
     if not draft.facts.decoder or "logits" not in draft.facts.outputs:
@@ -301,7 +301,7 @@ def check_draft(model, draft) -> None:
     try:
         ours, theirs = model.tokenizer, draft.tokenizer
     except NumflowError:
-        return  # ids alone; whoever uses them has to know
+        return  # a model without a tokenizer cannot be compared
     for id in range(min(ours.vocab_size, theirs.vocab_size)):
         if ours.vocabulary.text(id) != theirs.vocabulary.text(id):
             raise RequestError(f"the draft model {name} has another vocabulary than {model.network.name}: token {id} "

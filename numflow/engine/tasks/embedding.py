@@ -1,4 +1,4 @@
-"""Embeddings of texts: hidden states, pooled as the model's own files say."""
+"""Embeddings of texts: hidden states, pooled as the model's files specify."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from numflow.engine.runner.suspects import finite
 from numflow.engine.tasks.embedding_recipe import POOLINGS, Dense, EmbeddingRecipe
 from numflow.errors import RequestError, did_you_mean, option, quoted
 
-_INSTRUCT = "Instruct: "  # how prompts with an instruction begin, which a line ends
+_INSTRUCT = "Instruct: "  # start of prompts with an instruction, which is the rest of the line
 
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
@@ -43,10 +43,10 @@ def embed(model, recipe: EmbeddingRecipe, texts: Texts, normalize: bool | None, 
 
 
 def _checked_width(model, recipe: EmbeddingRecipe, pooled: int, dimensions: int | None) -> int:
-    """Numbers of an embedding: all, or the first ones where that is asked for.
+    """Dimensions of an embedding: all, or the first `dimensions`.
 
     Raises:
-        RequestError: so many cannot be.
+        RequestError: the model has no embeddings of this size.
     """
     width = next((len(layer.weight) for layer in reversed(recipe.layers) if isinstance(layer, Dense)), pooled)
     if dimensions is None:
@@ -61,30 +61,30 @@ def _checked_width(model, recipe: EmbeddingRecipe, pooled: int, dimensions: int 
 
 
 def pool(hidden: np.ndarray, mode: str, skipped: int = 0) -> np.ndarray:
-    """One vector float64 [D] of hidden states [n, D]; the first `skipped` tokens do not count (but for "cls")."""
+    """Pool hidden states [n, D] to one vector float64 [D]; the first `skipped` tokens are ignored, except for "cls"."""
     if mode == "cls":
         return hidden[0].astype(np.float64)
-    counted = hidden[min(skipped, len(hidden) - 1):].astype(np.float64)
+    states = hidden[min(skipped, len(hidden) - 1):].astype(np.float64)
     if mode == "last":
-        return counted[-1]
+        return states[-1]
     if mode == "max":
-        return counted.max(0)
+        return states.max(0)
     if mode == "weighted_mean":
-        weights = np.arange(len(hidden) - len(counted) + 1, len(hidden) + 1)
-        return weights @ counted / weights.sum()
-    return counted.sum(0) / (len(counted) if mode == "mean" else len(counted) ** 0.5)
+        weights = np.arange(len(hidden) - len(states) + 1, len(hidden) + 1)
+        return weights @ states / weights.sum()
+    return states.sum(0) / (len(states) if mode == "mean" else len(states) ** 0.5)
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
-    """The vector divided by its length."""
+    """Vector normalised to length 1."""
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
 def poolings(name: str, recipe: EmbeddingRecipe, pooling: str | None) -> tuple[str, ...]:
-    """Poolings of hidden states into one vector: as asked for, or as the model's own files say.
+    """Pooling modes: the given one, or those of the model's files.
 
     Raises:
-        RequestError: neither says so, there is no such pooling, or it does not fit what comes after it.
+        RequestError: no pooling is given, it is unknown, or it does not fit the layers after it.
     """
     if pooling is None:
         if not recipe.pooling:
@@ -101,14 +101,15 @@ def poolings(name: str, recipe: EmbeddingRecipe, pooling: str | None) -> tuple[s
 
 
 def _layers(recipe, normalize) -> list:
-    """normalize None: as the files say. True: the result has length 1. False: it is not normalised."""
+    """Layers after the pooling. normalize: None: as in the files; True: the result has length 1; False: not
+    normalised."""
     layers = [unit if layer == "normalize" else layer for layer in recipe.layers
               if layer != "normalize" or normalize is not False]
     return [*layers, unit] if normalize and layers[-1:] != [unit] else layers
 
 
 def _prompt(model, recipe, prompt, instruction) -> str:
-    """The text to put in front."""
+    """Text to prepend."""
     if prompt is not None and prompt not in recipe.prompts:
         raise RequestError(f"{model.network.name} has no prompt {quoted(prompt)}{did_you_mean(prompt, recipe.prompts)}")
     if instruction is not None:
@@ -118,7 +119,7 @@ def _prompt(model, recipe, prompt, instruction) -> str:
 
 
 def _instructed(name: str, recipe, prompt: str | None, instruction: str) -> str:
-    """A prompt with another instruction: the one that is named, else the first that has any."""
+    """A prompt with its instruction replaced: the named prompt, else the first one with an instruction."""
     wanted = recipe.prompts if prompt is None else [prompt]
     for text in (recipe.prompts[key] for key in wanted):
         start, line, rest = text.partition("\n")
@@ -129,10 +130,10 @@ def _instructed(name: str, recipe, prompt: str | None, instruction: str) -> str:
 
 
 def _no_prompt(prompt, instruction) -> str:
-    """Ids run as they are: nothing is put in front."""
-    for name, said in (("prompt", prompt), ("instruction", instruction)):
-        if said is not None:
-            raise RequestError(f"{name} {quoted(said)} is for texts: ids run as they are")
+    """Refuse prompts and instructions for ids, which run unchanged."""
+    for name, value in (("prompt", prompt), ("instruction", instruction)):
+        if value is not None:
+            raise RequestError(f"{name} {quoted(value)} is for texts: ids run as they are")
     return ""
 
 
@@ -146,13 +147,13 @@ def _clean(recipe, text) -> str:
 
 
 def _prompt_tokens(model, recipe, before) -> int:
-    """Tokens of a prompt, with those in front of it."""
+    """Number of tokens of a prompt, including special tokens before it."""
     tokenizer = model.tokenizer
     return len(tokenizer.wrapping.prefix) + len(tokenizer.encode(_clean(recipe, before), add_special=False))
 
 
 def _within(tokenizer, text: str, limit: int, truncate: bool, number: int) -> str:
-    """A text, or as much of it as could have so many tokens."""
+    """A text, cut to the longest prefix that may have `limit` tokens if `truncate`."""
     if truncate and len(text) > SHRINKS * limit:
         return text[:SHRINKS * limit * tokenizer.longest]
     check_size(tokenizer, text, limit, f"text {number}")
@@ -160,7 +161,7 @@ def _within(tokenizer, text: str, limit: int, truncate: bool, number: int) -> st
 
 
 def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
-    """Checked ids of each text, none longer than the model's limit."""
+    """Checked ids of each text, at most the model's limit."""
     found: list[np.ndarray] = []
     limit = min(recipe.max_tokens or model.context, model.context)
     if all(not isinstance(text, str) for text in texts):

@@ -1,4 +1,4 @@
-"""Recipe of a model's embeddings, from the files beside its weights (or its specification)."""
+"""Recipe of a model's embeddings, from the files of its folder (or its specification)."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,8 +10,8 @@ import numpy as np
 
 from numflow.errors import FormatError, RequestError, did_you_mean
 
-# Ways of pooling, by their name here: the name in a pooling module's pooling_mode, and its switch in older files.
-# The order is that in which the results of several are joined.
+# Pooling modes: name here -> (name in a pooling module's pooling_mode, switch in older files).
+# Results of several modes are concatenated in this order.
 POOLINGS = {
     "cls": ("cls", "pooling_mode_cls_token"),
     "max": ("max", "pooling_mode_max_tokens"),
@@ -39,16 +39,16 @@ class Dense:
 
 @dataclass(frozen=True)
 class EmbeddingRecipe:
-    """From hidden states to an embedding.
+    """Steps from hidden states to an embedding.
 
-    pooling:     names of POOLINGS, joined; empty if the files name none.
-    layers:      what comes after it, in order: a Dense, or "normalize".
-    max_tokens:  the longest text in tokens, those around it included; None: the model's context.
-    limit_from:  the file that says so.
-    prompts:     texts to put in front, by name. prompt: the name of the one that is used by default.
-    pool_prompt: whether the prompt's own tokens are pooled too.
-    dimensions:  numbers that embeddings may be cut to; empty if the files name none.
-    lower:       texts are lower-cased first. strip: white space around them is dropped.
+    pooling:     pooling modes (names of POOLINGS), concatenated; empty if the files name none.
+    layers:      layers after the pooling: Dense or "normalize".
+    max_tokens:  maximum tokens of a text, including special tokens; None: the model's context.
+    limit_from:  name of the file with max_tokens.
+    prompts:     texts to prepend, by name. prompt: name of the default prompt.
+    pool_prompt: whether the tokens of the prompt are pooled too.
+    dimensions:  sizes that embeddings may be truncated to; empty if the files name none.
+    lower:       whether texts are lower-cased. strip: whether surrounding white space is removed.
     """
 
     pooling: tuple[str, ...] = ()
@@ -65,20 +65,20 @@ class EmbeddingRecipe:
 
 def read_recipe(files: Mapping[str, Any], default: str = "none", config: Mapping[str, Any] | None = None,
                 ) -> EmbeddingRecipe:
-    """The recipe of a model folder.
+    """Read the recipe of a model folder.
 
-    files:   Checkpoint.files, of which "modules" (modules.json) or else "pooling" decides.
-    default: pooling as the specification has it, for models without these files; "none" for none.
-    config:  the model's config.json, whose matryoshka_dimensions are heeded.
+    files:   Checkpoint.files: "modules" (modules.json) is read, else "pooling".
+    default: pooling of the specification, for models without these files; "none" without one.
+    config:  the model's config.json, for matryoshka_dimensions.
 
     Raises:
-        FormatError: a file is broken, or has values that make no sense.
-        RequestError: a module that numflow does not have.
+        FormatError: a file is damaged, or has invalid values.
+        RequestError: a module that numflow does not support.
     """
-    said = (config or {}).get("matryoshka_dimensions") or ()
-    if not isinstance(said, list | tuple) or not all(type(size) is int and size > 0 for size in said):
-        raise FormatError(f"matryoshka_dimensions of the configuration should be a list of numbers, is {said!r:.80}")
-    return replace(_of_files(files, default), dimensions=tuple(said))
+    sizes = (config or {}).get("matryoshka_dimensions") or ()
+    if not isinstance(sizes, list | tuple) or not all(type(size) is int and size > 0 for size in sizes):
+        raise FormatError(f"matryoshka_dimensions of the configuration should be a list of numbers, is {sizes!r:.80}")
+    return replace(_of_files(files, default), dimensions=tuple(sizes))
 
 
 def _of_files(files: Mapping[str, Any], default: str) -> EmbeddingRecipe:
@@ -116,7 +116,7 @@ def _read(path: Path, kind: type) -> Any:
 
 
 def _inside(path: Path, name: str) -> Path:
-    """A folder beside the file `path`."""
+    """Folder `name` next to the file `path`."""
     if not re.fullmatch(r"[\w.-]*", name) or name == "..":
         raise FormatError(f"{path}: {name!r} is not the name of a folder beside it")
     return path.parent / name
@@ -164,12 +164,12 @@ def _dense(folder: Path) -> Dense:
 
 
 def stored_layers(names, width: int) -> tuple[Dense, ...]:
-    """Dense layers that a checkpoint holds beside its network (modules pooled_1 and pooled_2), in order.
+    """Dense layers in a checkpoint that are not part of the network (modules pooled_1 and pooled_2), in order.
 
-    names: network.resolve's TensorNames. width: columns of hidden states.
+    names: TensorNames of network.resolve. width: width of the hidden states.
 
     Raises:
-        FormatError: the columns of one are not what comes before it.
+        FormatError: the columns of a layer do not match the width before it.
     """
     layers: list[Dense] = []
     for module in ("pooled_1", "pooled_2"):

@@ -13,7 +13,7 @@ from numflow.errors import RequestError
 
 
 class Filling(NamedTuple):
-    """A token for one gap: its text, its id, its probability, and the whole text with this gap filled."""
+    """A token for one mask: its text, its id, its probability, and the whole text with this mask filled."""
 
     token: str
     id: int
@@ -30,19 +30,19 @@ def fill_mask(model, text: str, top_k: int) -> list[list[Filling]]:
         raise RequestError(f"the tokenizer of {model.network.name} has no mask token")
     check_size(tokenizer, text, model.context, "the text")
     content = tokenizer.encode(text, add_special=False)
-    gaps = [at for at, id in enumerate(content) if id == tokenizer.mask_id]
+    gaps = [index for index, id in enumerate(content) if id == tokenizer.mask_id]
     if not gaps:
         mask = tokenizer.token_text(tokenizer.mask_id)
         raise RequestError(f"the text has no gap; write {mask} where a word is missing")
     ids, types = tokenizer.wrapping.apply(content)
     logits = model.logits(ids, token_type_ids=types if any(types) else None)
     finite(model, logits, "logits")
-    places = [at for at, id in enumerate(ids) if id == tokenizer.mask_id]
-    return [_fillings(tokenizer, content, gap, logits[place], top_k) for gap, place in zip(gaps, places, strict=True)]
+    rows = [index for index, id in enumerate(ids) if id == tokenizer.mask_id]
+    return [_fillings(tokenizer, content, gap, logits[row], top_k) for gap, row in zip(gaps, rows, strict=True)]
 
 
 def _fillings(tokenizer, content, gap, logits, top_k) -> list[Filling]:
-    """The top_k most probable tokens for the gap, best first."""
+    """The top_k most probable tokens for a mask, best first."""
     scores = logits.astype(np.float64)
     scores -= scores.max()
     probabilities = np.exp(scores)

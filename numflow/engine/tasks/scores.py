@@ -1,9 +1,9 @@
 """Scores of texts, or of pairs of texts: classifiers and rerankers.
 
-    head(hidden states of the whole text) -> one number for each label
+    head(hidden states of the whole text) -> one score for each label
 
-What a head is made of is named by the model's specification ([head] scores, modules score_dense, score_norm and
-score_output); it is small, and computed here in NumPy on one pooled row.
+The model's specification defines the head ([head] scores, modules score_dense, score_norm and score_output). The head
+is small; it is computed here in NumPy on one pooled row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ ScoredText = str | tuple[str, str] | Sequence[int]
 
 @dataclass(frozen=True)
 class Ranked:
-    """A document: its place in what was given, its relevance of 0 to 1, its text."""
+    """A document: its index in the input, its relevance 0 .. 1, its text."""
 
     index: int
     score: float
@@ -37,11 +37,11 @@ class Ranked:
 
 @dataclass(frozen=True)
 class ScoreHead:
-    """scores = output norm(activation(dense x)), x [D] the pooled hidden states; what is None is left out.
+    """scores = output norm(activation(dense x)), x [D] the pooled hidden states; parts that are None are left out.
 
     dense, output: (weight f32 [N, K], bias f32 [N] or None). norm: (kind, weight, bias, epsilon) of "rms" or "layer".
-    labels: names of the scores. several: whether a text may have several labels, so that none excludes another.
-    tensors: names of those in the checkpoint that all this comes from.
+    labels: names of the scores. several: whether a text may have several labels (multi-label classification).
+    tensors: names of the tensors of the head in the checkpoint.
     """
 
     pooling: str
@@ -54,7 +54,7 @@ class ScoreHead:
     tensors: tuple[str, ...] = ()
 
     def __call__(self, hidden: np.ndarray) -> np.ndarray:
-        """float32 [labels] of hidden states [n, D]."""
+        """Scores float32 [labels] of hidden states [n, D]."""
         from numflow.reference.act import act
         from numflow.reference.linear import linear
         from numflow.reference.norm import layer_norm, rms_norm
@@ -69,7 +69,7 @@ class ScoreHead:
         return linear(x, *self.output)[0].astype(np.float32)
 
     def probabilities(self, scores: np.ndarray) -> np.ndarray:
-        """Of scores float32 [..., labels]: each on its own, or shares of 1 where one label excludes the others."""
+        """Probabilities of scores float32 [..., labels]: by sigmoid for one or several labels, else by softmax."""
         if self.several or len(self.labels) == 1:
             from numflow.reference.act import sigmoid
 
@@ -80,11 +80,11 @@ class ScoreHead:
 
 
 def read_score_head(checkpoint, spec) -> ScoreHead | None:
-    """The head of a checkpoint; None if it has none.
+    """Read the score head of a checkpoint; None if it has none.
 
     Raises:
-        SpecError: a part of it is missing, or of a shape that does not fit the others.
-        FormatError: the configuration's names of labels make no sense.
+        SpecError: a part of the head is missing, or has a shape that does not fit the others.
+        FormatError: the label names of the configuration are invalid.
     """
     resolved, names = network.resolve(spec, checkpoint)
     if not resolved.option("head", "scores"):
@@ -121,7 +121,7 @@ def read_score_head(checkpoint, spec) -> ScoreHead | None:
 
 
 def _labels(checkpoint, count: int) -> tuple[str, ...]:
-    """Names of the scores, as the configuration has them; by number where it has none."""
+    """Label names of the configuration; "LABEL_i" without them."""
     where = checkpoint.files.get("config", checkpoint.path)
     named: Any = checkpoint.config.get("id2label")
     if checkpoint.naming == "gguf":
@@ -131,8 +131,8 @@ def _labels(checkpoint, count: int) -> tuple[str, ...]:
         return tuple(f"LABEL_{i}" for i in range(count))
     if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
         raise FormatError(f"{where}: id2label: expected an object of numbers and names, found {quoted(named)}")
-    by_number = {str(number): name for number, name in named.items()}
-    return tuple(by_number.get(str(i), f"LABEL_{i}") for i in range(count))
+    by_index = {str(index): name for index, name in named.items()}
+    return tuple(by_index.get(str(i), f"LABEL_{i}") for i in range(count))
 
 
 def scores(model, texts: ScoredText | Sequence[ScoredText], truncate: bool, probabilities: bool) -> np.ndarray:
@@ -169,7 +169,7 @@ def rerank(model, query: str, documents: Sequence[str], top_n: int | None, trunc
 
 
 def _is_one(texts: Any) -> bool:
-    """Whether these are one text: a text, a pair of two (a tuple), or token ids."""
+    """Whether `texts` is one text: a text, a pair of texts (a tuple), or token ids."""
     if isinstance(texts, str):
         return True
     if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts):
@@ -182,7 +182,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _text(model, text: Any, number: int, truncate: bool) -> Text:
-    """Checked ids of a text or pair, with the model's own tokens around them."""
+    """Checked ids of a text or pair, with special tokens."""
     name, limit = f"text {number}", model.context
     if _is_ids(text):
         return Text(model.facts.check(text, name))
@@ -202,7 +202,8 @@ def _text(model, text: Any, number: int, truncate: bool) -> Text:
 
 
 def _around(tokenizer, parts: tuple[str, ...], limit: int | None) -> tuple[list[int], list[int]]:
-    """Ids and types of one text or two; where there are more than the limit, the longer text loses its end."""
+    """Ids and types of one text or a pair, with special tokens; beyond the limit, the longer text is truncated
+    first."""
     encoded = [tokenizer.encode(part, add_special=False) for part in parts]
     ids, types = tokenizer.wrapping.apply(*encoded)
     while limit is not None and len(ids) > limit and any(encoded):
@@ -215,7 +216,7 @@ def _around(tokenizer, parts: tuple[str, ...], limit: int | None) -> tuple[list[
 
 
 class Scored:
-    """The part of a Model that classifiers and rerankers have."""
+    """Methods of a Model for classifiers and rerankers."""
 
     facts: ModelFacts
     network: Network
@@ -223,7 +224,7 @@ class Scored:
 
     @property
     def score_head(self) -> ScoreHead:
-        """The head that makes scores of hidden states: its labels, and the way to probabilities.
+        """The score head: labels, and functions from hidden states to scores and probabilities.
 
         Raises:
             RequestError: the model is neither a classifier nor a reranker.
@@ -237,24 +238,24 @@ class Scored:
                probabilities: bool = False) -> np.ndarray:
         """Scores of a text by a classifier or reranker: float32 [labels], [n, labels] of a list.
 
-        A text may be a pair of two (a tuple: a query and a document), or token ids, which run as they are.
+        A text may be a pair (a tuple: a query and a document), or token ids, which run unchanged.
 
-        truncate:      cut what is longer than the model's context, the longer text of a pair first; else an error.
-        probabilities: 0 to 1 each: shares of 1 where one label excludes the others. Else as the model has them.
+        truncate:      truncate texts longer than the model's context, the longer text of a pair first; else an error.
+        probabilities: return probabilities 0 .. 1: by softmax if labels exclude each other, else by sigmoid.
 
         Raises:
-            RequestError: the model has no such head, or a text is too long or has no tokens.
+            RequestError: the model has no score head, or a text is too long or has no tokens.
             TokenizerError: the model has no tokenizer.
         """
         return scores(self, texts, truncate, probabilities)
 
     def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None, *,
                truncate: bool = False) -> list[Ranked]:
-        """Documents by their relevance to a query, the best first.
+        """Documents sorted by relevance to a query, best first.
 
-        The model has one label, or two of which the second stands for relevant.
+        The model has one label, or two, of which the second means relevant.
 
-        top_n: so many of them; None: all. truncate: as of `scores`.
+        top_n: number of documents returned; None: all. truncate: as in `scores`.
 
         Raises:
             RequestError: as `scores` does, or the model has more labels.

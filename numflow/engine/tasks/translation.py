@@ -1,4 +1,4 @@
-"""Translation: which languages a model knows, and where it wants their tokens."""
+"""Translation: the languages of a model, and the positions of their tokens."""
 
 import re
 from collections.abc import Mapping
@@ -8,30 +8,30 @@ from numflow.engine.request.prompt import check_size
 from numflow.engine.request.request import Request, Requests, Settings
 from numflow.errors import RequestError, did_you_mean, quoted
 
-MAX_TOKENS = 256  # of a translation, where the model's files say nothing
+MAX_TOKENS = 256  # default maximum tokens of a translation
 
-# How vocabularies write a language. The last one stands in the text to translate and names the target; the others
-# name the source beside the text, and are the target's first token.
+# Forms of language tokens. IN_TEXT is part of the text to translate and names the target. With FORMS, one token next to
+# the text names the source, and the target's token is the first token of the decoder.
 FORMS = tuple(map(re.compile, (r"__([a-z]{2,8})__", r"([a-z]{3}_[A-Z][a-z]{3})", r"([a-z]{2,3}_[A-Z]{2})")))
 IN_TEXT = re.compile(r">>([\w-]+)<<")
 
 
 @dataclass(frozen=True)
 class Languages:
-    """Language codes and the ids of their tokens. in_text: the target's token stands before the text to translate."""
+    """Language codes and token ids. in_text: whether the target's token precedes the text to translate."""
 
     ids: Mapping[str, int]
     in_text: bool = False
 
     def id(self, code: str) -> int:
-        """Id of a language: by its code, or by the part before "_" where that names one language only.
+        """Token id of a language, by its code, or by the part before "_" if that is unique.
 
         Raises:
-            RequestError: not among the languages.
+            RequestError: unknown language.
         """
         if code in self.ids:
             return self.ids[code]
-        alike = [known for known in self.ids if known.partition("_")[0] == code]
+        alike = [language for language in self.ids if language.partition("_")[0] == code]
         if len(alike) != 1:
             hint = f"; it could be {', '.join(alike)}" if alike else did_you_mean(code, self.ids)
             raise RequestError(f"the model knows no language {quoted(code)}{hint}")
@@ -39,7 +39,7 @@ class Languages:
 
 
 def languages(tokenizer) -> Languages:
-    """The languages of a vocabulary, none if it has no tokens for them."""
+    """Languages of a vocabulary; empty if it has no language tokens."""
     added = tokenizer.vocabulary.added
     for form in FORMS:
         found = {match[1]: id for text, id in added.items() if (match := form.fullmatch(text))}
@@ -50,7 +50,7 @@ def languages(tokenizer) -> Languages:
 
 
 def chosen(known: Languages, source: str | None, target: str | None) -> tuple[int | None, int | None]:
-    """Ids of the language tokens for the encoder and for the decoder, None where there is none.
+    """Ids of the language tokens for the encoder and for the decoder; None without a token.
 
     Raises:
         RequestError: a language is missing, unknown, or cannot be chosen.
@@ -69,10 +69,10 @@ def chosen(known: Languages, source: str | None, target: str | None) -> tuple[in
 
 
 def encoder_ids(tokenizer, known: Languages, text: str, language: int | None, most: int | None = None) -> list[int]:
-    """Input of the encoder: the text with the tokens around it, and the token of a language.
+    """Input of the encoder: the text with special tokens and a language token.
 
-    The language takes the place of the one that the tokenizer puts around texts; where it puts none, the first place.
-    most: tokens that the text may have.
+    The language token replaces a language token among the special tokens; without one, it comes first.
+    most: maximum tokens of the text.
     """
     check_size(tokenizer, text, most, "the text")
     content = tokenizer.encode(text, add_special=False, parse_special=False)
@@ -89,16 +89,16 @@ def encoder_ids(tokenizer, known: Languages, text: str, language: int | None, mo
 
 
 def _around(tokenizer) -> tuple[list[int], list[int]]:
-    """Ids before and after a text."""
-    slots = [what for what, _ in tokenizer.wrapping.single]
-    at = next(n for n, what in enumerate(slots) if not isinstance(what, int))
-    return slots[:at], slots[at + 1:]
+    """Special token ids before and after a text."""
+    slots = [slot for slot, _ in tokenizer.wrapping.single]
+    index = next(n for n, slot in enumerate(slots) if not isinstance(slot, int))
+    return slots[:index], slots[index + 1:]
 
 
 def decoder_ids(known: Languages, start: int, language: int) -> tuple[list[int], int]:
-    """The decoder's first ids and how many of them count as generated.
+    """First ids of the decoder, and how many of them count as generated.
 
-    start: the model's own decoder start token. Where that is a language, the wanted one takes its place.
+    start: the model's decoder start token. If it is a language token, the target language replaces it.
     """
     return ([language], 0) if start in known.ids.values() else ([start, language], 1)
 
@@ -109,15 +109,16 @@ def translations(tokenizer, known: Languages, requests: Requests, texts, source,
     texts = [texts] if isinstance(texts, str) else texts
     if not all(isinstance(text, str) for text in texts):
         raise RequestError(f"translate needs a text or a list of texts, has {quoted(texts)}")
-    own, (reads, writes), counted = requests.defaults, chosen(known, source, target), 0
+    defaults, (reads, writes), forced = requests.defaults, chosen(known, source, target), 0
     given = dict(settings)
     if writes is not None:
         if settings.get("decoder_ids") is not None:
             raise RequestError("the target language decides the decoder's first tokens: leave out decoder_ids")
-        given["decoder_ids"], counted = decoder_ids(known, requests.first_ids()[0], writes)
-    given.setdefault("max_tokens", MAX_TOKENS if own.max_length is None else max(1, own.max_length - 1 - counted))
+        given["decoder_ids"], forced = decoder_ids(known, requests.first_ids()[0], writes)
+    given.setdefault("max_tokens",
+                     MAX_TOKENS if defaults.max_length is None else max(1, defaults.max_length - 1 - forced))
     if not {"temperature", "stop"} & settings.keys():
-        given.setdefault("num_beams", own.num_beams)
+        given.setdefault("num_beams", defaults.num_beams)
     chosen_settings = Settings.of(given)
     sources = [encoder_ids(tokenizer, known, text, reads, requests.facts.context) for text in texts]
-    return [requests.make(ids, chosen_settings, counted, budget) for ids in sources]
+    return [requests.make(ids, chosen_settings, forced, budget) for ids in sources]

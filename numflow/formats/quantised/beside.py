@@ -1,13 +1,13 @@
-"""Matrices of 8-bit numbers or packed 4-bit floats whose scales lie beside them, as FP8 and INT8 checkpoints,
-compressed-tensors, ModelOpt and Quark store them.
+"""Matrices of 8-bit values or packed 4-bit floats with scales in separate tensors: FP8 and INT8 checkpoints,
+compressed-tensors, ModelOpt, Quark.
 
-    NAME.weight F8 or I8 (N, K)           with NAME.weight_scale, weight_scale_inv or scale; I8 beside FP8 is as U8
-    NAME.weight_packed I32                integers, lowest bits first along the inputs, with weight_shape
-    NAME.weight_packed or weight, U8      E2M1 numbers, low nibble first, with scales of 16 or 32 columns; or E2M3 in
-                                          6 bits; or, two rows in one, whole numbers of 4 bits (ModelOpt's AWQ)
-    NAME_blocks U8 (..., 16)              E2M1 numbers in blocks of 32, with NAME_scales
+    NAME.weight F8 or I8 (N, K)           with NAME.weight_scale, weight_scale_inv or scale; I8 in FP8 checkpoints is
+    like U8 NAME.weight_packed I32                integers, lowest bits first along the inputs, with weight_shape
+    NAME.weight_packed or weight, U8      E2M1 values, low nibble first, with scales per 16 or 32 columns; or E2M3 in 6
+                                          bits; or 4-bit integers, two rows in one (ModelOpt's AWQ)
+    NAME_blocks U8 (..., 16)              E2M1 values in blocks of 32, with NAME_scales
 
-Numbers are multiplied with the scale, whatever it is called; but a weight_global_scale divides.
+Values are multiplied by the scale, whatever its name, but divided by a weight_global_scale.
 """
 
 import math
@@ -32,22 +32,22 @@ from numflow.formats.quantised.parts import (
 from numflow.formats.quantised.words import Packing, of_bits, packing_of, unpacked_stream
 from numflow.formats.types import TYPES, to_f32
 
-# Numbers of codes of 6 bits: sign, 2 bits of exponent, 3 of mantissa.
+# Values of 6-bit codes: sign, 2 bits of exponent, 3 of mantissa.
 _E2M3 = np.array([m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in range(3) for m in range(8)], np.float32)
 _E2M3 = np.concatenate([_E2M3, -_E2M3])
 
 
 def scale_of(name: str) -> tuple[str, ...]:
-    """Names that the scales of a matrix may have."""
+    """Possible names of a matrix's scales."""
     last = f"{name.removesuffix('weight')}scale" if name.endswith(".weight") else f"{name}_weight_scale"
     return f"{name}_scale_inv", f"{name}_scale", last
 
 
 def scaled(parts: StoredParts, name: str) -> CodedMatrix:
-    """A matrix of 8-bit numbers, or of two E2M1 in a byte, with scales.
+    """A matrix of 8-bit values, or of two E2M1 values per byte, with scales.
 
     Raises:
-        FormatError: there are none, or they do not fit.
+        FormatError: scales are missing or do not fit.
     """
     tensor = parts.tensors[name]
     found = next((other for other in scale_of(name) if other in parts.tensors), None)
@@ -67,12 +67,12 @@ def scaled(parts: StoredParts, name: str) -> CodedMatrix:
 
 
 def scales_of_eight_bits(tensor: Tensor) -> tuple[str, ...]:
-    """Types of scales that a matrix of 8-bit floats or whole numbers may have."""
+    """Allowed types of scales for a matrix of 8-bit floats or integers."""
     return (*SCALES, *POWERS) if tensor.type.name in FLOATS8 else SCALES
 
 
 def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale: Tensor, zeros: Tensor | None) -> CodedMatrix:
-    """A matrix of 8-bit floats or whole numbers."""
+    """A matrix of 8-bit floats or integers."""
     if len(tensor.shape) < 2:
         raise parts.fail(tensor.name, f"is {tensor.type.name} {show(list(tensor.shape))}, expected two dimensions")
     grid = scale_grid(parts, scale, tensor.shape)
@@ -89,9 +89,9 @@ def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale: Tensor, zer
                            tensor.type.name.lower().removeprefix("f8_"), sources=(tensor,))
     zero_grid, zero_type = None, "U8"
     if zeros is not None and zeros.shape == scale.shape and zeros.type.name in ("I8", "I32", *SCALES):
-        own = (lambda tensor: integers(tensor).astype(np.float32)) if zeros.type.name[0] == "I" else scale_values
-        zero_grid = scale_grid(parts, zeros, tensor.shape, own) if own(zeros).any() else None
-        zero_type = _type_of(own(zeros) + np.float32(128))
+        values = (lambda tensor: integers(tensor).astype(np.float32)) if zeros.type.name[0] == "I" else scale_values
+        zero_grid = scale_grid(parts, zeros, tensor.shape, values) if values(zeros).any() else None
+        zero_type = _type_of(values(zeros) + np.float32(128))
     elif zeros is not None:
         raise parts.fail(zeros.name, f"is {zeros.type.name} {show(list(zeros.shape))}, expected I8 {list(scale.shape)}")
 
@@ -105,7 +105,7 @@ def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale: Tensor, zer
 
 
 def packed(parts: StoredParts, name: str) -> CodedMatrix:
-    """The matrix of NAME.weight_packed: whole numbers in words, or E2M1 in bytes."""
+    """The matrix of NAME.weight_packed: integers in 32-bit words, or E2M1 values in bytes."""
     plain = name.removesuffix("_packed")
     words = parts.need(name, (*WORDS, "U8"), beside=name)
     if words.type.name == "U8":
@@ -148,7 +148,7 @@ def _type_of(zeros: np.ndarray) -> str:
 
 def _packed_zeros(parts: StoredParts, plain: str, scale: Tensor, packing: Packing,
                   shape: tuple[int, ...]) -> np.ndarray | None:
-    """Zeros f32 [rows, groups]: whole numbers with a sign, or packed along the outputs as codes are."""
+    """Zero points f32 [rows, groups]: signed integers, or packed along the outputs like codes."""
     if f"{plain}_zero_point" not in parts.tensors:
         return None
     *lead, n, _ = shape
@@ -165,9 +165,9 @@ def _packed_zeros(parts: StoredParts, plain: str, scale: Tensor, packing: Packin
 
 
 def two_in_a_byte(parts: StoredParts, plain: str, tensor: Tensor, scale: Tensor) -> CodedMatrix:
-    """E2M1 numbers with scales of 16 columns (8-bit floats, with one more for all) or 32 (powers of two).
+    """E2M1 values with scales per 16 columns (8-bit floats, and a global scale) or per 32 (powers of two).
 
-    A stack of experts may be the other way round, [E, K / 2, N] with scales [E, K / 16, N].
+    A stack of experts may be transposed, [E, K / 2, N] with scales [E, K / 16, N].
     """
     if len(tensor.shape) < 2 or scale.type.name not in STEPS:
         raise parts.fail(tensor.name, f"is {tensor.type.name} {show(list(tensor.shape))} with scales in "
@@ -185,20 +185,20 @@ def two_in_a_byte(parts: StoredParts, plain: str, tensor: Tensor, scale: Tensor)
     factors = _factors(parts, plain, math.prod(lead), tensor.name)
 
     def rows(begin: int, end: int) -> CodedRows:
-        at = np.arange(begin, end)
-        every = factors[at // shape[-2]] if len(factors) > 1 else np.repeat(factors, end - begin)
+        index = np.arange(begin, end)
+        row_factors = factors[index // shape[-2]] if len(factors) > 1 else np.repeat(factors, end - begin)
         if turned:
-            some, steps = (np.reshape(part.raw(), (-1, *part.shape[-2:]))[at // k, :, at % k]
+            some, steps = (np.reshape(part.raw(), (-1, *part.shape[-2:]))[index // k, :, index % k]
                            for part in (tensor, scale))
         else:
             some, steps = tensor.raw()[begin:end], scale.raw()[begin:end]
-        return CodedRows(low_first(some), every[:, None], steps=steps)
+        return CodedRows(low_first(some), row_factors[:, None], steps=steps)
 
     return CodedMatrix(plain, shape, rows, 4, "F8_E4M3", 16, None, E2M1, "e2m1", turned=turned, sources=(tensor,))
 
 
 def _fours_of_fp8(parts: StoredParts, tensor: Tensor, scale_name: str) -> CodedMatrix:
-    """E2M1 numbers, low nibble first, with scales of 32 columns: experts beside FP8 (`expert_dtype` fp4)."""
+    """E2M1 values, low nibble first, with scales per 32 columns: experts in FP8 checkpoints (`expert_dtype` fp4)."""
     shape = (*tensor.shape[:-1], 2 * tensor.columns)
     scale = parts.need(scale_name, (*SCALES, *POWERS), (*shape[:-1], -(-shape[-1] // 32)), beside=tensor.name)
     if scale.type.name in POWERS:
@@ -212,7 +212,7 @@ def _fours_of_fp8(parts: StoredParts, tensor: Tensor, scale_name: str) -> CodedM
 
 
 def _four_in_three(parts: StoredParts, plain: str, name: str, scale_name: str) -> CodedMatrix:
-    """E2M3 numbers of 6 bits, lowest bits first, with powers of two as scales of 32 columns."""
+    """E2M3 values of 6 bits, lowest bits first, with power-of-two scales per 32 columns."""
     tensor = parts.need(name, ("U8",), beside=name)
     shape = (*tensor.shape[:-1], tensor.columns // 3 * 4)
     scale = parts.need(scale_name, POWERS, (*shape[:-1], shape[-1] // 32), beside=name)
@@ -225,33 +225,33 @@ def _four_in_three(parts: StoredParts, plain: str, name: str, scale_name: str) -
 
 
 def two_rows_in_a_byte(parts: StoredParts, name: str, scale: Tensor) -> CodedMatrix:
-    """Whole numbers of 4 bits with a sign, row 2r in the low halves of the bytes of row r, row 2r + 1 in the others."""
+    """Signed 4-bit integers: row 2r in the low nibbles of byte row r, row 2r + 1 in the high nibbles."""
     tensor = parts.need(name, ("U8",), beside=name)
     shape = (*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.columns)
     grid = scale_grid(parts, scale, shape)
-    parts.get(f"{name}_scale_2")  # of FP8, which others multiply such weights in
+    parts.get(f"{name}_scale_2")  # scale for FP8 products, not needed here
 
     def rows(begin: int, end: int) -> CodedRows:
-        at = np.arange(begin, end)
-        codes = tensor.raw()[at // 2] >> (at % 2 * 4).astype(np.uint8)[:, None] & 15
+        index = np.arange(begin, end)
+        codes = tensor.raw()[index // 2] >> (index % 2 * 4).astype(np.uint8)[:, None] & 15
         return CodedRows(codes ^ np.uint8(8), grid.rows(begin, end))
 
     return CodedMatrix(name, shape, rows, 4, scale.type.name, grid.group, 8, sources=(tensor,))
 
 
 def _factors(parts: StoredParts, plain: str, matrices: int, name: str) -> np.ndarray:
-    """Factors of all scales, f32 [1] or one for each matrix of a stack."""
+    """Global scale, f32 [1], or one per matrix of a stack."""
     ways = ((1,), (), (matrices,), (matrices, 1), (matrices, 1, 1))
     if parts.method.name == "mlx":
         return np.ones(1, np.float32)
-    if name.endswith("_qdata"):  # torchao's, which may have none
+    if name.endswith("_qdata"):  # torchao: optional
         found = f"{name.removesuffix('_qdata')}_per_tensor_scale"
         if found not in parts.tensors:
             return np.ones(1, np.float32)
         return parts.need(found, ("F32",), *ways, beside=name).f32().reshape(-1)
     if f"{plain}_global_scale" in parts.tensors:
         stored = parts.need(f"{plain}_global_scale", ("F32",), *ways, beside=name).f32().reshape(-1)
-        with np.errstate(all="ignore"):  # zeros and what is no number are the file's values
+        with np.errstate(all="ignore"):  # zeros and NaN are the file's values
             return 1 / stored
     other = f"{plain}_weight_scale_2"
     found = other if other in parts.tensors else f"{plain}_scale_2"
@@ -259,7 +259,7 @@ def _factors(parts: StoredParts, plain: str, matrices: int, name: str) -> np.nda
 
 
 def low_first(data: np.ndarray) -> np.ndarray:
-    """Codes of 4 bits out of bytes [n, K / 2], u8 [n, K], the low half of a byte first."""
+    """Unpack 4-bit codes of bytes [n, K / 2] to u8 [n, K], low nibble first."""
     return np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
 
 

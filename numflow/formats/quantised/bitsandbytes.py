@@ -1,10 +1,9 @@
-"""bitsandbytes: 4-bit codes of a table, and whole bytes.
+"""bitsandbytes: 4-bit codes into a codebook, and int8.
 
-4 bits: NAME.weight holds the matrix (or a stack of them) row by row, two codes in a byte, the high one first;
-NAME.weight.absmax has a scale for each block of it, over the ends of rows, NAME.weight.quant_map the numbers of the
-codes, NAME.weight.quant_state.* a text of JSON with shape and sizes. Scales may be codes of a table of 256 themselves
-("double quantisation").
-8 bits: NAME.weight I8 (N, K), whose row n is worth NAME.SCB[n] / 127.
+4 bits: NAME.weight holds the matrix (or a stack) row by row, two codes per byte, the high nibble first.
+NAME.weight.absmax has a scale per block; blocks continue over the ends of rows. NAME.weight.quant_map is the codebook.
+NAME.weight.quant_state.* is JSON with shape and sizes. Scales may be codes into a codebook of 256 ("double
+quantisation"). 8 bits: NAME.weight I8 (N, K); row n has the scale NAME.SCB[n] / 127.
 """
 
 import functools
@@ -26,7 +25,7 @@ def four_bits(parts: StoredParts, name: str) -> CodedMatrix:
     """The matrix of NAME.weight with NAME.weight.absmax.
 
     Raises:
-        FormatError: what stands beside it is missing or does not fit.
+        FormatError: a tensor beside it is missing or does not fit.
     """
     tensor = parts.need(name, tuple({parts.tensors[name].type.name}), beside=name)
     state, kind = _state(parts, name)
@@ -53,13 +52,13 @@ def four_bits(parts: StoredParts, name: str) -> CodedMatrix:
 
 
 def _codes(data: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Codes begin .. end - 1 of bytes with two each, the high one first."""
+    """4-bit codes begin .. end - 1 of bytes, high nibble first."""
     some = data[begin // 2:-(-end // 2)]
     return np.stack([some >> 4, some & 15], axis=1).reshape(-1)[begin % 2:begin % 2 + end - begin]
 
 
 def _state(parts: StoredParts, name: str) -> tuple[dict[str, Any], str]:
-    """The JSON of a matrix, and the name of its table."""
+    """The quant_state of a matrix, and the name of its codebook."""
     for kind in ("nf4", "fp4"):
         found = parts.get(f"{name}{_STATE}{kind}")
         if found is not None:
@@ -70,7 +69,7 @@ def _state(parts: StoredParts, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _absmax(parts: StoredParts, name: str, state: dict[str, Any], count: int):
-    """A function that gives the scales of all blocks, f32 [count]."""
+    """A function that returns the scales of all blocks, f32 [count]."""
     scales = parts.need(f"{name}.absmax", ("F32", "U8"), (count,), beside=name)
     if scales.type.name == "F32":
         return functools.cache(scales.f32)
@@ -92,7 +91,7 @@ def eight_bits(parts: StoredParts, name: str) -> CodedMatrix:
     """The matrix of NAME.weight I8 with NAME.SCB.
 
     Raises:
-        FormatError: it does not fit, or stands in an order of its own.
+        FormatError: tensors do not fit, or weights are not in row order.
     """
     stem = name.removesuffix(".weight")
     tensor = parts.need(name, ("I8",), beside=name)

@@ -1,8 +1,9 @@
-"""A quantised matrix, whatever file it comes from, and its rows as a tensor type has them.
+"""A quantised matrix from any file format, and its conversion to a tensor type.
 
     w[n, k] = scale[n, g] * (code[n, k] - zero[n, g])      or scale[n, g] * table[code[n, k]]
 
-where g is the group of column k. The type is one that holds these numbers exactly (numflow.quant.hub_types), else F32.
+where g is the group of column k. The tensor type represents these values exactly (numflow.quant.hub_types), else it is
+F32.
 """
 
 import functools
@@ -18,16 +19,16 @@ from numflow.formats.types import tensor_type
 from numflow.quant.bits import pack_planes
 from numflow.quant.hub_types import HUB_TYPES, TABLES, UNIT, HubType
 
-_AT_ONCE = 1 << 20  # weights that are made at a time
+_AT_ONCE = 1 << 20  # weights converted at a time
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
 
 
 @dataclass(frozen=True)
 class CodedRows:
-    """Some rows: codes u8 [n, K], scales f32 [n, groups], zeros f32 [n, groups] or None for the matrix's own.
+    """A range of rows: codes u8 [n, K], scales f32 [n, groups], zero points f32 [n, groups] or None (CodedMatrix.zero).
 
-    steps: 8-bit floats e4m3 u8 [n, K / 16] that scales are multiplied with.
+    steps: E4M3 factors of scales, u8 [n, K / 16].
     """
 
     codes: np.ndarray
@@ -38,19 +39,19 @@ class CodedRows:
 
 @dataclass(frozen=True)
 class CodedMatrix:
-    """A matrix [..., N, K], its leading dimensions one after the other.
+    """A quantised matrix [..., N, K]; leading dimensions are flattened.
 
-    rows:   of a range of rows, on demand.
-    bits:   of a code. scale: type that all scales fit, "E8M0" for powers of two, "F8_E4M3" where rows have steps.
-    group:  columns that share a scale, where groups are side by side.
-    zero:   the code that stands for 0, None where rows have zeros of their own or a table has the numbers.
-    zero_type: type that zeros of rows fit, "U8" for whole numbers up to 255.
-    table:  numbers of the codes. book: its name, such as "e2m1", where it is one that types have.
-    order:  the group of each column, where columns of a group lie apart; else None. As a tensor such a matrix is
-            float32, and has its columns in the order of groups beside that.
-    factors: a number for each column, which it is multiplied with; such a matrix is float32 as a tensor.
-    turned: as of Tensor.
-    sources: tensors whose pages are not wanted any more once all rows are read.
+    rows:   returns a range of rows, on demand.
+    bits:   of a code. scale: type that represents all scales, "E8M0" for powers of two, "F8_E4M3" if rows have steps.
+    group:  columns per scale, if groups are contiguous.
+    zero:   the zero point of all codes; None if rows have zero points, or with a codebook.
+    zero_type: type that represents zero points of rows, "U8" for integers up to 255.
+    table:  codebook. book: its name, such as "e2m1", if types support it.
+    order:  returns the group of each column, if groups are not contiguous; else None. The tensor of such a matrix is
+            float32, and has a version with permuted columns (Tensor.ordered).
+    factors: returns a factor per column; the tensor of such a matrix is float32.
+    turned: as in Tensor.
+    sources: tensors whose memory pages are released once all rows are read.
     """
 
     name: str
@@ -76,7 +77,7 @@ class CodedMatrix:
         last: list[weakref.ref] = []
 
         def read() -> np.ndarray:
-            """All rows, made some at a time; parts of one weight share them."""
+            """All rows, converted in batches; the last result is reused while it is referenced."""
             found = last[0]() if last else None
             if found is None:
                 found = np.empty((count, row_bytes), np.uint8)
@@ -92,7 +93,7 @@ class CodedMatrix:
         return Tensor(self.name, self.shape, tensor_type(kind), read, self.turned, self._ordered())
 
     def _ordered(self) -> OrderedTensor | None:
-        """The same with columns of a group side by side, where these are equally many and it saves bits."""
+        """The matrix with columns sorted by group, if groups have equal sizes and the type is smaller than float32."""
         if self.order is None or self.factors is not None:
             return None
         groups, columns = self.order(), self.shape[-1]
@@ -110,7 +111,7 @@ class CodedMatrix:
 
 
 def _stored_as(matrix: CodedMatrix) -> tuple[str, Callable[[CodedMatrix, CodedRows], np.ndarray]]:
-    """The tensor type, and the function that makes its rows."""
+    """The tensor type, and the function that encodes its rows."""
     if matrix.order is None and matrix.factors is None and matrix.shape[-1] % UNIT == 0:
         if (matrix.book, matrix.scale) == ("e2m1", "E8M0") and matrix.shape[-1] % 32 == 0 and matrix.group % 32 == 0:
             return "MXFP4", _mxfp4
@@ -123,7 +124,7 @@ def _stored_as(matrix: CodedMatrix) -> tuple[str, Callable[[CodedMatrix, CodedRo
 
 @functools.cache
 def _of_blocks(group: int, columns: int) -> list[HubType]:
-    """Types whose headers are for whole groups, or parts of them, smallest first."""
+    """Types whose blocks divide groups, smallest first."""
     if group == columns:
         return [hub for hub in HUB_TYPES.values() if not hub.block]
     fitting = [hub for hub in HUB_TYPES.values() if hub.by_16 or (hub.block and group % hub.block == 0)]
@@ -131,7 +132,7 @@ def _of_blocks(group: int, columns: int) -> list[HubType]:
 
 
 def _fits(hub: HubType, matrix: CodedMatrix, wider: bool) -> bool:
-    """Whether a type holds the numbers exactly, whatever its block. wider: codes may have more bits there."""
+    """Whether a type represents the values exactly. wider: allow types with more bits per code."""
     if hub.by_16 or matrix.scale == "F8_E4M3":
         return hub.by_16 and matrix.scale == "F8_E4M3" and matrix.group == UNIT
     if matrix.table is not None or hub.table:
@@ -142,33 +143,33 @@ def _fits(hub: HubType, matrix: CodedMatrix, wider: bool) -> bool:
 
 
 def _holds(kind: str, other: str) -> bool:
-    """Whether a type has all numbers of another one."""
+    """Whether a type represents all values of another one."""
     return kind == other or (kind == "F32" and other != "") or (kind in ("F16", "BF16") and other == "U8")
 
 
 def floats(matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
-    """Weights of some rows, float32 [n, K]."""
+    """De-quantised rows, float32 [n, K]."""
     columns, order = matrix.shape[-1], None if matrix.order is None else matrix.order()
 
-    def spread(values: np.ndarray) -> np.ndarray:
+    def spread(parameters: np.ndarray) -> np.ndarray:
         if order is not None:
-            return values[:, order]
-        return values if values.shape[1] == 1 else np.repeat(values, columns // values.shape[1], axis=1)
+            return parameters[:, order]
+        return parameters if parameters.shape[1] == 1 else np.repeat(parameters, columns // parameters.shape[1], axis=1)
 
     with np.errstate(all="ignore"):  # infinite scales are the file's values
         if matrix.table is not None:
-            numbers = matrix.table[rows.codes]
+            values = matrix.table[rows.codes]
         else:
-            numbers = rows.codes.astype(np.float32)
-            numbers -= np.float32(matrix.zero or 0) if rows.zeros is None else spread(rows.zeros)
-        numbers *= spread(rows.scales if rows.steps is None else TABLES["e4m3"][rows.steps] * rows.scales)
+            values = rows.codes.astype(np.float32)
+            values -= np.float32(matrix.zero or 0) if rows.zeros is None else spread(rows.zeros)
+        values *= spread(rows.scales if rows.steps is None else TABLES["e4m3"][rows.steps] * rows.scales)
         if matrix.factors is not None:
-            numbers *= matrix.factors()
-    return numbers
+            values *= matrix.factors()
+    return values
 
 
 def zeros_of(scales: np.ndarray, offsets: np.ndarray, middle: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and zeros f32 that stand for scale * (code - middle) + offset, also where the scale is 0."""
+    """Scales and zero points f32 for scale * (code - middle) + offset, also with scale 0."""
     flat = scales == 0
     with np.errstate(all="ignore"):  # infinite scales are the file's values
         steps = np.where(flat, offsets * np.float32(2**-30), scales)
@@ -176,11 +177,11 @@ def zeros_of(scales: np.ndarray, offsets: np.ndarray, middle: int = 0) -> tuple[
 
 
 def _blocks(hub: HubType, matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
-    """Rows as a type has them: headers, codes in planes."""
+    """Encode rows in a type of HUB_TYPES: headers and bit planes."""
     (n, columns), scales, zeros = rows.codes.shape, rows.scales, rows.zeros
     count = columns // hub.block if hub.block else 1
     if rows.steps is not None:
-        scales = scales / 2  # numbers of codes are doubled
+        scales = scales / 2  # the type's codebook has doubled values
     header = [_bytes(scales, count, hub.scale)]
     codes = rows.codes << 1 if hub.bits == 1 else rows.codes
     if hub.zeros:
@@ -195,7 +196,7 @@ def _blocks(hub: HubType, matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
 
 
 def _ggml(hub: HubType, matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
-    """Rows as blocks of 32 columns of GGML's."""
+    """Encode rows in GGML blocks of 32 columns."""
     n, columns = rows.codes.shape
     data = _nibbles(rows.codes) if hub.bits == 4 else rows.codes ^ 128
     return np.concatenate([_bytes(rows.scales, columns // 32, "F16"), data.reshape(n, columns // 32, -1)],
@@ -203,7 +204,7 @@ def _ggml(hub: HubType, matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
 
 
 def _bytes(values: np.ndarray, count: int, kind: str) -> np.ndarray:
-    """float32 [n, m] as `count` numbers of a type that holds them, u8 [n, count, bytes]."""
+    """float32 [n, m] repeated to `count` values and converted to a type, u8 [n, count, bytes]."""
     values = np.repeat(values, count // values.shape[1], axis=1)
     if kind == "BF16":
         stored: np.ndarray = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype("<u2")
@@ -213,7 +214,7 @@ def _bytes(values: np.ndarray, count: int, kind: str) -> np.ndarray:
 
 
 def _nibbles(codes: np.ndarray) -> np.ndarray:
-    """Each 32 codes as 16 bytes: the first 16 in the low nibbles, the others in the high ones."""
+    """Pack each 32 codes to 16 bytes: the first 16 in low nibbles, the others in high nibbles."""
     halves = codes.reshape(len(codes), -1, 2, 16)
     return halves[:, :, 0] | halves[:, :, 1] << 4
 
@@ -225,5 +226,5 @@ def _mxfp4(matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
     return np.concatenate([exponents[..., None], _nibbles(rows.codes)], axis=2).reshape(len(rows.codes), -1)
 
 
-# Types of GGML's that have blocks of the same form.
+# GGML types with the same block structure.
 _OF_GGML = (HubType("Q4_0", 4, 32, "F16"), HubType("Q8_0", 8, 32, "F16"))

@@ -1,13 +1,15 @@
-"""GPTQ and AWQ: NAME.qweight, qzeros and scales, codes in words of 32 bits.
+"""GPTQ and AWQ: NAME.qweight, qzeros and scales, codes packed in words of 32 bits.
 
-GPTQ packs along the inputs, qweight [K / p, N], zeros along the outputs, qzeros [groups, N / p], scales [groups, N];
-g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one (GPTQModel
-takes 1 from each place of a word, where a zero of 0 borrows from the next), but in gptq_v2 and gptq_p; gptq_p keeps
-codes of 3, 5, 6 and 7 bits in planes. Of a table of embeddings tokens are the inputs, so that they share scales.
-AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own; its version "gemv"
-packs along the inputs, qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], in order and with groups to spare, and
-"gemv_fast" four rows in words of 16 bits, qweight [N / 4, K], with qzeros = -zero * scale of scales' type and shape,
-[8 W, N]. None has scales for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
+GPTQ packs codes along the inputs, qweight [K / p, N], and zero points along the outputs, qzeros [groups, N / p]. scales
+are [groups, N]. g_idx [K] is the group of each input, in any order ("act-order"). Stored zero points are one less than
+the zero points, except in gptq_v2 and gptq_p. (GPTQModel subtracts 1 from each field of a word, so that a zero point of
+0 borrows from the next field.) gptq_p stores codes of 3, 5, 6 and 7 bits in bit planes. In an embedding table, the
+inputs are tokens, so tokens share scales.
+
+AWQ packs both along the outputs, qweight [K, N / 8], with a permuted column order in each word. Its version "gemv"
+packs along the inputs, in order: qweight [N, K / 8], qzeros [N, W] and scales [N, 8 W], with unused groups at the end.
+"gemv_fast" packs four rows in words of 16 bits, qweight [N / 4, K], with qzeros = -zero * scale in the type and shape
+of scales, [8 W, N]. K is a whole number of groups; with GPTQ, the last group may be short.
 """
 
 import math
@@ -22,19 +24,19 @@ from numflow.formats.quantised.coded import CodedMatrix, CodedRows, zeros_of
 from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, some_scales
 from numflow.formats.quantised.words import of_bits, unpacked, unpacked_planes, unpacked_stream
 
-_AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of a word holds
-# Column of 32 that code i of a row holds: pairs of four columns by eights, and of those eight the even ones first.
+_AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column, of 8, in nibble i of a word
+# Column, of 32, of code i in a row: pairs from four groups of eight columns, then even before odd within eight codes.
 _FAST_ORDER = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(4, 4, 2).transpose(0, 2, 1).reshape(-1)
-_FAST_STEP = 64  # columns of a row that lie side by side, before those of the next of four rows
+_FAST_STEP = 64  # contiguous columns of a row, followed by those of the next of four rows
 _BITS = (2, 3, 4, 5, 6, 7, 8)
-_TABLES = ("embed_tokens", "word_embeddings", "wte", "tok_embeddings", "embed_in")  # modules that are tables
+_TABLES = ("embed_tokens", "word_embeddings", "wte", "tok_embeddings", "embed_in")  # embedding tables
 
 
 def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
     """The matrix of NAME.qweight.
 
     Raises:
-        FormatError: a tensor is missing, or types and shapes do not fit together.
+        FormatError: a tensor is missing, or types and shapes do not fit.
     """
     stem = name.removesuffix(".qweight")
     words = parts.need(name, ("I16",) if parts.method.layout == "gemv_fast" else WORDS, beside=name)
@@ -58,7 +60,7 @@ def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
 
 
 def _drop_bias(parts: StoredParts, name: str, outputs: int) -> None:
-    """Leave out a bias of zeros, which early writers stored for layers that have none."""
+    """Ignore a bias of zeros, which early writers stored for layers without bias."""
     bias = parts.tensors.get(name)
     if bias is not None and bias.shape == (outputs,) and bias.type.name in SCALES and not bias.raw().any():
         parts.used.add(name)
@@ -76,11 +78,11 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
 
 @dataclass(frozen=True)
 class _Gptq:
-    """The four tensors of a matrix, and how they hold it.
+    """The four tensors of a matrix and their layout.
 
-    k:       inputs. size: inputs of a group.
-    one:     added to stored zeros. borrows: it is added in the words, where a place may carry into the next.
-    planes:  codes of 3, 5, 6 and 7 bits lie in planes.
+    k:       inputs. size: inputs per group.
+    one:     1 is added to stored zero points. borrows: 1 is added to packed words, with carries between fields.
+    planes:  codes of 3, 5, 6 and 7 bits are in bit planes.
     """
 
     parts: StoredParts
@@ -97,7 +99,7 @@ class _Gptq:
 
     @classmethod
     def of(cls, parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> "_Gptq":
-        """The parts of a matrix, found and checked."""
+        """Find and check the tensors of a matrix."""
         groups, n = scales.shape
         zeros = parts.need(f"{stem}.qzeros", WORDS, beside=words.name)
         index = parts.get(f"{stem}.g_idx")
@@ -113,12 +115,12 @@ class _Gptq:
 
     @property
     def each(self) -> int:
-        """Inputs that surely share scales: less than a group where the last one is short."""
+        """Inputs per block of equal scales: less than a group if the last group is short."""
         return math.gcd(self.size, self.k)
 
     @cached_property
     def in_order(self) -> bool:
-        """Whether inputs of a group lie side by side."""
+        """Whether groups are contiguous."""
         return self.index is None or bool((self.order() == np.arange(self.k) // self.size).all())
 
     def order(self) -> np.ndarray:
@@ -131,7 +133,7 @@ class _Gptq:
         return found
 
     def rows(self, begin: int, end: int) -> CodedRows:
-        """Outputs begin .. end of a linear layer."""
+        """Rows (outputs) begin .. end of a linear layer."""
         some = np.ascontiguousarray(integers(self.words)[:, begin:end].T)
         first, cut = _cut(begin, end, self.bits, self._dense_zeros)
         zeros = self._points(integers(self.zeros)[:, cut], end - first)[:, begin - first:] + np.float32(self.one)
@@ -139,7 +141,7 @@ class _Gptq:
             some_scales(self.scales, slice(None), slice(begin, end))), self._by_group(zeros))
 
     def tokens(self, begin: int, end: int) -> CodedRows:
-        """Tokens begin .. end of a table: inputs."""
+        """Rows (tokens) begin .. end of an embedding table."""
         group = np.arange(begin, end) // self.size if self.index is None else self.order()[begin:end]
         first, cut = _cut(begin, end, self.bits, self._dense_codes)
         codes = self._codes(np.ascontiguousarray(integers(self.words)[cut].T), end - first)[:, begin - first:]
@@ -147,7 +149,7 @@ class _Gptq:
         return CodedRows(np.ascontiguousarray(codes.T), some_scales(self.scales, group), zeros + np.float32(self.one))
 
     def _by_group(self, values: np.ndarray) -> np.ndarray:
-        """Values [groups, n] as float32 rows [n, groups]."""
+        """Values [groups, n] transposed to float32 [n, groups], repeated for blocks if the last group is short."""
         found = np.ascontiguousarray(values.T, np.float32)
         cut = self.in_order and self.k % self.size
         return found[:, np.arange(self.k // self.each) * self.each // self.size] if cut else found
@@ -161,26 +163,27 @@ class _Gptq:
         return self.zeros.columns * 32 == self.scales.columns * self.bits
 
     def _codes(self, stored: np.ndarray, count: int) -> np.ndarray:
-        """Codes u8 [rows, count] out of words [rows, W]."""
+        """Unpack codes u8 [rows, count] from words [rows, W]."""
         return self._unpack(stored, count, self._dense_codes)
 
     def _points(self, stored: np.ndarray, count: int) -> np.ndarray:
-        """Zeros u8 [groups, count] out of their words."""
+        """Unpack zero points u8 [groups, count] from words."""
         stored, bits = stored.view(np.uint32), self.bits
         if self.borrows and 32 % bits == 0:
-            stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))  # 1 in each place
+            stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))  # 1 in each field
         packed = self._unpack(stored, count, self._dense_zeros)
         if self.borrows and 32 % bits:
             packed = packed + np.uint8(1) & np.uint8((1 << bits) - 1)
         return packed
 
     def _unpack(self, stored: np.ndarray, count: int, dense: bool) -> np.ndarray:
-        apart = unpacked if not dense else unpacked_planes if self.planes else unpacked_stream
-        return apart(stored, self.bits, count)
+        unpack = unpacked if not dense else unpacked_planes if self.planes else unpacked_stream
+        return unpack(stored, self.bits, count)
 
 
 def _cut(begin: int, end: int, bits: int, dense: bool) -> tuple[int, slice]:
-    """The first code of the words that hold codes begin .. end, and these; dense: 32 codes fill as many as bits."""
+    """The first code of the words with codes begin .. end, and the slice of these words. dense: 32 codes fill `bits`
+    words."""
     each, step = (32, bits) if dense and 32 % bits else (32 // bits, 1)
     first = begin // each
     return first * each, slice(first * step, -(-end // each) * step)
@@ -188,7 +191,7 @@ def _cut(begin: int, end: int, bits: int, dense: bool) -> tuple[int, slice]:
 
 def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None, groups: int,
           n: int) -> tuple[int, int]:
-    """Bits of a code, and the number of inputs: of g_idx, else as many as the words hold."""
+    """Bits of a code, and the number of inputs, from g_idx or else from the words."""
     if zeros.shape[:1] != (groups,):
         raise parts.fail(f"{words.name.removesuffix('qweight')}scales", f"has {groups} groups, but qzeros is "
                                                                         f"{show(list(zeros.shape))}")
@@ -198,7 +201,7 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
         parts.need(index.name, ("I32", "I64"), beside=words.name)
         fits = [bits for bits in fits if len(index.shape) == 1 and words.rows in (
             -(-index.columns // (32 // bits)), index.columns * bits / 32)]
-    # 8 bits take as many words as 7 of which none is cut
+    # 8 bits take as many words as 7 bits without codes across words
     fits = [b for b in fits if zeros.shape == (groups, n * b // 32)] or fits
     bits = next((b for b in fits if b in said), fits[-1] if fits and not said else None)
     if bits is None:
@@ -212,7 +215,7 @@ def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None
 
 
 def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
-    """Inputs of a group: as the configuration says, unless layers have their own."""
+    """Inputs per group, by the configuration of the model or of a layer."""
     said, layers = parts.method.number("group_size", "q_group_size"), parts.method.of_layers
     if said is None or (layers and (said < 1 or -(-k // said) != groups)):
         sizes = (layer.get("group_size") for layer in layers)
@@ -233,7 +236,7 @@ def _awq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedM
         raise parts.fail(scales.name, f"has groups of {size} inputs, which do not divide {k}")
 
     def codes(packed: np.ndarray) -> np.ndarray:
-        """[rows, N] of words [rows, N / 8]."""
+        """Unpack codes [rows, N] from words [rows, N / 8]."""
         found = unpacked(np.ascontiguousarray(packed), 4, 8 * packed.shape[1]).reshape(len(packed), -1, 8)
         return found[:, :, np.argsort(_AWQ_ORDER)].reshape(len(packed), -1)
 

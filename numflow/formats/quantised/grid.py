@@ -1,4 +1,4 @@
-"""Scales of a matrix that lie beside it: one in all, or for each row, column, block or group of columns."""
+"""Scales of a matrix in a separate tensor: one for all, or per row, column, block or group of columns."""
 
 import functools
 import math
@@ -16,19 +16,19 @@ Rows = Callable[[int, int], np.ndarray]
 
 @dataclass(frozen=True)
 class ScaleGrid:
-    """rows: scales of a range of rows, f32 [n, groups]. group: columns that share one."""
+    """rows: returns scales of a range of rows, f32 [n, groups]. group: columns per scale."""
 
     rows: Rows
     group: int
 
 
 def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values=scale_values) -> ScaleGrid:
-    """The grid that a tensor of scales is, over a matrix of a shape [..., N, K].
+    """The grid of a tensor of scales for a matrix [..., N, K].
 
-    values: numbers of the tensor, in its shape.
+    values: converts the tensor to float32 in its shape.
 
     Raises:
-        FormatError: its shape fits none of the ways.
+        FormatError: the shape fits no arrangement.
     """
     *lead, n, k = shape
     count, found = math.prod(lead), scale.shape
@@ -47,7 +47,7 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
     if block and found == (*lead, -(-n // block[0]), -(-k // block[1])):
         return _blocks(scale, values, found[-2:], block, (n, k))
     if len(found) == 4 and not lead and found[1::2] == (1, 1) and all(found) and not (n % found[0] or k % found[2]):
-        return _blocks(scale, values, found[::2], (n // found[0], k // found[2]), (n, k))  # blocks, as ModelOpt's
+        return _blocks(scale, values, found[::2], (n // found[0], k // found[2]), (n, k))  # blocks as in ModelOpt
     ways = {(*lead, n, 1): (1, k), (*lead, n): (1, k), (*lead, 1, k): (n, 1)}
     if lead:
         ways |= {(*lead, 1, 1): (n, k), (*lead, 1): (n, k), tuple(lead): (n, k)}
@@ -63,7 +63,7 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
 
 def _is_said(said: Mapping[str, Collection[int | None]], found: tuple[int, ...], shape: tuple[int, ...],
              block: tuple[int, int] | None) -> bool:
-    """Whether scales of a shape are of one of the kinds that the configuration says."""
+    """Whether scales of a shape match one of the strategies in the configuration."""
     *lead, n, k = shape
     if "tensor" in said and (math.prod(found) == 1 or (lead and found in (tuple(lead), (*lead, 1), (*lead, 1, 1)))):
         return True
@@ -81,7 +81,7 @@ def _in_blocks(parts: StoredParts, scale: Tensor, values, shape: tuple[int, ...]
     wanted = (*lead, -(-n // block[0]), -(-k // block[1]))
     found = scale.shape
     if found != wanted and found[:-1] == (*lead, n) and found[-1] and k % found[-1] == 0:
-        return _blocks(scale, values, found[-2:], (1, k // found[-1]), (n, k))  # groups of a row, as experts may have
+        return _blocks(scale, values, found[-2:], (1, k // found[-1]), (n, k))  # groups of a row, in some experts
     if found != wanted:
         raise parts.fail(scale.name, f"is {scale.type.name} {show(list(scale.shape))}, expected {list(wanted)}: blocks "
                                      f"of {block[0]} x {block[1]} of {list(shape)} weights")
@@ -89,7 +89,7 @@ def _in_blocks(parts: StoredParts, scale: Tensor, values, shape: tuple[int, ...]
 
 
 def _blocks(scale: Tensor, values, grid: tuple[int, ...], sizes: tuple[int, int], shape: tuple[int, int]) -> ScaleGrid:
-    """Scales [matrices * grid rows, grid columns], each for `sizes` rows and columns of matrices of a shape."""
+    """Scales [matrices * grid rows, grid columns], each for a block of `sizes` rows and columns."""
     n, k = shape
     group = math.gcd(k, sizes[1]) if sizes[1] < k else k
     columns = np.arange(k // group) * group // sizes[1]
@@ -100,8 +100,8 @@ def _blocks(scale: Tensor, values, grid: tuple[int, ...], sizes: tuple[int, int]
         return values(scale).reshape(-1, grid[1])
 
     def rows(begin: int, end: int) -> np.ndarray:
-        at = np.arange(begin, end)
-        chosen = all_scales()[at // n * grid[0] + at % n // sizes[0]]
+        index = np.arange(begin, end)
+        chosen = all_scales()[index // n * grid[0] + index % n // sizes[0]]
         return chosen if whole else chosen[:, columns]
 
     return ScaleGrid(rows, group)

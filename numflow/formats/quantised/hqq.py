@@ -1,8 +1,7 @@
-"""HQQ: NAME.W_q, scale and zero, and small tensors that say how codes are packed.
+"""HQQ: NAME.W_q, scale and zero, and small tensors that describe the packing.
 
-A matrix is groups of `group_size` weights, as rows (axis 1) or as columns (axis 0) of a matrix of its own, in the order
-of the weights. Its rows are cut into as many equal parts as a word has room for, and the first part has the
-highest bits. w = (code - zero) * scale.
+Groups of `group_size` consecutive weights form the rows (axis 1) or columns (axis 0) of a group matrix. Its rows are
+split into as many equal parts as codes fit in a word; the first part is in the highest bits. w = (code - zero) * scale.
 """
 
 import numpy as np
@@ -13,7 +12,7 @@ from numflow.formats.quantised.coded import CodedMatrix, CodedRows
 from numflow.formats.quantised.parts import SCALES, StoredParts, integers, scale_values, stored_bytes
 from numflow.formats.types import TYPES, to_f32
 
-# Packing: bits, codes of a word, type of words.
+# Packing: bits, codes per word, type of words.
 _PACKINGS = {"8bit_u8": (8, 1, "U8"), "4bit_u8": (4, 2, "U8"), "2bit_u8": (2, 4, "U8"), "1bit_u8": (1, 8, "U8"),
              "3bit_32": (3, 10, "I32")}
 _FLOATS = {"BF16": 2, "F16": 2, "F32": 4}
@@ -23,7 +22,7 @@ def hqq(parts: StoredParts, name: str) -> CodedMatrix:
     """The matrix of NAME.W_q.
 
     Raises:
-        FormatError: packing or meta-data that is not read, or shapes that do not fit.
+        FormatError: unsupported packing or metadata, or shapes that do not fit.
     """
     stem = name.removesuffix("W_q")
     n, k = _shape(parts, stem, name)
@@ -48,13 +47,13 @@ def hqq(parts: StoredParts, name: str) -> CodedMatrix:
     scales = parts.need(f"{stem}scale", SCALES, *ways, beside=name)
     zeros = parts.need(f"{stem}zero", SCALES, *ways, beside=name)
     parts.used |= {other for other in parts.tensors if other.startswith(stem) and other != f"{stem}bias"}
-    read = _by_rows if axis and k % group == 0 else _by_number
+    read = _by_rows if axis and k % group == 0 else _by_weight
     return CodedMatrix(f"{stem}weight", (n, k), read(words, scales, zeros, grid, bits, k, axis), bits, scales.type.name,
                        group if read is _by_rows else 1, zero_type=zeros.type.name, turned=True, sources=(words,))
 
 
 def _words(parts: StoredParts, name: str, kind: str, shape: tuple[int, int]) -> Tensor:
-    """The words of a shape; the bytes may be stored as floats, of which a row has fewer ("view_as_float")."""
+    """The words in their shape; the file may have the same bytes as floats ("view_as_float")."""
     tensor, row = parts.tensors[name], shape[1] * {"U8": 1, "I32": 4}[kind]
     floats = tuple(other for other, size in _FLOATS.items() if row % size == 0)
     parts.need(name, (kind, *floats), shape, *((shape[0], row // _FLOATS[other]) for other in floats), beside=name)
@@ -81,7 +80,7 @@ def _number(parts: StoredParts, name: str, usual: int) -> int:
 
 
 def _code_rows(words: Tensor, bits: int, begin: int, end: int) -> np.ndarray:
-    """Rows of codes of the matrix of groups."""
+    """Codes of rows begin .. end of the group matrix."""
     stored, packed, each = words.rows, integers(words), 10 if bits == 3 else 8 // bits
     pieces = []
     for part in range(each):
@@ -93,13 +92,13 @@ def _code_rows(words: Tensor, bits: int, begin: int, end: int) -> np.ndarray:
 
 
 def _some(tensor: Tensor, begin: int, end: int) -> np.ndarray:
-    """Numbers begin .. end of all that a tensor has, float32."""
+    """Elements begin .. end of a flattened tensor, float32."""
     width = tensor.type.row_bytes(1)
     return to_f32(stored_bytes(tensor)[None, begin * width:end * width], tensor.type.name)[0]
 
 
 def _by_rows(words: Tensor, scales: Tensor, zeros: Tensor, grid: tuple[int, int], bits: int, k: int, axis: int):
-    """Rows of K weights that are whole numbers of groups."""
+    """Reader of rows of K weights that are a whole number of groups."""
     groups = k // grid[1]
 
     def rows(begin: int, end: int) -> CodedRows:
@@ -111,14 +110,14 @@ def _by_rows(words: Tensor, scales: Tensor, zeros: Tensor, grid: tuple[int, int]
     return rows
 
 
-def _by_number(words: Tensor, scales: Tensor, zeros: Tensor, grid: tuple[int, int], bits: int, k: int, axis: int):
-    """Rows of K weights in any other way: a scale and a zero for each."""
+def _by_weight(words: Tensor, scales: Tensor, zeros: Tensor, grid: tuple[int, int], bits: int, k: int, axis: int):
+    """Reader of rows of K weights in other cases: a scale and a zero point per weight."""
     def rows(begin: int, end: int) -> CodedRows:
         first, last, width = begin * k, end * k, grid[1]
         from_row = first // width
         codes = _code_rows(words, bits, from_row, -(-last // width)).reshape(-1)[first - from_row * width:]
-        at = np.arange(first, last)
-        group = at // width if axis else at % width
+        index = np.arange(first, last)
+        group = index // width if axis else index % width
         own = (scale_values(tensor).reshape(-1)[group].reshape(-1, k) for tensor in (scales, zeros))
         return CodedRows(codes[:last - first].reshape(-1, k), *own)
 

@@ -1,8 +1,8 @@
-"""The method that has quantised a checkpoint: where it is said, and whether it is one that is read.
+"""The quantisation method of a checkpoint, and whether it is supported.
 
-config.json says it (`quantization_config`, which an object of a part of the model may have), a file of its own beside
-it, or nothing but the names of the tensors. A method, or a format of one, that is not known is refused by its name,
-also where tensors look plain: they may wait for a scale.
+The method is stated in config.json (`quantization_config`, also in the object of a part of the model), in a separate
+file, or only implied by tensor names. An unknown method or format is refused by name, even if tensors look plain,
+because they may need a scale.
 """
 
 import re
@@ -17,9 +17,9 @@ from numflow.formats.quantised.allowed import block_of, check_formats, layout
 
 KEYS = ("quantization_config", "compression_config")
 MLX_KEY = "quantization"
-# Files beside config.json that older programs wrote, and what they stand for where they do not say it.
+# Files of older programs beside config.json, and the method if they do not name one.
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-# The last word of a tensor's name, and the method it is a sign of.
+# Last word of a tensor name -> implied method.
 ENDS = {"qweight": "gptq or awq", "qzeros": "gptq or awq", "weight_packed": "compressed-tensors",
         "weight_scale": "fp8", "weight_scale_inv": "fp8", "weight_scale_2": "modelopt", "absmax": "bitsandbytes",
         "SCB": "bitsandbytes", "W_q": "hqq", "_weight_qdata": "torchao"}
@@ -35,9 +35,10 @@ METHODS = ("awq", "auto-round", "bitnet", "bitsandbytes", "blockwise_int8", "com
 
 @dataclass(frozen=True)
 class Method:
-    """The method of a checkpoint. name: one of METHODS, or what tensors' names are a sign of. where: it is said.
+    """The quantisation method of a checkpoint. name: one of METHODS, or a value of ENDS. where: source of the
+    statement.
 
-    settings: all that is said of it.
+    settings: the method's configuration.
     """
 
     name: str
@@ -46,12 +47,12 @@ class Method:
 
     @property
     def stated(self) -> bool:
-        """Whether a configuration says it."""
+        """Whether a configuration states the method."""
         return bool(self.settings)
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns of the blocks that scales are for, where it is said; the usual ones where nothing is."""
+        """Rows and columns of a scale block, as stated; (128, 128) without a configuration."""
         for weights in (self.settings, *self._groups()):
             for key in ("weight_block_size", "block_structure"):
                 if (size := block_of(weights.get(key))) is not None:
@@ -59,33 +60,33 @@ class Method:
         return None if self.stated else (128, 128)
 
     def number(self, *keys: str) -> int | None:
-        """The first of some settings that is a whole number."""
+        """The first of these settings that is an integer."""
         return next((value for key in keys if type(value := self.settings.get(key)) is int), None)
 
     @property
     def bits(self) -> set[int]:
-        """Bits of codes that some part of the configuration says."""
+        """All numbers of bits in the configuration."""
         said = [self.settings.get("bits"), self.settings.get("w_bit"), *(w.get("num_bits") for w in self._groups()),
                 *(layer.get("bits") for layer in self.of_layers)]
         return {bits for bits in said if type(bits) is int}
 
     @property
     def of_layers(self) -> list[Mapping[str, Any]]:
-        """Settings that GPTQ's layers have by themselves."""
+        """Per-layer settings of GPTQ and AutoRound."""
         found = [self.settings.get(key) for key in ("dynamic", "extra_config")]
         return [layer for layers in found if isinstance(layers, Mapping) for layer in layers.values()
                 if isinstance(layer, Mapping)]
 
     @property
     def dense(self) -> bool:
-        """Whether codes of compressed-tensors pass over the ends of words: from the library's version 0.18 on."""
+        """Whether compressed-tensors codes cross word boundaries: from version 0.18 of the library on."""
         version = re.match(r"(\d{1,9})\.(\d{1,9})", str(self.settings.get("version", "")))
         return version is not None and (int(version[1]), int(version[2])) >= (0, 18)
 
     @property
     def strategies(self) -> dict[str, set[int | None]]:
-        """Kinds of scales ("channel", "group", ...) that the configuration says of layers, with the sizes of groups of
-        columns; none where it says none of some of them."""
+        """Strategies of scales ("channel", "group", ...) in the configuration, with their group sizes; {} if some
+        layers have no stated strategy."""
         if self.name == "fbgemm_fp8":
             return {"channel": {None}}
         found: dict[str, set[int | None]] = {}
@@ -96,7 +97,7 @@ class Method:
 
     @property
     def by_index(self) -> bool:
-        """Whether the configuration says of all layers that inputs of a group lie apart, as an index has them."""
+        """Whether all layers have activation order, with the group of each input in an index."""
         ordered = [weights.get("actorder") for weights in self._groups()]
         by_group = bool(ordered) and all(said is True or said in ("group", "dynamic") for said in ordered)
         return by_group or self.settings.get("desc_act") is True
@@ -108,7 +109,8 @@ class Method:
 
     @property
     def borrows(self) -> bool:
-        """Whether GPTQ's zeros less one were made of whole words, so that a zero of 0 borrows from the next one."""
+        """Whether 1 was subtracted from packed words of zero points, so that a zero point of 0 borrows from the next
+        field."""
         meta = self.settings.get("meta")
         return self.layout == "gptq" and isinstance(meta, Mapping) and "gptqmodel" in str(meta.get("quantizer")).lower()
 
@@ -123,12 +125,12 @@ class Method:
 
 
 def method_of(config: Mapping[str, Any], names: Collection[str], folder: Path) -> Method | None:
-    """The method of a checkpoint, None if its weights are plain.
+    """The quantisation method of a checkpoint, None for plain weights.
 
-    config: what config.json says. names: of the tensors. folder: where the files are.
+    config: content of config.json. names: tensor names. folder: folder of the files.
 
     Raises:
-        FormatError: naming a method or a format that is not read, and where it stands.
+        FormatError: the method or format is not supported; names it and its source.
     """
     found = _stated(config, folder) or _beside(folder)
     if found is None:
@@ -146,14 +148,14 @@ def method_of(config: Mapping[str, Any], names: Collection[str], folder: Path) -
 
 
 def without_method(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what it says about quantising."""
+    """A configuration without its quantisation keys."""
     keys = (*KEYS, MLX_KEY)
     return {key: {inner: said for inner, said in value.items() if inner not in keys}
             if isinstance(value, Mapping) else value for key, value in config.items() if key not in keys}
 
 
 def _stated(config: Mapping[str, Any], folder: Path) -> Method | None:
-    """The method that config.json names, for the whole model or for a part of it."""
+    """The method in config.json, for the model or a part of it."""
     parts = {"": config, **{f"{key}.": part for key, part in config.items() if isinstance(part, Mapping)}}
     for prefix, part in parts.items():
         for key in KEYS:
@@ -177,12 +179,12 @@ def _name(stated: Mapping[str, Any], key: str) -> str:
     if stated.get("load_in_4bit") or stated.get("load_in_8bit"):
         return "bitsandbytes"
     if _is_mlx(stated):
-        return "mlx"  # which names no method
+        return "mlx"  # MLX states no method name
     return "compressed-tensors" if key == "compression_config" or "config_groups" in stated else ""
 
 
 def _is_mlx(stated: Mapping[str, Any]) -> bool:
-    """Whether there are bits and group_size, and else nothing but settings of layers."""
+    """Whether a configuration has only bits, group_size, mode and per-layer settings."""
     return type(stated.get("bits")) is int and type(stated.get("group_size")) is int and all(
         key in ("bits", "group_size", "mode") or isinstance(said, bool | Mapping) for key, said in stated.items())
 
@@ -205,7 +207,7 @@ def _named(names: Collection[str]) -> Method | None:
         if name.endswith("_blocks") and f"{name.removesuffix('_blocks')}_scales" in names:
             sign = "mxfp4"
         if end == "_data" and f"{name.removesuffix('_data')}_scale" in names:
-            sign = "quanto"  # which says nothing in config.json
+            sign = "quanto"  # quanto has no entry in config.json
         if sign:
             return Method(sign, f"tensor {quoted(name)}")
     return None

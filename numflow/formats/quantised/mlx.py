@@ -1,12 +1,12 @@
-"""MLX: NAME.weight U32 with codes, lowest bits first along the inputs and over the ends of words, and NAME.scales.
+"""MLX: NAME.weight U32 with codes, lowest bits first, along the inputs and across word boundaries; and NAME.scales.
 
     mode affine   NAME.biases too (qbiases of transformers' "metal"), w = scale * code + bias
-    mode mxfp4    E2M1 numbers, scales are powers of two
-    mode nvfp4    E2M1 numbers, scales are 8-bit floats (E4M3)
-    mode mxfp8    E4M3 numbers, scales are powers of two
+    mode mxfp4    E2M1 values, scales are powers of two
+    mode nvfp4    E2M1 values, scales are E4M3
+    mode mxfp8    E4M3 values, scales are powers of two
 
-Bits and columns of a group are what the configuration says of the layer, else of all. A layer with biases is affine,
-whatever mode the others have. What mlx-lm changes besides is in mlx_models.py.
+Bits and group size are configured per layer or for all layers. A layer with biases is affine, whatever the mode of the
+others. Other changes by mlx-lm are in mlx_models.py.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ from numflow.formats.quantised.parts import POWERS, SCALES, StoredParts, integer
 from numflow.formats.quantised.words import unpacked_stream
 from numflow.formats.types import TYPES
 
-_FLOATS = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}  # bits and columns of a group, by mode
+_FLOATS = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}  # bits and group size by mode
 
 
 def mlx(parts: StoredParts, name: str) -> CodedMatrix:
     """The matrix of NAME.weight.
 
     Raises:
-        FormatError: shapes that do not fit what the configuration says.
+        FormatError: shapes do not fit the configuration.
     """
     stem = name.removesuffix("weight")
     said = parts.method.settings

@@ -1,13 +1,13 @@
-"""Models as mlx-lm converts them, apart from their codes: tensors and configuration as published ones have them.
+"""Undo changes of tensors and configuration by mlx-lm's converter, other than quantisation.
 
-    stacks of experts     NAME.switch_mlp.PART.weight stands for NAME.experts.0.PART.weight and so on
-    turned convolutions   causal ones [C, 1, K] lie as [C, K, 1], which are the same bytes
-    norms of 1 + w        lie as that sum, where a model of such norms has turned convolutions
-    factors               of a model with many are in its matrices, but key_multiplier, and attention_in_multiplier in
-                          the values
+    stacks of experts     NAME.switch_mlp.PART.weight holds NAME.experts.0.PART.weight and so on
+    turned convolutions   causal convolutions [C, 1, K] are stored as [C, K, 1], with the same bytes
+    norms of 1 + w        are stored as this sum, if the model also has turned convolutions
+    factors               multipliers of the configuration are folded into the matrices, except key_multiplier, and
+                          attention_in_multiplier for values
 
-Whether a model is one of mlx-lm's, its convolutions tell. Early converters turned them and left factors alone: there
-the sizes of what is in the embeddings and in the head tell which it is, or a model is refused.
+A model is recognised as mlx-lm's by its turned convolutions. Early converters turned convolutions without folding
+factors: then the ratio of embedding and head sizes decides, or the model is refused.
 """
 
 import math
@@ -28,17 +28,17 @@ _TURNED = (*_SUMS, *_SCALED, "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "m
            "olmo_hybrid", "recurrent_gemma")
 _NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight", ".q_norm.weight",
           ".k_norm.weight")
-_SAMPLES, _AT_ONCE = 16, 32  # places of a matrix that are looked at, and rows of each
+_SAMPLES, _AT_ONCE = 16, 32  # number of samples of a matrix, and rows per sample
 
 
 def as_published(found: Mapping[str, Tensor | CodedMatrix], config: dict[str, Any],
                  fail: Callable[[str, str], FormatError]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the configuration as whoever published the model has them; others than mlx-lm's are unchanged.
+    """Tensors and configuration as in the published model; models not from mlx-lm are unchanged.
 
-    found: plain tensors and matrices of codes. fail: makes an error about one of them, by its name.
+    found: plain tensors and quantised matrices. fail: makes an error about a tensor, by name.
 
     Raises:
-        FormatError: two tensors stand for one, or nothing tells whether a model's factors are in its matrices.
+        FormatError: two tensors have the same name, or it is unclear whether factors are folded into matrices.
     """
     kind, made = config.get("model_type"), {}
     turned = kind in _TURNED and any(_is_turned(each) for each in found.values())
@@ -46,8 +46,8 @@ def as_published(found: Mapping[str, Tensor | CodedMatrix], config: dict[str, An
         config = _without_factors(found, config, fail)
     for name, matrix in found.items():
         if turned and kind in _SUMS and ".mtp." in f".{name}":
-            continue  # mlx-lm drops them; others keep them with and without the 1
-        for each in _apart(matrix):
+            continue  # mlx-lm drops MTP tensors; other converters keep them, with or without the added 1
+        for each in _unstacked(matrix):
             if each.name in made or (each.name != name and each.name in found):
                 raise fail(name, f"stands for {each.name!r}, which is in the file too")
             if turned and kind in _SUMS and name.endswith(_NORMS) and len(each.shape) == 1:
@@ -57,7 +57,7 @@ def as_published(found: Mapping[str, Tensor | CodedMatrix], config: dict[str, An
 
 
 def _is_turned(matrix: Tensor | CodedMatrix) -> bool:
-    """Whether it is a convolution [C, K, 1]."""
+    """Whether a tensor is a convolution stored as [C, K, 1]."""
     stem, _, last = matrix.name.rpartition(".")
     return (isinstance(matrix, Tensor) and len(matrix.shape) == 3 and matrix.shape[1] > 1 == matrix.shape[2]
             and last == "weight" and "conv" in stem.rpartition(".")[2])
@@ -75,8 +75,8 @@ def _less_one(tensor: Tensor) -> Tensor:
     return replace(tensor, type=TYPES["F32"], read=read)
 
 
-def _apart(matrix: Tensor | CodedMatrix) -> Iterator[Tensor]:
-    """The tensors of a stack of experts; of anything else the one it is."""
+def _unstacked(matrix: Tensor | CodedMatrix) -> Iterator[Tensor]:
+    """The tensors of the experts in a stack; for other matrices, the matrix itself."""
     stem, stack, part = matrix.name.partition(".switch_mlp.")
     if not stack or len(matrix.shape) != 3:
         yield matrix if isinstance(matrix, Tensor) else matrix.tensor()
@@ -99,22 +99,22 @@ def _codes_from(stack: CodedMatrix, first: int) -> Callable[[int, int], CodedRow
 
 
 def _number(value: Any) -> float:
-    """A factor of a configuration, 1 where it says none."""
+    """A factor of the configuration, default 1."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     return float(value) if good else 1.0
 
 
 def _has_factors(found: Mapping[str, Tensor | CodedMatrix], config: Mapping[str, Any],
                  fail: Callable[[str, str], FormatError]) -> bool:
-    """Whether a model's factors are in its matrices.
+    """Whether a model's factors are folded into its matrices.
 
     Raises:
-        FormatError: they may be or may not.
+        FormatError: undecidable.
     """
     ratio = _number(config.get("embedding_multiplier")) / _number(config.get("lm_head_multiplier"))
     embedding, head = (found.get(name) for name in ("model.embed_tokens.weight", "lm_head.weight"))
     if embedding is None or head is None or 1 / 4 < ratio < 4:
-        return True  # of one table for both there are none but of the converter that multiplies
+        return True  # with tied embeddings, only converters that fold factors exist
     sizes = _size(embedding), _size(head)
     if not all(sizes):
         return True
@@ -128,7 +128,7 @@ def _has_factors(found: Mapping[str, Tensor | CodedMatrix], config: Mapping[str,
 
 
 def _size(matrix: Tensor | CodedMatrix) -> float:
-    """The middle of the sizes (root mean squares) of some rows."""
+    """Median RMS of sampled rows."""
     rows, columns = math.prod(matrix.shape[:-1]), matrix.shape[-1]
     sizes = []
     for first in range(0, rows, max(rows // _SAMPLES, _AT_ONCE)):
@@ -145,9 +145,9 @@ def _size(matrix: Tensor | CodedMatrix) -> float:
 
 def _without_factors(found: Mapping[str, Tensor | CodedMatrix], config: dict[str, Any],
                      fail: Callable[[str, str], FormatError]) -> dict[str, Any]:
-    """The configuration of a model whose matrices have the factors in them.
+    """The configuration without the factors that are folded into matrices.
 
-    Values alone lack attention_in_multiplier, which the output of attention takes up: it is linear in them.
+    Values lack attention_in_multiplier, which is applied to attention's output instead: the output is linear in values.
 
     Raises:
         FormatError: there are biases, which the converter does not multiply.

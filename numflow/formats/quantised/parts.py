@@ -1,4 +1,4 @@
-"""The stored tensors of a quantised checkpoint, and errors that name file, tensor and what was expected."""
+"""The stored tensors of a quantised checkpoint, with checked access."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,31 +12,31 @@ from numflow.formats.quantised.method import Method
 from numflow.formats.types import TYPES, to_f32
 
 SCALES = ("F16", "BF16", "F32")
-POWERS = ("U8", "F8_E8M0")  # exponents of scales that are powers of two
-STEPS = ("F8_E4M3", *POWERS)   # scales of 16 or of 32 columns of 4-bit floats
+POWERS = ("U8", "F8_E8M0")  # exponents of power-of-two scales
+STEPS = ("F8_E4M3", *POWERS)   # scales per 16 or 32 columns of 4-bit floats
 WORDS = ("I32", "U32")
 FLOATS8 = ("F8_E4M3", "F8_E5M2")
 _NUMPY = {"I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U8": "u1", "U16": "<u2", "U32": "<u4", "BOOL": "u1"}
 
 
 class StoredParts:
-    """Tensors by stored name. `used` are those that some matrix is made of, or that say nothing about weights."""
+    """Tensors by stored name. used: names of tensors that belong to a matrix or can be ignored."""
 
     def __init__(self, tensors: Mapping[str, Tensor], file_of: Callable[[str], Path], method: Method):
         self.tensors, self.file_of, self.method = tensors, file_of, method
         self.used: set[str] = set()
 
     def get(self, name: str) -> Tensor | None:
-        """A tensor, marked as used, None if there is none."""
+        """A tensor, which is marked as used; None if missing."""
         if name in self.tensors:
             self.used.add(name)
         return self.tensors.get(name)
 
     def need(self, name: str, types: Sequence[str], *shapes: Sequence[int], beside: str) -> Tensor:
-        """A tensor of one of some types and of one of some shapes (any, if there are none).
+        """A tensor of one of these types and shapes (any shape, if none is given).
 
         Raises:
-            FormatError: naming it, what was expected, and the tensor `beside` it that asks for it.
+            FormatError: names the tensor, the expectation, and the tensor `beside` that needs it.
         """
         tensor = self.get(name)
         wanted = f"{' or '.join(types)} {' or '.join(str(list(shape)) for shape in shapes)}".rstrip()
@@ -47,12 +47,12 @@ class StoredParts:
         return tensor
 
     def fail(self, name: str, message: str) -> FormatError:
-        """An error about a tensor, to be raised."""
+        """A FormatError about a tensor, for the caller to raise."""
         return FormatError(f"{self.file_of(name)}: tensor {show(name)}: {message} [{self.method}]")
 
 
 def integers(tensor: Tensor) -> np.ndarray:
-    """Stored whole numbers, in the tensor's shape."""
+    """Stored integers, in the tensor's shape."""
     return np.ascontiguousarray(tensor.raw()).view(_NUMPY[tensor.type.name]).reshape(tensor.shape)
 
 
@@ -62,10 +62,10 @@ def stored_bytes(tensor: Tensor) -> np.ndarray:
 
 
 def scale_values(tensor: Tensor) -> np.ndarray:
-    """Scales as float32, in the tensor's shape; whole bytes are exponents of two, 127 for 1.
+    """Scales as float32, in the tensor's shape; U8 scales are exponents of two with bias 127.
 
     Raises:
-        FormatError: a type that is none of numbers.
+        FormatError: a type that cannot be expanded.
     """
     if tensor.type.name == "U8":
         return Tensor(tensor.name, tensor.shape, TYPES["F8_E8M0"], tensor.read).f32()
@@ -73,7 +73,7 @@ def scale_values(tensor: Tensor) -> np.ndarray:
 
 
 def some_scales(tensor: Tensor, rows: slice | np.ndarray, columns: slice | None = None) -> np.ndarray:
-    """Scales of some rows and columns, float32 [n, m]; the others are not converted. Types: `SCALES`."""
+    """Scales of some rows and columns, float32 [n, m]; other elements are not converted. Types: `SCALES`."""
     raw = tensor.raw()[rows]
     if columns is not None:
         width = tensor.type.row_bytes(1)

@@ -1,12 +1,12 @@
-"""torchao's tensors: NAME._weight_qdata, which has the numbers, with _weight_scale and others of that form.
+"""torchao: NAME._weight_qdata has the codes, with _weight_scale and similar tensors.
 
-    I8 or F8 (N, K)   as NAME.weight of others
-    I8 (N, K / 2)     whole numbers of 4 bits with a sign, low nibble first; scales and zeros (K / g, N) are floats, and
+    I8 or F8 (N, K)   as NAME.weight in other formats
+    I8 (N, K / 2)     signed 4-bit integers, low nibble first; scales and zeros (K / g, N) are floats, and
                       w = code * scale + zero
-    U8 (N, K / 2)     E2M1 numbers; scales of 16 columns are 8-bit floats, of 32 powers of two
+    U8 (N, K / 2)     E2M1 values; scales per 16 columns are E4M3, per 32 powers of two
 
-Scales of E2M1 and of FP8 with powers of two may lie as tensor cores want them ("swizzled"), in tiles of 128 rows and 4
-groups: row r, group g of a tile is byte r % 32 * 16 + r // 32 * 4 + g.
+Scales of E2M1, and power-of-two scales of FP8, may be swizzled for tensor cores, in tiles of 128 rows and 4 groups: row
+r, group g of a tile is byte r % 32 * 16 + r // 32 * 4 + g.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def torchao(parts: StoredParts, name: str) -> CodedMatrix:
     """The matrix of NAME._weight_qdata.
 
     Raises:
-        FormatError: types and shapes do not fit together.
+        FormatError: types and shapes do not fit.
     """
     stem, _, last = name.removesuffix("_qdata").rpartition(".")
     beside, plain = f"{stem}._{last.removeprefix('_')}", f"{stem}.{last.removeprefix('_')}"
@@ -46,7 +46,7 @@ def torchao(parts: StoredParts, name: str) -> CodedMatrix:
 
 
 def _plain_scale(scale: Tensor, rows: int, groups: int) -> Tensor:
-    """Scales [rows, groups] of tiles; as they are, where their shape is none of tiles."""
+    """Scales [rows, groups] from swizzled tiles; unchanged if their shape is not that of tiles."""
     down, along = -(-rows // 128), -(-groups // 4)
     if scale.shape != (32 * down, 16 * along) or scale.type.name not in STEPS:
         return scale

@@ -1,4 +1,4 @@
-"""The plain tensors of a quantised checkpoint: which stored tensors make a matrix, and who reads them."""
+"""Plain tensors of a quantised checkpoint: the stored tensors of each matrix, and the reader for them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from numflow.formats.quantised.parts import FLOATS8, SCALES, StoredParts
 
 Reader = Callable[[StoredParts, str], CodedMatrix]
 
-# Last words of tensors that concern activations or caches, which others quantise as well and numflow does not.
+# Last words of tensors for quantised activations or caches, which numflow ignores.
 _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "input_scale_inv",
                    "output_scale", "output_zero_point", "output_global_scale", "activation_scale",
                    "activation_scale_inv", "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale",
@@ -26,20 +26,20 @@ _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "input_global_scale", "input
 _BY_END: tuple[tuple[str, Reader], ...] = (
     (".qweight", gptq.gptq_or_awq), (".weight_packed", beside.packed), ("_packed", beside.packed), (".W_q", hqq.hqq),
     ("_qdata", torchao.torchao), ("_blocks", beside.blocks))
-_BESIDE = {"_blocks": "_scales", "_packed": "_scale"}  # what tells them apart from others of such a name
-# Last words of factors of a matrix's inputs, which its columns are multiplied with here.
+_BESIDE = {"_blocks": "_scales", "_packed": "_scale"}  # required companion tensors
+# Last words of factors of a matrix's inputs, which are applied to its columns.
 _FACTORS = ("pre_quant_scale", "_weight_act_pre_scale")
 
 
 def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
              file_of: Callable[[str], Path]) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The tensors as a plain checkpoint has them, the configuration without the method, and the method in words ("" for
+    """Tensors as in a plain checkpoint, the configuration without the method, and the method's description ("" for
     plain weights).
 
-    Which matrices are quantised is told by the tensors that are stored; the lists of a configuration say the same.
+    Quantised matrices are recognised by the stored tensors; lists in the configuration are redundant.
 
     Raises:
-        FormatError: a method that is not read, or tensors that do not fit together; naming file and tensor.
+        FormatError: an unsupported method, or tensors that do not fit; names file and tensor.
     """
     method = method_of(config, tensors, folder)
     if method is None:
@@ -61,7 +61,7 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
 
 
 def _reader(parts: StoredParts, tensor: Tensor) -> Reader | None:
-    """The reader of the matrix that a tensor is the main part of, None if it is of none."""
+    """The reader for the matrix of which a tensor is the main part; None for other tensors."""
     name, kind, tensors = tensor.name, tensor.type.name, parts.tensors
     for end, read in _BY_END:
         if name.endswith(end) and (end not in _BESIDE or f"{name.removesuffix(end)}{_BESIDE[end]}" in tensors):
@@ -77,12 +77,12 @@ def _reader(parts: StoredParts, tensor: Tensor) -> Reader | None:
     if kind not in (*FLOATS8, "I8", "U8") or _is_of_activations(name) or len(tensor.shape) < 2:
         return None
     has_scales = any(other in tensors for other in beside.scale_of(name))
-    weighs = name.endswith(".weight") and parts.method.stated  # as plain numbers such types wait for a scale
+    weighs = name.endswith(".weight") and parts.method.stated  # such types are useless without a scale
     return beside.scaled if has_scales or weighs else None
 
 
 def _with_factors(parts: StoredParts, matrix: CodedMatrix) -> CodedMatrix:
-    """A matrix with the factors of its inputs, where some lie beside it."""
+    """The matrix with factors of its inputs, if there are any."""
     stem = matrix.name.removesuffix("weight")
     name = next((found for end in _FACTORS if (found := f"{stem}{end}") in parts.tensors), None)
     if name is None:
@@ -98,7 +98,7 @@ def _is_of_activations(name: str) -> bool:
 
 
 def _plain(parts: StoredParts, tensor: Tensor) -> Tensor:
-    """A tensor of no matrix. Raises: FormatError: it should be a part of one."""
+    """A tensor outside quantised matrices. Raises: FormatError: its name belongs to a quantised matrix."""
     end = tensor.name.rpartition(".")[2]
     if end in ENDS or end in ("g_idx", "scales", "weight_shape", "weight_zero_point"):
         raise parts.fail(tensor.name, "belongs to a quantised matrix, the codes of which are not there")

@@ -1,4 +1,4 @@
-"""Codes of a few bits out of the words they are packed in."""
+"""Unpacking of codes from words."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def unpacked(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The first `count` codes of rows of words, u8 [n, count]; lowest bits first, none cut by the end of a word.
+    """The first `count` codes of each row, u8 [n, count]; lowest bits first, no code crosses a word boundary.
 
-    words: [n, W] of 8 or 32 bits.
+    words: [n, W] of 8, 16 or 32 bits.
     """
     each = 8 * words.itemsize // bits
     if 8 % bits == 0:
@@ -21,7 +21,7 @@ def unpacked(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def unpacked_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The same of codes that follow each other without gaps, over the ends of words."""
+    """The first `count` codes of each row, packed without gaps across word boundaries."""
     if 32 % bits == 0:
         return unpacked(words, bits, count)
     data = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
@@ -30,7 +30,8 @@ def unpacked_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def unpacked_planes(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The same of codes in planes: of each 32 codes the low 4 bits (2 of 3) in words of their own, then the others."""
+    """The first `count` codes of each row, in bit planes: per 32 codes first the low 4 bits (2 of 3), then the
+    others."""
     if 32 % bits == 0:
         return unpacked(words, bits, count)
     codes, first = np.zeros((len(words), words.shape[1] // bits * 32), np.uint8), 0
@@ -47,27 +48,27 @@ _PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4
 
 @dataclass(frozen=True)
 class Packing:
-    """A layout of codes in words of 32 bits, lowest bits first.
+    """A layout of codes in 32-bit words, lowest bits first.
 
-    dense: codes pass over the ends of words, as compressed-tensors 0.18 and later stores them; else no code does.
+    dense: codes may cross word boundaries (compressed-tensors from 0.18 on).
     """
 
     bits: int
     dense: bool = False
 
     def width(self, count: int) -> int:
-        """Words that `count` codes take."""
+        """Number of words for `count` codes."""
         return -(-count * self.bits // 32) if self.dense else -(-count // (32 // self.bits))
 
     def codes(self, words: np.ndarray, count: int) -> np.ndarray:
-        """The first `count` codes of rows of words [n, W], u8 [n, count]."""
+        """The first `count` codes of each row of words [n, W], u8 [n, count]."""
         return (unpacked_stream if self.dense else unpacked)(words, self.bits, count)
 
 
 def packing_of(columns: int, words: int, stated: set[int], dense: bool) -> Packing | None:
-    """The layout by which `columns` codes take so many words; None: there is none.
+    """The layout in which `columns` codes take `words` words; None if there is none.
 
-    stated: bits that the configuration says, no others then. dense: the layout that comes first of two.
+    stated: allowed numbers of bits, empty for all. dense: the preferred layout.
     """
     fitting = [packing for bits in range(8, 0, -1) for packing in (Packing(bits, dense), Packing(bits, not dense))
                if packing.width(columns) == words]
@@ -75,5 +76,5 @@ def packing_of(columns: int, words: int, stated: set[int], dense: bool) -> Packi
 
 
 def of_bits(stated: set[int]) -> str:
-    """Bits that the configuration says, for messages."""
+    """Text of the configured numbers of bits, for messages."""
     return f" of {' or '.join(map(str, sorted(stated)))} bits" if stated else ""

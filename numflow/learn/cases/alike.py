@@ -1,17 +1,17 @@
-"""The sentence about what wrong numbers have in common: a factor, an offset, other places, or where they are."""
+"""A sentence on what wrong elements have in common: a factor, an offset, a permutation, or their rows and columns."""
 
 import numpy as np
 
-CLOSE = 1e-3  # of factors that count as one
-MANY = 3      # numbers that it takes to speak of all
-EXACT = 1e-5  # of a factor that is a whole number
-MOVED = 0.1   # of the largest error: right numbers in other places differ by less when both are sorted
+CLOSE = 1e-3  # relative difference below which factors are the same
+MANY = 3      # least number of elements for a sentence about all of them
+EXACT = 1e-5  # relative difference of a factor from an integer
+MOVED = 0.1   # share of the largest error: permuted elements differ by less after sorting
 
 
 def alike(actual: np.ndarray, expected: np.ndarray, bad: np.ndarray, heads: int = 0) -> str:
-    """The property that wrong numbers have in common, "" if none is seen.
+    """A sentence on what the wrong elements have in common, "" if nothing is found.
 
-    actual, expected: [rows] or [rows, columns]; bad: where they differ.
+    actual, expected: [rows] or [rows, columns]; bad: mask of the wrong elements. heads: number of heads in a row.
     """
     got, wanted = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if bad.sum() < MANY:
@@ -22,7 +22,7 @@ def alike(actual: np.ndarray, expected: np.ndarray, bad: np.ndarray, heads: int 
 
 
 def _few(got: np.ndarray, wanted: np.ndarray) -> str:
-    """The factor of one or two numbers, where it is a whole number or one over a whole number."""
+    """The factor of one or two wrong elements, if it is an integer or one over an integer."""
     with np.errstate(all="ignore"):
         ratio = got / wanted
     if not np.isfinite(ratio).all() or not ratio.all() or np.ptp(ratio) > EXACT * np.abs(ratio).min():
@@ -43,7 +43,7 @@ def _value(got: np.ndarray) -> str:
 
 
 def _one(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
-    """The factor or the offset that all share."""
+    """The factor or the offset that all wrong elements share."""
     ratio = got[bad] / wanted[bad]
     if _same(ratio):
         factor = float(np.median(ratio))
@@ -56,25 +56,25 @@ def _one(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
 
 
 def _moved(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray) -> str:
-    """The wrong places in which right numbers stand."""
+    """A sentence on permuted elements: right elements in wrong rows, columns or places."""
     if np.array_equal(got, wanted) or np.ptp(wanted) == 0:
         return ""
     spread, off = max(float(np.std(wanted)), 1e-3), float(np.abs(got - wanted)[bad].max())
 
     def equal(axis) -> bool:
-        """Whether the sorted numbers are the same, much nearer than they are in their places."""
+        """Whether both arrays are equal after sorting, much closer than before sorting."""
         a, b = (np.sort(x, axis=axis) for x in (got, wanted))
         return bool(np.allclose(a, b, rtol=1e-5, atol=1e-5 * spread) and np.abs(a - b).max() < MOVED * off)
 
     if got.ndim == 2 and equal(1):
-        return "each row has the right numbers in other columns"
+        return "each row has the right numbers in wrong columns"
     if got.ndim == 2 and equal(0):
-        return "each column has the right numbers in other rows"
-    return "the right numbers stand in other places" if equal(None) else ""
+        return "each column has the right numbers in wrong rows"
+    return "the right numbers are in wrong places" if equal(None) else ""
 
 
 def _nearly(ratio: np.ndarray) -> str:
-    """The share by which all are too large or all too small, where it is less than CLOSE."""
+    """The share by which all wrong elements are too large or all too small, if less than CLOSE."""
     off = ratio - 1
     if not (np.abs(off) < CLOSE).all() or np.ptp(np.sign(off)):
         return ""
@@ -84,7 +84,7 @@ def _nearly(ratio: np.ndarray) -> str:
 
 
 def _factors(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray, heads: int) -> str:
-    """Rows, heads or columns that have a factor of their own."""
+    """Rows, heads or columns with a different factor each."""
     if got.ndim != 2:
         return ""
     ratio = np.where(bad, got / wanted, np.nan)
@@ -101,7 +101,7 @@ def _factors(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray, heads: int) -
 
 
 def _where(bad: np.ndarray, heads: int) -> str:
-    """The part that is wrong, where another is all right."""
+    """The heads, rows or columns that are entirely right."""
     if bad.ndim != 2:
         return ""
     parts = [("row", ~bad.any(axis=1)), ("column", ~bad.any(axis=0))]
@@ -110,17 +110,17 @@ def _where(bad: np.ndarray, heads: int) -> str:
     return next((_right(what, np.flatnonzero(right)) for what, right in parts if right.any()), "")
 
 
-def _right(what: str, places: np.ndarray) -> str:
-    """A sentence about rows, columns or heads that are right; of three and more that follow one another, the ends."""
-    if len(places) == 1:
-        return f"{what} {places[0]} is right"
-    if len(places) > 2 and np.all(np.diff(places) == 1):
-        return f"{what}s {places[0]} to {places[-1]} are right"
-    return f"{what}s {', '.join(map(str, places[:4]))}{' and more' * (len(places) > 4)} are right"
+def _right(what: str, indices: np.ndarray) -> str:
+    """A sentence on the right rows, columns or heads; a range if there are three or more in sequence."""
+    if len(indices) == 1:
+        return f"{what} {indices[0]} is right"
+    if len(indices) > 2 and np.all(np.diff(indices) == 1):
+        return f"{what}s {indices[0]} to {indices[-1]} are right"
+    return f"{what}s {', '.join(map(str, indices[:4]))}{' and more' * (len(indices) > 4)} are right"
 
 
 def _same(values: np.ndarray) -> bool:
-    """Whether at least three numbers are one, nearly, and not 0."""
+    """Whether at least three values are nearly equal, and not 0."""
     if len(values) < MANY or not np.isfinite(values).all():
         return False
     middle = float(np.median(values))

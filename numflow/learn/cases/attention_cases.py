@@ -1,10 +1,10 @@
-"""Cases of `cache_write` and `attention`: prefill in pieces, ragged batches, then single tokens, over paged caches."""
+"""Cases of `cache_write` and `attention`, over paged caches: chunked prefill, ragged batches, then single tokens."""
 
 import numpy as np
 
 from numflow.learn.cases.build import CaseBuilder as Builder
 
-# Three sequences: one prefilled in two pieces beside the others, one of a single token, one that decodes early.
+# Three sequences: one is prefilled in two chunks, one begins with a single token, one decodes from the second run on.
 SCHEDULE = (((0, 37), (1, 1), (2, 5)), ((2, 1), (0, 4)), ((0, 1), (1, 1), (2, 1)))
 SHORT = (((0, 6), (1, 3)), ((1, 1), (0, 1)))
 LONG = (((0, 300),), ((0, 1),))
@@ -74,7 +74,7 @@ def _attend(b, q, k, v, heads, head_dim, cache, params, weights=(), v_dim=None):
 
 
 def _distances_before(name, heads, kv_heads, head_dim, vectors, params):
-    """Queries alone meet vectors of their distances to keys before them."""
+    """Disentangled attention of queries only, to keys before them: vectors by distance (causal)."""
     b = Builder(name)
     q, k, v, of_queries = b.inputs(heads * head_dim, *[kv_heads * head_dim] * 2, heads * vectors)
     cache, y = b.cache(kv_heads=kv_heads, k_dim=head_dim), b.buffer(heads * head_dim)
@@ -86,7 +86,7 @@ def _distances_before(name, heads, kv_heads, head_dim, vectors, params):
 
 
 def _distances(name, heads, head_dim, vectors, reach, params, schedule=WHOLE):
-    """Queries and keys meet vectors of their distances, by products that are random numbers here."""
+    """Disentangled attention: products of queries and of keys with the vectors of distances are random inputs here."""
     b = Builder(name)
     q, k, v, of_queries, of_keys = b.inputs(*[heads * head_dim] * 3, *[heads * vectors] * 2)
     cache, y = b.cache(kv_heads=heads, k_dim=head_dim), b.buffer(heads * head_dim)
@@ -98,7 +98,7 @@ def _distances(name, heads, head_dim, vectors, reach, params, schedule=WHOLE):
 
 
 def _different_value_size():
-    """Keys of 24 columns, values of 16."""
+    """Keys of 24 columns and values of 16."""
     b = Builder("attention-value-size")
     q, k, v = b.inputs(4 * 24, 2 * 24, 2 * 16)
     _attend(b, q, k, v, 4, 24, b.cache(kv_heads=2, k_dim=24, v_dim=16), {}, v_dim=16)
@@ -116,7 +116,7 @@ def _values_in_keys(heads, kv_heads, k_dim, prefix, params, schedule):
 
 
 def _indexed(heads, size, top_k, schedule):
-    """An index chooses the keys of an attention beside it. Its keys are of few values, so that scores tie."""
+    """Sparse attention to the keys that an index selects. The index has keys of few values, so that scores tie."""
     b = Builder(f"index_select-{top_k}-of-{heads}-heads")
     q, weights, key, query, k, v = b.inputs(heads * size, heads, size, 64, 32, 32)
     b.arrays["table.0"][:, :heads * (size + 1) + size] = np.sign(b.arrays["table.0"][:, :heads * (size + 1) + size])
@@ -130,7 +130,7 @@ def _indexed(heads, size, top_k, schedule):
 
 
 def _entries(every, series, heads, size, top_k, schedule):
-    """Entries are pooled from windows of tokens; queries see the last keys and the entries, or the best top_k."""
+    """Entries are pooled from windows of tokens. Queries see the last keys, and all entries or the best top_k."""
     b = Builder(f"attention-entries-{series}-of-{every}{f'-best-{top_k}' * bool(top_k)}")
     q, k, rows, query, weights = b.inputs(heads * size, size, 2 * series * size, 6 * size, 6)
     last = b.cache(kv_heads=1, k_dim=rows.width, prefix=rows.width, every=1)
@@ -150,7 +150,7 @@ def _entries(every, series, heads, size, top_k, schedule):
 
 
 def _cross(name, **params):
-    """An encoder writes its memory once; queries of the decoder see all of it and nothing else, whatever the params."""
+    """Cross attention: decoder queries see all keys of the encoder, whatever the mask parameters are."""
     b = Builder(name)
     cache = b.cache(kv_heads=2, k_dim=16, kind="cross")
     k, v = b.inputs(32, 32, entry="encode")

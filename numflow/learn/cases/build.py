@@ -1,7 +1,7 @@
-"""Tiny networks around one op, so that any executor's Program can run it.
+"""Tiny networks around one op, which the Program of every executor can run.
 
-A network looks its inputs up in a table of random rows (op `embed`), applies the op under test and selects rows. The
-inputs of an op lie side by side in one buffer, so ops see column views. Weights are float32 where no type is given.
+A network takes its inputs from a table of random rows (op `embed`), applies the op under test and selects rows. The
+inputs of an op are columns of one buffer, so ops get column views. Weights are float32 where no type is given.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ VOCABULARY = 97
 
 
 class FakeWeights:
-    """Weights from arrays, with the interface of a WeightSource."""
+    """Arrays with the interface of a WeightSource."""
 
     def __init__(self, arrays, network_weights):
         self.arrays = arrays
@@ -33,7 +33,7 @@ class FakeWeights:
 
 @dataclass(frozen=True)
 class CaseRun:
-    """One call of Program.run; `sequences[b]` says which sequence row group b of the batch belongs to."""
+    """One call of Program.run. sequences[b]: the sequence of the case that sequence b of the batch is."""
 
     batch: Batch
     entry: str
@@ -43,13 +43,14 @@ class CaseRun:
 
 @dataclass(frozen=True)
 class Case:
-    """One op on one shape.
+    """A test case of one op with one shape.
 
-    schedule: per run, the new tokens of each sequence: ((sequence, count), ...).
-    bound:    largest absolute difference allowed, relative to the standard deviation of the expected output.
-    rows:     which rows of each batch are wanted, None for all.
-    limits:   Batch.limits of each sequence, if they are given.
-    encoder:  length of each sequence's encoder memory, if there is an "encode" entry (run first).
+    schedule: the new tokens of each sequence in every run: ((sequence, count), ...).
+    bound:    largest allowed absolute difference, relative to the standard deviation of the expected output.
+    rows:     the logit rows of each batch, None for all rows.
+    encoder:  length of each sequence's encoder memory, if there is an "encode" entry (which runs first).
+    types:    whether batches have token types.
+    limits:   Batch.limits of each sequence; () for none.
     """
 
     name: str
@@ -66,16 +67,16 @@ class Case:
         return self.name
 
     def blocks(self, block_size):
-        """KV blocks a program must reserve: more than are used, so that tables have holes."""
+        """Number of KV blocks to reserve: 5 more than are used, so that block ids have gaps."""
         return sum(len(t) for t in self._tables(self._totals(), block_size)) + 5
 
     def cross_blocks(self, block_size):
         return sum(len(t) for t in self._tables(dict(enumerate(self.encoder)), block_size)) + 3
 
     def runs(self, block_size) -> list[CaseRun]:
-        """The batches for a program of this block size. Block tables are shuffled."""
+        """The batches for a program with this block size. Block tables are shuffled."""
         rng = np.random.default_rng(len(self.name))
-        # The encoder's own sequences use the same self blocks as the decoder's; their caches are different ones.
+        # The encoder's sequences use the same block ids as the decoder's, in other caches.
         totals = self._totals()
         table = self._shuffled(totals, block_size, self.blocks(block_size))
         cross = self._shuffled(dict(enumerate(self.encoder)), block_size, self.cross_blocks(block_size))
@@ -119,7 +120,7 @@ class Case:
         return [range(-(-n // block_size)) for _, n in sorted(lengths.items())]
 
     def _shuffled(self, lengths, block_size, blocks):
-        """Block ids i32 [sequences, M], in random order; -1 beyond a sequence's own."""
+        """Block tables i32 [sequences, M] with ids in random order, padded with -1."""
         sizes = [len(t) for t in self._tables(lengths, block_size)]
         free = iter(np.random.default_rng(blocks).permutation(blocks).tolist())
         table = np.full((len(sizes), max(sizes, default=0)), -1, np.int32)
@@ -130,7 +131,7 @@ class Case:
 
 @dataclass
 class CaseBuilder:
-    """Collects the parts of a tiny network; weights are drawn from a generator seeded by the name."""
+    """Builder of a tiny network. Random weights come from a generator that is seeded by the name."""
 
     name: str
     steps: dict = field(default_factory=lambda: {"main": []})
@@ -147,15 +148,15 @@ class CaseBuilder:
         return self.rng.standard_normal(shape).astype(np.float32)
 
     def weight(self, role, array, groups=1, kind="F32", shape=None):
-        """Add a weight, returns its name. kind: the type that the bytes of `array` [N, row_bytes] have, of a matrix
-        of this shape."""
+        """Add a weight and return its name. For a type `kind` other than F32, `array` has the bytes [N, row_bytes] of a
+        matrix of this shape."""
         name = f"{role}.{len(self.weights)}"
         self.arrays[name] = np.ascontiguousarray(array)
         self.weights[name] = Weight(name, shape or array.shape, groups=groups, types=(kind,))
         return name
 
     def buffer(self, width, rows="tokens", dtype="f32"):
-        """Add a buffer, returns the view of all its columns."""
+        """Add a buffer and return the view of all its columns."""
         name = f"b{len(self.buffers)}"
         self.buffers[name] = Buffer(name, rows, width, dtype)
         return View(name, 0, width)
@@ -175,7 +176,7 @@ class CaseBuilder:
         self.steps[entry].append(Step(op, tuple(inputs), tuple(outputs), weights or {}, params, label))
 
     def inputs(self, *widths, entry="main", spread=1.0):
-        """Random rows by token, cut into column views of these widths, with a gap between them."""
+        """Add a buffer with a random row per token; return column views of these widths, with gaps between them."""
         gap = 4
         whole = self.buffer(sum(widths) + gap * (len(widths) - 1))
         table = self.weight("table", np.float32(spread) * self.normal(VOCABULARY, whole.width))
@@ -184,7 +185,7 @@ class CaseBuilder:
         return [View(whole.buffer, start, width) for start, width in zip(starts, widths, strict=True)]
 
     def case(self, y, schedule=(((0, 5),),), **options) -> Case:
-        """Select rows of y (where it is not on the wanted rows already) and close the network."""
+        """Add the selection of y's logit rows, if y has rows of tokens, and build the Case."""
         if self.buffers[y.buffer].rows == "tokens":
             out = self.buffer(y.width, "logits")
             self.step("select_rows", (y,), (out,))
@@ -199,7 +200,7 @@ class CaseBuilder:
 
 
 def run_case(case, program_class, **options):
-    """Outputs of every run that has one, float32 [R, N] each."""
+    """Run a case and return the outputs of all runs that have one, float32 [R, N] each."""
     program = program_class(case.network, case.weights, **options)
     try:
         program.reserve(case.blocks(program.block_size), case.cross_blocks(program.block_size) if case.encoder else 0)
@@ -210,20 +211,21 @@ def run_case(case, program_class, **options):
 
 
 def error(actual, expected):
-    """Largest absolute difference relative to the standard deviation of what is expected."""
+    """Largest absolute difference, relative to the standard deviation of the expected array."""
     assert actual.shape == expected.shape, f"{actual.shape} is not {expected.shape}"
     assert actual.dtype == np.float32
     return float(np.max(np.abs(actual - expected)) / max(np.std(expected), 1e-3))
 
 
 def difference(actual, expected, bound):
-    """The place where two arrays first differ by more than `bound` (as `error` counts), both numbers, the extent."""
+    """A sentence with the first element that differs by more than `bound` (in units of `error`), both values, and the
+    number of wrong elements."""
     off = np.abs(actual - expected) / max(np.std(expected), 1e-3)
     wrong = ~(off < bound)
     if not wrong.any():
         return "no number differs"
-    at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+    index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     rows = wrong.reshape(len(wrong), -1).any(axis=1) if wrong.ndim else wrong.reshape(1)
-    return (f"at {list(map(int, at))} of {list(actual.shape)}: got {actual[at]:.6g}, expected {expected[at]:.6g}, "
-            f"off by {off[at]:.2g} (allowed {bound:g}); {int(wrong.sum())} of {wrong.size} numbers are wrong, in "
-            f"{int(rows.sum())} of {len(rows)} rows")
+    return (f"at {list(map(int, index))} of {list(actual.shape)}: got {actual[index]:.6g}, expected "
+            f"{expected[index]:.6g}, off by {off[index]:.2g} (allowed {bound:g}); {int(wrong.sum())} of {wrong.size} "
+            f"numbers are wrong, in {int(rows.sum())} of {len(rows)} rows")

@@ -1,6 +1,6 @@
-"""The op case list: `CASES`, one or more for every row of OPS. Every executor runs the same ones (`run_case`).
+"""The list of op cases, `CASES`: one or more for every row of OPS. All executors run the same cases (`run_case`).
 
-The package has it, not its tests, because labs check with it: nothing of `tests` is imported here.
+The cases are part of the package, not of `tests`, because the labs use them.
 """
 
 import numpy as np
@@ -201,7 +201,7 @@ def _elementwise():
 
 
 def _rows():
-    """Ops that take a row together."""
+    """Cases of ops that combine the columns of a row."""
     for width, in_place in ((60, True), (1000, False)):
         b = Builder(f"sparsify-{width}")
         x, _ = b.inputs(width, 8, spread=3.0)
@@ -222,7 +222,7 @@ def _rows():
 
 
 def _balance():
-    """Matrices whose columns and rows come to add up to 1."""
+    """Cases of `balance`: matrices that are scaled until their rows and columns sum to 1."""
     for size, times, eps in ((4, 20, 1e-6), (3, 1, 0.01), (1, 2, 0.0)):
         b = Builder(f"balance-{size}-{times}-times")
         (x,) = b.inputs(size ** 2, spread=3.0)
@@ -232,7 +232,7 @@ def _balance():
 
 
 def _route():
-    """The gates by expert: each expert's matrix has one row, e_x, of ones at columns of its own."""
+    """Cases of `moe_route`. The output has the gate of each expert x: its matrix copies the input to column x."""
     for suffix, experts, chosen, params, bias in (
             ("softmax", 8, 2, {"normalize": True}, False), ("softmax-not-normalized", 6, 3, {"scale": 2.5}, False),
             ("softmax_topk", 4, 2, {"score": "softmax_topk"}, False),
@@ -281,7 +281,7 @@ def _route():
 
 
 def _experts():
-    """A whole feed-forward of experts: route, gate and up, multiply, down, combine."""
+    """Cases of a whole MoE feed-forward layer: route, gate and up, multiply, down, combine."""
     for name, width, inner, experts, chosen, bias, schedule in (
             ("moe-feed-forward", 64, 32, 4, 2, False, RAGGED), ("moe-feed-forward-bias-odd", 60, 20, 5, 3, True, FIVE),
             ("moe-feed-forward-one-token", 64, 48, 8, 2, False, ONE),

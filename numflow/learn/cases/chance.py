@@ -1,10 +1,10 @@
-"""Counts against probabilities: the chi-square test."""
+"""Chi-square test of counts against probabilities."""
 
 import numpy as np
 
 
 def chi_square(counts, p):
-    """Statistic over the possible tokens, and its degrees of freedom."""
+    """The chi-square statistic over the possible tokens, and its degrees of freedom."""
     counts, expected = np.asarray(counts, float), np.asarray(p) * np.sum(counts)
     assert counts[expected == 0].sum() == 0
     seen = expected > 0
@@ -12,5 +12,5 @@ def chi_square(counts, p):
 
 
 def limit(freedom):
-    """A chi-square value that is exceeded once in about ten thousand times (Wilson and Hilferty)."""
+    """The chi-square value that is exceeded with a probability of about 1 in 10,000 (Wilson and Hilferty)."""
     return freedom * (1 - 2 / (9 * freedom) + 3.72 * np.sqrt(2 / (9 * freedom))) ** 3

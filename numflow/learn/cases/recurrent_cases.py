@@ -1,14 +1,14 @@
-"""Cases of linear attention: every way that its state fades and is written."""
+"""Cases of recurrent ops: every form of decay and update of their states."""
 
 import numpy as np
 
 from numflow.learn.cases.build import CaseBuilder as Builder
 
-SCHEDULE = (((0, 3), (1, 1), (2, 19)), ((2, 14), (0, 14)), ((1, 1), (0, 1)))  # across borders of blocks of 16
+SCHEDULE = (((0, 3), (1, 1), (2, 19)), ((2, 14), (0, 14)), ((1, 1), (0, 1)))  # across boundaries of blocks of 16
 
 
 def recurrent_cases():
-    """`linear_attention` with the steps that models have before it."""
+    """Cases of `linear_attention` (with the steps that models have before it), `gated_recurrence` and `wkv`."""
     for suffix, heads, key_heads, k_dim, v_dim, options in (
             ("delta", 4, 2, 16, 16, {"delta": True}), ("delta-tiled", 6, 3, 20, 40, {"delta": True, "tiled": True}),
             ("delta-by-column", 3, 3, 16, 17, {"delta": True, "by_column": True}),

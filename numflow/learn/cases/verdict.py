@@ -1,4 +1,4 @@
-"""The result of a check: right or not, and of what is not right the case, the place, the size and the cause."""
+"""The result of a check: passed or not, and for a failure the case, the wrong element, its error and the cause."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,20 +13,20 @@ Functions = Mapping[str, Callable[..., Any]]
 
 
 class Wrong(Exception):
-    """A function gave something that cannot be compared: nothing, another shape, another kind of numbers."""
+    """A result that cannot be compared: None, a wrong shape or a wrong dtype."""
 
 
 @dataclass
 class Verdict:
-    """A check's result.
+    """The result of a check.
 
-    case:     the first case that fails, `number` of `of`; of a check that passes, the number of cases.
+    case:     name of the first case that fails: case `number` of `of`. If all pass, both are the number of cases.
     message:  one line.
-    place:    of a number that is wrong: run, row, column, got, expected, off, allowed, how many are wrong, and what
-              those have in common.
-    cause:    the known mistake that gives the same wrong numbers.
+    place:    the first wrong element: run, row, column, got, expected, off, allowed, the number of wrong elements, and
+              what they have in common.
+    cause:    the sentence of a known mistake with the same wrong result.
     error:    the exception that the function raised.
-    evidence: what the function gave in that case; mistakes that give the same are its cause.
+    evidence: the function's result in that case, for a comparison with the results of known mistakes.
     """
 
     passed: bool
@@ -40,7 +40,7 @@ class Verdict:
     evidence: Any = None
 
     def facts(self) -> dict[str, Any]:
-        """The part of it that JSON can hold; NaN and infinity are words."""
+        """The verdict as JSON values; NaN and infinity are strings."""
         place = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
                  for key, value in self.place.items()}
         return {"passed": self.passed, "message": self.message, "case": self.case, "number": self.number, "of": self.of,
@@ -58,8 +58,8 @@ def wrong(case: str, number: int, of: int, said: str, evidence: Any = None, plac
 
 
 def raised(case: str, number: int, of: int, error: BaseException) -> Verdict:
-    """The verdict on a function that raises something."""
-    said = " ".join(str(error).split()) or "no more is said"
+    """The verdict on a function that raises an exception."""
+    said = " ".join(str(error).split()) or "(no message)"
     told = said if isinstance(error, Wrong) else f"{type(error).__name__}: {said}"
     verdict = wrong(case, number, of, told, (type(error).__name__, said))
     verdict.error = None if isinstance(error, Wrong) else error
@@ -67,8 +67,8 @@ def raised(case: str, number: int, of: int, error: BaseException) -> Verdict:
 
 
 def furthest(actual: np.ndarray, expected: np.ndarray, bound: float, heads: int = 0) -> dict[str, Any]:
-    """The first number that is off by more than `bound` times the spread of what is expected, and how many are; {} if
-    none is. heads: columns are named by head and place in it.
+    """The first element that differs by more than `bound` times the standard deviation of the expected array, and the
+    number of such elements; {} if there are none. heads: name a column by its head and its column in the head.
     """
     scale = max(float(np.std(expected)), 1e-3)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -77,24 +77,24 @@ def furthest(actual: np.ndarray, expected: np.ndarray, bound: float, heads: int 
     bad = off > bound * scale
     if not bad.any():
         return {}
-    at = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
     rows = bad.reshape(len(bad), -1).any(axis=1)
-    place: dict[str, Any] = {"row": int(at[0])}
+    place: dict[str, Any] = {"row": int(index[0])}
     if bad.ndim > 1:
-        place["column"] = int(at[-1])
+        place["column"] = int(index[-1])
     if heads and bad.ndim > 1:
-        place["head"], place["place"] = divmod(int(at[-1]), bad.shape[1] // heads)
-    numbers = {"got": float(actual[at]), "expected": float(expected[at]), "off": float(off[at]),
-               "allowed": bound * scale}
-    return place | numbers | {"wrong": int(bad.sum()), "numbers": bad.size, "wrong_rows": int(rows.sum()),
-                              "rows": len(bad), "alike": alike(actual, expected, bad, heads)}
+        place["head"], place["place"] = divmod(int(index[-1]), bad.shape[1] // heads)
+    values = {"got": float(actual[index]), "expected": float(expected[index]), "off": float(off[index]),
+              "allowed": bound * scale}
+    return place | values | {"wrong": int(bad.sum()), "numbers": bad.size, "wrong_rows": int(rows.sum()),
+                             "rows": len(bad), "alike": alike(actual, expected, bad, heads)}
 
 
 def described(place: Mapping[str, Any]) -> str:
-    """A place of `furthest` in words."""
+    """The result of `furthest` in words."""
     where = f"row {place['row']}"
     if "head" in place:
-        where += f", head {place['head']}, place {place['place']}"
+        where += f", head {place['head']}, column {place['place']}"
     elif "column" in place:
         where += f", column {place['column']}"
     rows = f", in {place['wrong_rows']} of {place['rows']} rows" if "column" in place else ""
@@ -104,7 +104,7 @@ def described(place: Mapping[str, Any]) -> str:
 
 
 def same(one: Any, other: Any, bound: float = 1e-5) -> bool:
-    """Whether two pieces of evidence are the same: numbers nearly, all else exactly."""
+    """Whether two pieces of evidence are equal: arrays up to `bound`, everything else exactly."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         if one.shape != other.shape:
             return False
@@ -120,8 +120,10 @@ def same(one: Any, other: Any, bound: float = 1e-5) -> bool:
 
 def cause_of(verdict: Verdict, mistakes: list[tuple[str, str, Callable]], solution: Functions,
              grade: Callable[[Functions], Verdict]) -> str:
-    """The sentence of the first mistake (function's name, sentence, function) that fails in the same case with the
-    same evidence; "" if none does."""
+    """The sentence of the first mistake that fails in the same case with the same evidence; "" if there is none.
+
+    mistakes: (name of the function, sentence, function with the mistake) each.
+    """
     if verdict.evidence is None:
         return ""
     for name, sentence, function in mistakes:

@@ -1,6 +1,6 @@
-"""A student's functions as the methods of block tables: single calls, then random schedules.
+"""Grader of a student's functions as methods of block tables: single calls, then random schedules.
 
-In a schedule sequences are written, forked, cut and ended, and every token must be found again.
+In a schedule sequences are written, forked, truncated and ended, and every token must be found again.
 """
 
 import random
@@ -14,8 +14,8 @@ from numflow.learn.cases.verdict import Functions, Verdict, Wrong, raised, right
 
 SIZE, BLOCKS, SCHEDULES = 4, 64, 300
 
-# Of single calls: name, then what is done. ("extend", table, tokens), ("fork", table, count), ("own", table, position),
-# ("truncate", table, tokens), ("end", table); a fork's table is the next number.
+# Scripts of single calls by name: ("extend", table, tokens), ("fork", table, count), ("own", table, position),
+# ("truncate", table, tokens), ("end", table). Tables are numbered; a fork makes the next table.
 SINGLE: dict[str, list[tuple]] = {
     "extend-one-token": [("extend", 0, 1)], "extend-full-blocks": [("extend", 0, 8)],
     "extend-some-more": [("extend", 0, 5), ("extend", 0, 8), ("extend", 0, 9), ("extend", 0, 3)],
@@ -30,7 +30,7 @@ SINGLE: dict[str, list[tuple]] = {
 
 
 def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
-    """The single calls beside numflow's own tables, then the schedules."""
+    """Grade single calls against numflow's own tables, then random schedules."""
     of = len(SINGLE) + SCHEDULES
     kind = type("Table", (BlockTable,), {"__slots__": (), **{name: functions[name] for name in lab["functions"]}})
     for number, (name, script) in enumerate(SINGLE.items(), 1):
@@ -53,7 +53,7 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
 
 @contextmanager
 def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False) -> Iterator[None]:
-    """The functions are methods of the engine's tables inside; those of windows keep their own."""
+    """A context in which the functions are methods of the engine's tables. Tables with a window keep their own."""
     before = {name: BlockTable.__dict__[name] for name in lab["functions"]}
 
     def method(name):
@@ -69,7 +69,7 @@ def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False)
 
 
 def _single(kind: type, script: list[tuple]) -> str:
-    """The fault that shows after a call of a script, ""."""
+    """The message on the first wrong state after a call of a script; "" if there is none."""
     pairs = []
     for one in (kind, BlockTable):
         allocator = BlockAllocator(BLOCKS)
@@ -80,15 +80,14 @@ def _single(kind: type, script: list[tuple]) -> str:
         done.append(f"{what}({', '.join(map(str, given))})" + (f" of table {table}" if len(pairs[1][1]) > 1 else ""))
         (allocator, tables), (true_allocator, true_tables) = pairs
         if results[0] != results[1]:
-            return f"after {', '.join(done)}: it returns {results[0]}, and {results[1]} is expected"
+            return f"after {', '.join(done)}: it returns {results[0]}, expected {results[1]}"
         for number, (found, true) in enumerate(zip(tables, true_tables, strict=True)):
             if list(found.blocks) != true.blocks:
-                return (f"after {', '.join(done)}: table {number} has the blocks {found.blocks}, and {true.blocks} is "
-                        "expected")
+                return f"after {', '.join(done)}: table {number} has the blocks {found.blocks}, expected {true.blocks}"
         for block in range(BLOCKS):
             has, should = allocator.holders(block), true_allocator.holders(block)
             if has != should:
-                return f"after {', '.join(done)}: block {block} has {_times(has)}, and the tables name it {_of(should)}"
+                return f"after {', '.join(done)}: block {block} has {_holders(has)}, expected {should}"
     return ""
 
 
@@ -100,36 +99,36 @@ def _do(tables: list, what: str, table: int, given: list) -> Any:
     if what != "fork":
         return result
     if not isinstance(result, BlockTable):
-        raise Wrong(f"fork should return a table, and returns {type(result).__name__}")
+        raise Wrong(f"fork should return a table, but returns {type(result).__name__}")
     tables.append(result)
     return None
 
 
 def _schedule(kind: type, seed: int) -> None:
-    """Texts that grow, part, are cut and end, each in a table; whoever writes into a shared block owns it first.
+    """Run random operations on sequences: append tokens (with copy on write), fork, truncate, end.
 
     Raises:
-        Wrong: a token is lost, or blocks and holders do not agree.
+        Wrong: a token is lost, or the holders of a block do not agree with the tables.
     """
     rng, allocator = random.Random(seed), BlockAllocator(256)
     memory: dict[int, list] = {}
     texts: list[list[int]] = [[]]
     tables = [kind(allocator, SIZE)]
     for step in range(30):
-        at = rng.randrange(len(tables))
-        what = rng.choice(("write", "write", "fork", "cut", "end"))
-        if what == "write":
-            _write(tables[at], texts[at], [rng.randrange(1000) for _ in range(rng.randint(1, 7))], memory)
-        elif what == "fork" and len(tables) < 5:
-            count = rng.choice((None, rng.randint(0, len(tables[at].blocks))))
-            tables.append(tables[at].fork(count))
-            texts.append(texts[at][:None if count is None else count * SIZE])
-        elif what == "cut":
-            texts[at] = texts[at][:rng.randint(0, len(texts[at]))]
-            tables[at].truncate(len(texts[at]))
-        elif what == "end" and len(tables) > 1:
-            tables.pop(at).release()
-            texts.pop(at)
+        number = rng.randrange(len(tables))
+        operation = rng.choice(("write", "write", "fork", "truncate", "end"))
+        if operation == "write":
+            _write(tables[number], texts[number], [rng.randrange(1000) for _ in range(rng.randint(1, 7))], memory)
+        elif operation == "fork" and len(tables) < 5:
+            count = rng.choice((None, rng.randint(0, len(tables[number].blocks))))
+            tables.append(tables[number].fork(count))
+            texts.append(texts[number][:None if count is None else count * SIZE])
+        elif operation == "truncate":
+            texts[number] = texts[number][:rng.randint(0, len(texts[number]))]
+            tables[number].truncate(len(texts[number]))
+        elif operation == "end" and len(tables) > 1:
+            tables.pop(number).release()
+            texts.pop(number)
         _agree(step, allocator, tables, texts, memory)
 
 
@@ -145,11 +144,11 @@ def _write(table, text: list[int], tokens: list[int], memory: dict) -> None:
 
 
 def _agree(step: int, allocator: BlockAllocator, tables: list, texts: list, memory: dict) -> None:
-    named = Counter(block for table in tables for block in table.blocks)
-    for block in sorted({*named, *range(allocator.capacity)}):
-        if allocator.holders(block) != named[block]:
-            raise Wrong(f"step {step}: block {block} has {_times(allocator.holders(block))}, and the tables name it "
-                        f"{_of(named[block])}")
+    uses = Counter(block for table in tables for block in table.blocks)
+    for block in sorted({*uses, *range(allocator.capacity)}):
+        if allocator.holders(block) != uses[block]:
+            raise Wrong(f"step {step}: block {block} has {_holders(allocator.holders(block))}, but is in the tables "
+                        f"{uses[block]} times")
     for number, (table, text) in enumerate(zip(tables, texts, strict=True)):
         if len(table.blocks) != -(-len(text) // SIZE):
             raise Wrong(f"step {step}: table {number} has {len(table.blocks)} blocks for {len(text)} tokens")
@@ -159,9 +158,5 @@ def _agree(step: int, allocator: BlockAllocator, tables: list, texts: list, memo
                             f"where it wrote {token}")
 
 
-def _times(count: int) -> str:
+def _holders(count: int) -> str:
     return f"{count} holder{'s' * (count != 1)}"
-
-
-def _of(count: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")

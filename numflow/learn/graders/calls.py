@@ -1,4 +1,4 @@
-"""Functions that are called by themselves: arguments, and what is expected of them."""
+"""Grader of single calls: functions, arguments and expected results."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,10 +11,11 @@ from numflow.learn.cases.verdict import Functions, Verdict, Wrong, described, fu
 
 @dataclass(frozen=True)
 class Call:
-    """A case: a function, its arguments (arrays are copied for each call), the result.
+    """A case: a function, its arguments (arrays are copied for each call), and the expected result.
 
-    expected: an array, a value, or a tuple of them. names: of a tuple's parts. bound: allowed difference relative to
-    the spread of what is expected; 0: none. judge: what is wrong with a result, "" if nothing; in place of `expected`.
+    expected: an array, a value, or a tuple of them. names: names of a tuple's parts. bound: allowed difference,
+    relative to the standard deviation of the expected array; 0: none. judge: replaces `expected`; returns a message on
+    what is wrong with a result, "" if nothing is.
     """
 
     name: str
@@ -27,9 +28,9 @@ class Call:
     keywords: dict[str, Any] = field(default_factory=dict)
 
 
-def grade_calls(functions: Functions, calls: Iterable[Call], beside: Functions | None = None) -> Verdict:
-    """The functions on all calls, in order. beside: functions in the place of those that are not the student's."""
-    calls, known = list(calls), {**(beside or {}), **functions}
+def grade_calls(functions: Functions, calls: Iterable[Call], given: Functions | None = None) -> Verdict:
+    """Grade the functions on all calls, in order. given: functions of the calls that the student does not write."""
+    calls, known = list(calls), {**(given or {}), **functions}
     for number, call in enumerate(calls, 1):
         try:
             with np.errstate(all="ignore"):
@@ -44,12 +45,12 @@ def grade_calls(functions: Functions, calls: Iterable[Call], beside: Functions |
 
 
 def compared(call: Call, found: Any, expected: Any, what: str = "") -> tuple[str, dict]:
-    """The fault of a result, and the place of the first wrong number."""
+    """(message, place) of the first wrong element of a result; ("", {}) if it is right."""
     part = f"{what}, " if what else ""
     if isinstance(expected, tuple):
         if not isinstance(found, tuple) or len(found) != len(expected):
             given = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
-            raise Wrong(f"{call.function} should return {', '.join(call.names) or len(expected)}, and returns {given}")
+            raise Wrong(f"{call.function} should return {', '.join(call.names) or len(expected)}, but returns {given}")
         for index, (f, e) in enumerate(zip(found, expected, strict=True)):
             name = call.names[index] if call.names else f"value {index}"
             if (result := compared(call, f, e, name))[0]:
@@ -64,7 +65,7 @@ def compared(call: Call, found: Any, expected: Any, what: str = "") -> tuple[str
 
 
 def array(found: Any, expected: np.ndarray, what: str) -> np.ndarray:
-    """A result that is an array of the expected shape and kind.
+    """Check that a result is an array of the expected shape and kind of dtype, and return it.
 
     Raises:
         Wrong: it is not.
@@ -72,12 +73,12 @@ def array(found: Any, expected: np.ndarray, what: str) -> np.ndarray:
     if found is None:
         raise Wrong(f"{what.partition(' ')[0]} returns nothing: is a return missing?")
     if not isinstance(found, np.ndarray):
-        raise Wrong(f"{what}of type {type(found).__name__}, and an array is expected")
+        raise Wrong(f"{what}of type {type(found).__name__}, expected an array")
     if found.shape != expected.shape:
-        raise Wrong(f"{what}of shape {list(found.shape)}, and {list(expected.shape)} is expected")
+        raise Wrong(f"{what}of shape {list(found.shape)}, expected {list(expected.shape)}")
     kinds = "iu" if expected.dtype.kind in "iu" else expected.dtype.kind
     if found.dtype.kind not in kinds:
-        raise Wrong(f"{what}of type {found.dtype}, and {expected.dtype} is expected")
+        raise Wrong(f"{what}of type {found.dtype}, expected {expected.dtype}")
     return found
 
 

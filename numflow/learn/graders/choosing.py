@@ -1,4 +1,4 @@
-"""Functions of chance: filters and limits on candidates by hand, guesses by counting what comes out of them."""
+"""Grader of sampling functions: top_p and accept on worked examples, verify by a chi-square test of its tokens."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ DRAWS = 2000
 
 
 class _Watched(Mirostat):
-    """A Mirostat whose last candidates can be seen."""
+    """A Mirostat with a public attribute for its last candidates."""
 
     @property
     def drawn(self) -> Candidates | None:
@@ -29,8 +29,8 @@ class _Watched(Mirostat):
 
 
 def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
-    """top_p, accept, verify, in this order."""
-    cases = [*_filters(functions), *_limits(functions), *_guesses(functions)]
+    """Grade top_p, accept and verify, in this order."""
+    cases = [*_top_p_cases(functions), *_accept_cases(functions), *_verify_cases(functions)]
     for number, (name, run) in enumerate(cases, 1):
         try:
             said, evidence = run()
@@ -42,38 +42,38 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
 
 
 def distribution(p: Any) -> Distribution:
-    """Of probabilities by id."""
+    """The Distribution of probabilities by id."""
     p = np.array(p, float)
     ids = np.flatnonzero(p)
     return Distribution(ids, p[ids] / p.sum())
 
 
 def trial(verify: Callable, p: Distribution, q: Distribution, draws: int) -> tuple[np.ndarray, float]:
-    """Counts of tokens, and the share of guesses that stay."""
+    """Counts of tokens, and the share of accepted guesses."""
     counts, stayed = np.zeros(5, np.int64), 0
     for uniform in np.random.default_rng(1).random((draws, 3)):
         guess = draw(q.ids, q.probabilities, uniform[0])
         found = verify(p, guess, q, uniform[1], uniform[2])
         if not isinstance(found, int | np.integer) or not 0 <= found < 5:
-            raise Wrong(f"verify returns {found!r}, which is no token of 0 .. 4")
+            raise Wrong(f"verify returns {found!r}, which is not one of the tokens 0 .. 4")
         counts[found] += 1
         stayed += found == guess
     return counts, stayed / draws
 
 
-def _filters(functions: Functions) -> list[tuple[str, Callable]]:
+def _top_p_cases(functions: Functions) -> list[tuple[str, Callable]]:
     rng = np.random.default_rng(2)
     spread = np.exp(3 * rng.standard_normal(400))
-    asked = [("top_p-five-words", WORDS, p) for p in (0.39, 0.6, 0.86, 0.97)]
-    asked += [("top_p-equals", EQUAL, p) for p in (0.3, 0.55, 0.7)]
-    asked += [("top_p-400-words", spread / spread.sum(), p) for p in (0.3, 0.9, 0.999)]
+    cases = [("top_p-five-words", WORDS, p) for p in (0.39, 0.6, 0.86, 0.97)]
+    cases += [("top_p-equals", EQUAL, p) for p in (0.3, 0.55, 0.7)]
+    cases += [("top_p-400-words", spread / spread.sum(), p) for p in (0.3, 0.9, 0.999)]
 
     def run(p, share):
         order = np.argsort(-p, kind="stable")
         expected = np.sort(order[: int(np.searchsorted(np.cumsum(p[order]), share)) + 1]) * 2
         result = functions["top_p"](Candidates(np.arange(len(p)) * 2, np.log(p) + 3), share)
         if not isinstance(result, Candidates):
-            raise Wrong(f"top_p should return candidates (c.keep makes them), and returns {type(result).__name__}")
+            raise Wrong(f"top_p should return candidates, as c.keep does, but returns {type(result).__name__}")
         found = np.asarray(result.ids)
         if found.tolist() == expected.tolist():
             return "", None
@@ -81,10 +81,10 @@ def _filters(functions: Functions) -> list[tuple[str, Callable]]:
             return f"p {share}: {len(found)} candidates are kept, expected {len(expected)}", found.tolist()
         return f"p {share}: the ids {found.tolist()} are kept, expected {expected.tolist()}", found.tolist()
 
-    return [(f"{name}-{share}", lambda p=p, share=share: run(p, share)) for name, p, share in asked]
+    return [(f"{name}-{share}", lambda p=p, share=share: run(p, share)) for name, p, share in cases]
 
 
-def _limits(functions: Functions) -> list[tuple[str, Callable]]:
+def _accept_cases(functions: Functions) -> list[tuple[str, Callable]]:
     five = Candidates(np.arange(5) * 3, np.log(WORDS))
 
     def run(version, id):
@@ -93,9 +93,9 @@ def _limits(functions: Functions) -> list[tuple[str, Callable]]:
         before = state.mu
         expected = before
         drawn = kept if version == 2 else five
-        places = np.flatnonzero(drawn.ids == id)
-        if len(places):
-            expected -= 0.25 * (-math.log2(drawn.probabilities[places[0]]) - 1.05)
+        indices = np.flatnonzero(drawn.ids == id)
+        if len(indices):
+            expected -= 0.25 * (-math.log2(drawn.probabilities[indices[0]]) - 1.05)
         functions["accept"](state, id)
         if math.isclose(state.mu, expected, rel_tol=1e-6):
             return "", None
@@ -106,22 +106,21 @@ def _limits(functions: Functions) -> list[tuple[str, Callable]]:
             for version, id in ((2, 3), (2, 9), (1, 3), (1, 6), (2, 0))]
 
 
-def _guesses(functions: Functions) -> list[tuple[str, Callable]]:
+def _verify_cases(functions: Functions) -> list[tuple[str, Callable]]:
     def run(p, q):
-        wanted, had = distribution(p), distribution(q)
-        counts, stayed = trial(functions["verify"], wanted, had, DRAWS)
-        evidence = [counts.tolist(), stayed]
+        counts, accepted = trial(functions["verify"], distribution(p), distribution(q), DRAWS)
+        evidence = [counts.tolist(), accepted]
         never = np.flatnonzero((np.array(p) == 0) & (counts > 0))
         if len(never):
-            return f"token {never[0]} came {counts[never[0]]} times of {DRAWS}, and p never has it", evidence
+            return f"token {never[0]} came {counts[never[0]]} times of {DRAWS}, but its probability in p is 0", evidence
         statistic, freedom = chi_square(counts, np.array(p) / np.sum(p))
         if statistic > limit(max(freedom, 1)):
             worst = int(np.argmax(np.abs(counts - np.array(p) * DRAWS)))
             return (f"token {worst} came {counts[worst]} times of {DRAWS}, expected {p[worst] * DRAWS:.0f} (chi-square "
                     f"{statistic:.0f}, at most {limit(max(freedom, 1)):.0f})"), evidence
         most = float(np.minimum(p, q).sum())
-        if abs(stayed - most) > 0.04:
-            return f"{stayed:.0%} of the guesses stay, expected {most:.0%}, the sum of min(p, q)", evidence
+        if abs(accepted - most) > 0.04:
+            return f"{accepted:.0%} of the guesses are accepted, expected {most:.0%}, the sum of min(p, q)", evidence
         return "", None
 
     return [(f"verify-{number}", lambda p=p, q=q: run(p, q)) for number, (p, q) in enumerate(PAIRS)]

@@ -1,4 +1,4 @@
-"""Functions that cut matrices and exchange values between devices: alone, and in plans of several devices."""
+"""Grader of functions that split matrices and sum over devices: single calls, then plans of several devices."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,15 +17,15 @@ from numflow.partition.cut.cut import partition
 from numflow.partition.run.program import PlanProgram
 from numflow.reference import program
 
-WAIT = 2.0  # seconds that devices may wait for each other
-# Of sums: name, group, devices that have a term, in the order of the sum.
+WAIT = 2.0  # seconds after which waiting devices are considered deadlocked
+# Cases of sums: name, group, devices with a term in the order of the sum.
 SUMS = (("two-devices", (0, 1), (0, 1)), ("three-in-another-order", (0, 1, 2), (2, 0, 1)),
         ("one-without-a-term", (0, 1, 2), (1, 2)), ("numbers-that-are-no-places", (3, 5), (5, 3)))
 PLANS = ("0&1", "0&1&2", "0&1&2&3")
 
 
 def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
-    """The cuts, sums of devices that are threads, then a feed-forward layer by plans."""
+    """Grade the splits, then sums with a thread per device, then a feed-forward layer run by plans."""
     cuts = _cuts()
     of = len(cuts) + len(SUMS) + len(PLANS)
     verdict = grade_calls(functions, cuts)
@@ -52,7 +52,7 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
 
 @contextmanager
 def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False) -> Iterator[None]:
-    """Devices of the reference executor sum by `all_reduce` inside."""
+    """A context in which devices of the reference executor sum with the student's `all_reduce`."""
     truth = program.BETWEEN_DEVICES["all_reduce"]
     program.BETWEEN_DEVICES["all_reduce"] = functions["all_reduce"]
     try:
@@ -62,7 +62,7 @@ def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False)
 
 
 def sent(all_reduce: Callable) -> float:
-    """Megabytes that devices send to others, for a sum of four devices' 64 x 4096 numbers."""
+    """Megabytes that four devices send to other devices for an all_reduce of float32 [64, 4096]."""
     counted = []
 
     class Counting(program.World):
@@ -74,7 +74,7 @@ def sent(all_reduce: Callable) -> float:
     terms = {device: np.ones((64, 4096), np.float32) for device in group}
     found, _ = _devices(all_reduce, terms, group, group, Counting)
     if len(found) < len(group):
-        raise DeviceError("the devices wait for each other")
+        raise DeviceError("deadlock: the devices wait for each other")
     return sum(counted) / 1e6
 
 
@@ -87,7 +87,7 @@ def _cuts() -> list[Call]:
 
 
 def _sum(all_reduce: Callable, group: tuple, adds: tuple) -> tuple[str, Any]:
-    """The fault of the sum of some devices, "" if none, and the results."""
+    """(message, evidence) of one case of all_reduce; the message is "" if the sum is right."""
     rng = np.random.default_rng(len(group))
     terms = {device: (rng.standard_normal((3, 4)) * 10.0 ** rng.integers(-3, 4, (3, 4))).astype(np.float32)
              for device in adds}
@@ -104,25 +104,25 @@ def _sum(all_reduce: Callable, group: tuple, adds: tuple) -> tuple[str, Any]:
     for device in group:
         if found[device] is None:
             return (f"all_reduce returns nothing on device {device}, which has {'a' if device in adds else 'no'} term; "
-                    "all of the group get the sum"), evidence
-        y = array(found[device], expected, f"all_reduce returns on device {device} something ")
+                    "all devices of the group get the sum"), evidence
+        y = array(found[device], expected, f"all_reduce returns on device {device} a value ")
         if place := furthest(y, expected, 1e-5):
             return f"device {device} of {list(group)}, {described(place)}", evidence
     for device in group:
         if not np.array_equal(found[device], expected):
-            return f"device {device} has other last bits than the sum in the order {list(adds)}", [
+            return f"on device {device} the last bits differ from the sum in the order {list(adds)}", [
                 e.tobytes() for e in evidence]
     return "", None
 
 
 def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple, adds: tuple,
              kind: Callable = program.World) -> tuple[dict, dict[int, Any]]:
-    """Results and exceptions of each device's thread; those that wait too long have neither."""
+    """Run a thread per device; return results and exceptions by device. A device that waits too long has neither."""
     class Watching(kind):  # type: ignore[misc, valid-type]
         def put(self, sender, receiver, x):
             if isinstance(x, np.ndarray) and np.shares_memory(x, given[sender]):
-                raise Wrong(f"device {sender} puts x itself, not a copy: the engine writes over x as soon as "
-                            "all_reduce returns, and others may not have taken it yet")
+                raise Wrong(f"device {sender} puts x itself, not a copy: the engine overwrites x as soon as "
+                            "all_reduce returns, perhaps before other devices have taken it")
             handed[sender].append((x, np.copy(x)))
             super().put(sender, receiver, x)
 
@@ -136,8 +136,8 @@ def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple
         try:
             found[device] = all_reduce(given.get(device), world=world, device=device, group=group, adds=adds)
             if not all(np.array_equal(x, was) for x, was in handed[device]):
-                raise Wrong(f"device {device} writes to an array after it has put it: others may not have taken it yet")
-        except DeviceError as error:  # it waited, and the wait was broken off
+                raise Wrong(f"device {device} changes an array after it has put it, perhaps before others take it")
+        except DeviceError as error:  # the device waited until world.abort()
             errors[device] = str(error)
         except Exception as error:
             errors[device] = error
@@ -154,7 +154,7 @@ def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple
 
 
 def _plan(devices: str) -> tuple[np.ndarray, np.ndarray]:
-    """The output of a feed-forward layer on several devices, and on one."""
+    """Outputs of a feed-forward layer on several devices and on one device."""
     b = CaseBuilder("feed-forward")
     (x,) = b.inputs(24)
     h, y = b.buffer(48), b.buffer(24)

@@ -1,4 +1,4 @@
-"""Matrices times vectors from pairs of codes in bytes: the check, and the time beside the least there can be."""
+"""Grader and benchmark of matrix times vector from pairs of codes in bytes."""
 
 import time
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from numflow.quant import encode, find
 
 SHAPES = ((1, 32), (1, 64), (3, 96), (20, 256))
 ROUNDS = 7
-DRAWN = 32  # rows of numflow's matrix that are drawn; the others repeat them
+DRAWN = 32  # random rows of numflow's matrix; the other rows repeat them
 
 
 def grade_gemv(gemv: Callable) -> Verdict:
-    """The function on small matrices; y holds something before."""
+    """Grade the function on small matrices. y is not zero before the call."""
     for number, (rows, columns) in enumerate(SHAPES, 1):
         pairs, scale, x, expected = matrix(rows, columns)
         name, y = f"{rows}x{columns}", np.full(rows, 3, np.float32)
         try:
             result = gemv(y, pairs.copy(), scale.copy(), x.copy())
             if result is not None:
-                raise Wrong("gemv should write into y, and returns something")
+                raise Wrong("gemv should write into y and return nothing, but it returns a value")
         except Exception as error:
             return raised(name, number, len(SHAPES), error)
         spread = max(float(np.std(expected)), 1e-3)
@@ -34,7 +34,7 @@ def grade_gemv(gemv: Callable) -> Verdict:
 
 
 def matrix(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """pairs, scale, x, and the product that is expected."""
+    """A random case: pairs, scale, x, and the expected product."""
     rng = np.random.default_rng(rows * columns)
     codes = rng.integers(0, 11, (rows, columns))
     scale = rng.uniform(0.01, 0.1, (rows, columns // 32)).astype(np.float32)
@@ -44,8 +44,8 @@ def matrix(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 
 
 def gemv_bars(gemv: Callable, rows: int = 8192, columns: int = 8192) -> dict[str, Any]:
-    """Times of a large product: the function's, those of numflow's kernels of 3.5 bits, of NumPy from float32 weights,
-    and of reading the bytes."""
+    """Times of a large product: by the function, by numflow's 3.5-bit kernels, by NumPy with float32 weights, and of
+    reading the bytes only."""
     from numflow.cpu.measure.roofline import measure_limits
 
     pairs, scale, x, _ = matrix(rows, columns)
@@ -63,7 +63,7 @@ def gemv_bars(gemv: Callable, rows: int = 8192, columns: int = 8192) -> dict[str
 
 
 def _numflow(rows: int, columns: int, activations: str) -> float:
-    """The time of numflow's kernel for a matrix of that size in pairs of 3.5 bits."""
+    """Time of numflow's kernel for a matrix of this size with 3.5-bit weights (q3h)."""
     from numflow.cpu.program import Program
 
     builder = CaseBuilder("gemv")
@@ -77,7 +77,7 @@ def _numflow(rows: int, columns: int, activations: str) -> float:
 
 
 def _microseconds(run: Callable[[], Any]) -> float:
-    """The least of some rounds, after one that does not count."""
+    """Minimum time of ROUNDS calls, after one warm-up."""
     times = []
     for _ in range(ROUNDS + 1):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A student's `merge` inside attention: keys come in chunks, in any order, and what is known of them is merged."""
+"""Grader of a student's `merge`: single calls, then inside attention with keys in chunks in random order."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,13 +12,14 @@ from numflow.learn.graders.reference import KERNELS, adapted, chosen, replaced
 from numflow.network.t5_buckets import bucket
 from numflow.reference import program
 
-CHUNKS = (4, 1, 64)  # keys at a time
+CHUNKS = (4, 1, 64)  # keys per chunk
 NAMES = ("m", "l", "o")
 PARAMETERS = ["slopes", "sinks", "buckets", "cache", "heads", "scale", "causal", "window", "softcap", "bucket_distance"]
 
 
 def merged(m, l, o, s, v):  # noqa: E741
-    """The truth: what is known of the keys so far, m [H, n, 1], l [H, n, 1], o [H, n, E], and of a chunk's, merged."""
+    """The reference: m [H, n, 1], l [H, n, 1], o [H, n, E] of the keys so far, merged with a chunk's scores and values.
+    """
     m2 = np.maximum(m, s.max(axis=2, keepdims=True))
     seen = np.where(np.isfinite(m2), m2, np.float32(0))  # exp(-inf - 0) is 0, exp(-inf + inf) is not
     a, p = np.exp(m - seen), np.exp(s - seen)
@@ -26,7 +27,7 @@ def merged(m, l, o, s, v):  # noqa: E741
 
 
 def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
-    """`merge` by itself, then inside attention on the lab's cases, in chunks of several sizes."""
+    """Grade `merge` in single calls, then inside attention on the lab's cases, with chunks of several sizes."""
     merge, single, cases = functions["merge"], _single(), chosen(lab["cases"], {"attention": PARAMETERS})
     of = len(single) + len(cases) * len(CHUNKS)
     for number, (name, arguments) in enumerate(single, 1):
@@ -58,14 +59,14 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
 
 @contextmanager
 def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False, chunk: int = 16) -> Iterator[None]:
-    """Attention of the reference executor goes through `merge` inside."""
-    own = attention_by(functions["merge"], chunk)
-    with replaced({"attention": adapted("attention", own, KERNELS["attention"], model)}):
+    """A context in which attention of the reference executor uses `merge`."""
+    attention = attention_by(functions["merge"], chunk)
+    with replaced({"attention": adapted("attention", attention, KERNELS["attention"], model)}):
         yield
 
 
 def attention_by(merge: Callable, chunk: int) -> Callable:
-    """The op `attention` that walks over keys in chunks, the order of which is shuffled."""
+    """The op `attention` with keys in chunks, in random order, merged by `merge`."""
     def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, scale, causal, window, softcap,
                   bucket_distance):
         y = np.empty((len(q), heads * cache.value_dim), np.float32)
@@ -79,10 +80,10 @@ def attention_by(merge: Callable, chunk: int) -> Callable:
             if sinks is not None:
                 m[:], l[:] = sinks[:, None, None], 1
             starts = np.arange(0, length, chunk)
-            for at in np.random.default_rng(length).permutation(starts):
-                here = slice(at, min(at + chunk, length))
-                distance = np.arange(here.start, here.stop) - batch.positions[rows, None]
-                s = np.float32(scale) * (queries @ k[:, here].transpose(0, 2, 1))
+            for start in np.random.default_rng(length).permutation(starts):
+                keys = slice(start, min(start + chunk, length))
+                distance = np.arange(keys.start, keys.stop) - batch.positions[rows, None]
+                s = np.float32(scale) * (queries @ k[:, keys].transpose(0, 2, 1))
                 if softcap:
                     s = np.float32(softcap) * np.tanh(s / np.float32(softcap))
                 if slopes is not None:
@@ -92,7 +93,7 @@ def attention_by(merge: Callable, chunk: int) -> Callable:
                 if cache.shape.kind == "self":
                     hidden = distance > 0 if causal else np.zeros(distance.shape, bool)
                     s[:, hidden | (np.abs(distance) >= window) if window else hidden] = -np.inf
-                m, l, o = merge(m, l, o, s, v[:, here])  # noqa: E741
+                m, l, o = merge(m, l, o, s, v[:, keys])  # noqa: E741
             y[rows] = (o / l).transpose(1, 0, 2).reshape(queries.shape[1], -1)
         return y
 
@@ -121,16 +122,16 @@ def _single() -> list[tuple[str, tuple]]:
 
 def _checked(result: Any, expected: tuple) -> tuple:
     if not isinstance(result, tuple) or len(result) != 3:
-        raise Wrong(f"merge should return m, l, o, and returns {type(result).__name__}")
+        raise Wrong(f"merge should return m, l, o, but returns {type(result).__name__}")
     for what, y, e in zip(NAMES, result, expected, strict=True):
         if not isinstance(y, np.ndarray) or y.shape != e.shape:
             found = list(y.shape) if isinstance(y, np.ndarray) else type(y).__name__
-            raise Wrong(f"merge returns {what} of shape {found}, and {list(e.shape)} is expected")
+            raise Wrong(f"merge returns {what} of shape {found}, expected {list(e.shape)}")
     return result
 
 
 def _differs(y: np.ndarray, e: np.ndarray) -> str:
-    """In words, how an array with equal infinities differs; "" if it does not."""
+    """The first difference of two arrays in words, where -inf equals -inf; "" if there is none."""
     y, e = (np.where(np.isneginf(a), np.float32(-1e4), a) for a in (y, e))
     place = furthest(y.reshape(-1, y.shape[2]), e.reshape(-1, e.shape[2]), 1e-5)
     return described(place) if place else ""

@@ -1,4 +1,4 @@
-"""Cases of quantised matrices, and the errors that functions are measured by."""
+"""Cases of quantised matrices, and judges by the quantisation error."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +14,13 @@ from numflow.quant.feedback import feedback_reference, prepared
 from numflow.quant.layout import ROW_SCHEMES, Fields
 from numflow.quant.search import search_reference
 
-AS_GOOD = 1.02  # times numflow's error that are let pass: rounding may turn a code
-KINDS = ("normal", "laplace", "one-outlier", "all-positive", "zeros")  # of rows
+AS_GOOD = 1.02  # allowed error, relative to numflow's: float rounding may change a code
+KINDS = ("normal", "laplace", "one-outlier", "all-positive", "zeros")  # kinds of rows
 
 
 @cache
 def feedback_case(name: str, seed: int, zeros: bool = False) -> tuple[tuple, Callable[[Any], str]]:
-    """Arguments for error feedback on 4 rows of 96 columns, whose inputs belong together, and the judge of codes."""
+    """Arguments for error feedback on 4 rows of 96 columns with correlated inputs, and the judge of its codes."""
     rng = np.random.default_rng(seed)
     scheme = ROW_SCHEMES[name]
     x = rng.standard_normal((4, 96)).astype(np.float32)
@@ -38,28 +38,28 @@ def feedback_case(name: str, seed: int, zeros: bool = False) -> tuple[tuple, Cal
     def judge(found: Any) -> str:
         codes = array(found, expected, "feedback returns codes ")
         if codes.max() >= scheme.levels or codes.min() < 0:
-            return f"codes up to {int(codes.max())}, and {name} has 0 .. {scheme.levels - 1}"
+            return f"codes up to {int(codes.max())}, but the codes of {name} are 0 .. {scheme.levels - 1}"
         error = output_error(x, moment, fields, codes)
         if error <= AS_GOOD * least:
             return ""
-        place = int(np.argmax((codes != expected).any(axis=0)[order]))
-        column = int(order[place])
+        position = int(np.argmax((codes != expected).any(axis=0)[order]))
+        column = int(order[position])
         row = int(np.argmax(codes[:, column] != expected[:, column]))
-        return (f"the outputs are off by {error:.4g}, {error / least:.2f} times numflow's {least:.4g}; the first code "
-                f"that differs is in row {row}, column {column}, place {place} of the order: got "
+        return (f"the error of the outputs is {error:.4g}, {error / least:.2f} times numflow's {least:.4g}; the first "
+                f"different code is in row {row}, column {column}, position {position} of the order: got "
                 f"{codes[row, column]}, expected {expected[row, column]}")
 
     return (x, scheme, moment, fields), judge
 
 
 def output_error(x: np.ndarray, moment: np.ndarray, fields: Fields, codes: np.ndarray) -> float:
-    """The error of the outputs of codes under the headers of fields, relative to the outputs."""
+    """Relative error of the outputs by codes with the headers of `fields`."""
     off = replace(fields, codes=codes).values().astype(np.float64) - x
     return float(np.sqrt(np.einsum("nk,kl,nl", off, moment, off) / np.einsum("nk,kl,nl", x, moment, x)))
 
 
 def rows_of(kind: str, columns: int = 128) -> np.ndarray:
-    """Four rows of a kind, float32 [4, columns]."""
+    """Four rows of weights of a kind, float32 [4, columns]."""
     rng = np.random.default_rng(len(kind))
     x = rng.laplace(size=(4, columns)) if kind == "laplace" else rng.standard_normal((4, columns))
     if kind == "one-outlier":
@@ -73,35 +73,35 @@ def rows_of(kind: str, columns: int = 128) -> np.ndarray:
 
 @cache
 def searched(kind: str, name: str) -> Fields:
-    """The fields that numflow's search finds for the rows of a kind."""
+    """The fields of numflow's search for the rows of a kind."""
     x = rows_of(kind)
     return search_reference(x, ROW_SCHEMES[name], np.ones((1, x.shape[1]), np.float32), False, "x")
 
 
 def row_errors(headers: Callable, kind: str, name: str) -> list[tuple[str, float]]:
-    """Bars of the errors of a function and of numflow's search, in percent of the weights."""
+    """Bars with the errors of a function and of numflow's search, in percent of the weights."""
     x = rows_of(kind)
     return [(f"{kind}, {label}", 100 * float(np.sqrt(squares(fields, x).sum() / np.square(x, dtype=float).sum())))
             for label, fields in (("yours", headers(x, ROW_SCHEMES[name])), ("numflow", searched(kind, name)))]
 
 
 def headers_judge(kind: str, name: str) -> Callable[[Any], str]:
-    """The judge of fields of a kind's rows: their shapes, and an error that is near that of numflow's search."""
-    x, scheme, own = rows_of(kind), ROW_SCHEMES[name], searched(kind, name)
-    least = squares(own, x)
+    """The judge of Fields for the rows of a kind: shapes, and an error close to the error of numflow's search."""
+    x, scheme, reference = rows_of(kind), ROW_SCHEMES[name], searched(kind, name)
+    least = squares(reference, x)
 
     def judge(found: Any) -> str:
         if not isinstance(found, Fields):
-            raise Wrong(f"headers should return Fields, and returns {type(found).__name__}")
+            raise Wrong(f"headers should return Fields, but returns {type(found).__name__}")
         for name in ("rows", "blocks", "codes"):
-            array(getattr(found, name), getattr(own, name), f"headers returns {name} ")
+            array(getattr(found, name), getattr(reference, name), f"headers returns {name} ")
         if found.codes.max() >= scheme.levels:
-            return f"codes up to {int(found.codes.max())}, and {scheme.name} has 0 .. {scheme.levels - 1}"
+            return f"codes up to {int(found.codes.max())}, but the codes of {scheme.name} are 0 .. {scheme.levels - 1}"
         errors = squares(found, x)
         row = int(np.argmax(errors - AS_GOOD * least))
         if errors[row] <= AS_GOOD * least[row] + 1e-12 or errors.sum() <= AS_GOOD * least.sum():
             return ""
-        said = fault(found, own, x)
+        said = fault(found, reference, x)
         return (f"row {row}: the sum of squared errors is {errors[row]:.4g}, "
                 f"{errors[row] / max(least[row], 1e-30):.3g} times numflow's {least[row]:.4g}{said and f'; {said}'}")
 

@@ -1,4 +1,4 @@
-"""Four small kernels with shared memory, watched for races."""
+"""Grader of four small kernels with shared memory, with detection of data races."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from numflow.learn.graders.simulated import fault, waits
 
 
 def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
-    """Each kernel once watched, then in several orders of threads."""
+    """Grade each kernel: once with race detection, then in several orders of threads."""
     cases = _cases()
     for number, (name, (grid, arrays, expected)) in enumerate(cases.items(), 1):
         parameters = (f32.ptr,) * len(arrays)
@@ -25,13 +25,13 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
 
 
 def barriers(name: str, body: Callable) -> int:
-    """Barriers that each thread of a kernel goes through."""
+    """Number of barriers per thread of a kernel."""
     grid, arrays, _ = _cases()[name]
     return waits(body, (f32.ptr,) * len(arrays), grid, 64, arrays)
 
 
 def _cases() -> dict[str, tuple[int, tuple, np.ndarray]]:
-    """By kernel: blocks, arrays, and the first of them as it is expected."""
+    """By kernel: number of blocks, arrays, and the expected content of the first array."""
     rng = np.random.default_rng(11)
     x = rng.standard_normal(64).astype(np.float32)
     a, b = (rng.standard_normal((16, 16)).astype(np.float32) for _ in range(2))

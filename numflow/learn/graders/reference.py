@@ -1,4 +1,4 @@
-"""Functions in the place of ops of the reference executor: their cases, the model, and the time they take."""
+"""Grader of functions that replace ops of the reference executor: op cases, running in a model, and timing."""
 
 import fnmatch
 import inspect
@@ -14,18 +14,21 @@ from numflow.learn.cases.verdict import Functions, Verdict, Wrong, described, fu
 from numflow.ops import OPS
 from numflow.reference import program
 
-ROUNDS = 5  # of a measurement
+ROUNDS = 5  # repetitions of a measurement
 
-_expected: dict[str, list[np.ndarray]] = {}  # of cases, by the reference
+_expected: dict[str, list[np.ndarray]] = {}  # outputs of the reference executor, by case
 
 
 def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
-    """The functions named by ops on the lab's cases."""
+    """Grade functions with the names of ops on the lab's cases."""
     return grade_cases(lab["cases"], lambda: installed(functions, lab), lab["parameters"])
 
 
 def grade_cases(patterns: list[str], inside: Callable, parameters: Mapping[str, list[str]]) -> Verdict:
-    """The cases that `patterns` name, in that order, run within `inside()`. parameters: of ops that are learned."""
+    """Grade on the cases that match `patterns`, in this order, which run within the context `inside()`.
+
+    parameters: the parameters of each op that the lab teaches.
+    """
     cases = chosen(patterns, parameters)
     for number, case in enumerate(cases, 1):
         expected = _truth(case)
@@ -43,8 +46,11 @@ def grade_cases(patterns: list[str], inside: Callable, parameters: Mapping[str, 
 
 
 def chosen(patterns: list[str], parameters: Mapping[str, list[str]]) -> list[Case]:
-    """Cases by patterns of names: in the order of the patterns, of each the smallest first. Those that ask an op of
-    `parameters` for more than these are left out: ops grow, labs do not."""
+    """Cases whose names match the patterns, in the order of the patterns, the smallest case of each pattern first.
+
+    Cases that use other parameters of an op than `parameters` are left out: an op may get new parameters that the lab
+    does not teach.
+    """
     found: dict[str, Case] = {}
     for pattern in patterns:
         matching = [case for case in CASES if fnmatch.fnmatchcase(case.name, pattern)
@@ -59,16 +65,16 @@ KERNELS: dict[str, Callable] = program.KERNELS  # type: ignore[assignment]
 @contextmanager
 def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False,
               checks: bool = True) -> Iterator[None]:
-    """The functions do the ops of the reference executor inside."""
-    known = lab.get("parameters", {})
-    with replaced({op: adapted(op, functions[op], truth, model, known.get(op), checks)
+    """A context in which the functions replace the ops of the reference executor."""
+    taught = lab.get("parameters", {})
+    with replaced({op: adapted(op, functions[op], truth, model, taught.get(op), checks)
                    for op, truth in KERNELS.items() if op in functions}):
         yield
 
 
 @contextmanager
 def replaced(ops: Functions) -> Iterator[None]:
-    """The functions take the places of these ops' kernels in the reference executor inside."""
+    """A context in which the functions replace the kernels of these ops in the reference executor."""
     before = {op: KERNELS[op] for op in ops}
     KERNELS.update(ops)
     try:
@@ -78,25 +84,25 @@ def replaced(ops: Functions) -> Iterator[None]:
 
 
 def adapted(op: str, function: Callable, truth: Callable, model: bool = False,
-            known: list[str] | None = None, checks: bool = True) -> Callable:
-    """`function` as the executor calls an op: inputs cannot be written, results have the op's shape and kind.
+            taught: list[str] | None = None, checks: bool = True) -> Callable:
+    """Wrap `function` for the executor: inputs are read-only, and results must have the op's shape and kind of dtype.
 
-    A parameter that the function does not take is left out where it has the op's default. In a model, which may ask for
-    more than a lab does, `truth` does the steps where it has not.
+    A parameter that the function does not have is not passed if it has the op's default. In a model, which may use more
+    parameters than the lab teaches, `truth` runs the steps with other values.
 
-    known: the parameters that the lab asks for, if not those that the function names. checks: whether results are
-    looked at, for which `truth` runs too.
+    taught: the parameters that the lab teaches; None: the parameters in the function's signature. checks: whether to
+    check results, for which `truth` runs too.
     """
-    taken: Any = inspect.signature(function).parameters if known is None else known
-    anything = known is None and any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    accepted: Any = inspect.signature(function).parameters if taught is None else taught
+    accepts_all = taught is None and any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
 
     def run(*inputs, **given):
-        extra = {name for name in given if name not in taken and not anything}
-        left = {name for name in extra if name in OPS[op].params and given[name] == OPS[op].params[name]}
-        if model and extra - left:
+        extra = {name for name in given if name not in accepted and not accepts_all}
+        default = {name for name in extra if name in OPS[op].params and given[name] == OPS[op].params[name]}
+        if model and extra - default:
             return truth(*inputs, **given)
-        kept = {name: _read_only(value) for name, value in given.items() if name not in left}
-        result = function(*map(_read_only, inputs), **kept)
+        passed = {name: _read_only(value) for name, value in given.items() if name not in default}
+        result = function(*map(_read_only, inputs), **passed)
         return _checked(op, result, truth(*inputs, **given)) if checks else result
 
     return run
@@ -106,22 +112,22 @@ def _checked(op: str, result: Any, expected: Any) -> Any:
     if isinstance(expected, tuple):
         if not isinstance(result, tuple) or len(result) != len(expected):
             found = f"{len(result)} results" if isinstance(result, tuple) else type(result).__name__
-            raise Wrong(f"{op} should return {len(expected)} arrays, and returns {found}")
+            raise Wrong(f"{op} should return {len(expected)} arrays, but returns {found}")
         return tuple(_checked(op, r, e) for r, e in zip(result, expected, strict=True))
     if result is None:
         raise Wrong(f"{op} returns nothing: is a return missing?")
     if not isinstance(result, np.ndarray):
-        raise Wrong(f"{op} should return an array, and returns {type(result).__name__}")
+        raise Wrong(f"{op} should return an array, but returns {type(result).__name__}")
     if result.shape != expected.shape:
-        raise Wrong(f"{op} returns the shape {list(result.shape)}, and {list(expected.shape)} is expected")
-    wanted = "iu" if expected.dtype.kind in "iu" else "f"
-    if result.dtype.kind not in wanted:
-        raise Wrong(f"{op} returns numbers of type {result.dtype}, and {expected.dtype} is expected")
+        raise Wrong(f"{op} returns the shape {list(result.shape)}, expected {list(expected.shape)}")
+    kinds = "iu" if expected.dtype.kind in "iu" else "f"
+    if result.dtype.kind not in kinds:
+        raise Wrong(f"{op} returns an array of type {result.dtype}, expected {expected.dtype}")
     return result
 
 
 def _read_only(value: Any) -> Any:
-    """A view that cannot be written: what is an input of this op is another op's too."""
+    """A read-only view: an input of this op may also be an input of another op."""
     if not isinstance(value, np.ndarray):
         return value
     view = value.view()
@@ -136,7 +142,7 @@ def _truth(case: Case) -> list[np.ndarray]:
 
 
 def _size(case: Case) -> int:
-    """Numbers that a case looks at."""
+    """Number of elements of a case's buffers."""
     tokens = sum(count for parts in case.schedule for _, count in parts)
     return tokens * sum(buffer.width for buffer in case.network.buffers.values())
 
@@ -147,10 +153,10 @@ def _heads(case: Case, ops: Any) -> int:
 
 
 def bars(functions: Functions, lab: Mapping[str, Any], build: Callable, tokens: int, moved: int = 0) -> dict[str, Any]:
-    """Microseconds of the lab's ops on so many tokens: by the functions and by numflow.
+    """Microseconds of the lab's ops for a number of tokens: by the student's functions and by numflow.
 
-    build: makes the steps with a builder of cases. moved: bytes that have to be read or written once, where they are
-    more than caches hold: the time that memory takes for them is a bar too.
+    build: adds the steps to a CaseBuilder and returns the output. moved: bytes that must be read or written once, if
+    they exceed the caches; the time of a memory transfer of that size is a bar too.
     """
     from numflow.cpu.measure.roofline import measure_limits
     from numflow.cpu.program import Program as Compiled
@@ -167,7 +173,7 @@ def bars(functions: Functions, lab: Mapping[str, Any], build: Callable, tokens: 
 
 
 def microseconds(case: Case, program_class: Any, ops: Any, **options: Any) -> float:
-    """The time of the ops among a case's steps: the least of some rounds, after one that does not count."""
+    """Time of the steps with these ops in a case: the minimum of ROUNDS rounds, after one warm-up."""
     running = program_class(case.network, case.weights, **options)
     try:
         running.reserve(case.blocks(running.block_size))

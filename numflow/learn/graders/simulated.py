@@ -1,4 +1,4 @@
-"""Students' GPU kernels on the simulator, under several orders of threads, with races in shared memory as errors."""
+"""Runs of students' GPU kernels on the simulator, in several orders of threads, with detection of data races."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,22 +18,26 @@ SEEDS = range(8)
 
 def run_kernel(body: Callable, parameters: tuple, grid: int, threads: int, arrays: tuple[np.ndarray, ...],
                numbers: tuple[int, ...] = (), seed: int = 0) -> np.ndarray:
-    """The first array after a kernel whose parameters are pointers to the arrays, then the numbers."""
-    device, places = Simulated(seed=seed), []
+    """Run a kernel and return the new content of the first array.
+
+    The kernel's parameters are pointers to the arrays, followed by the numbers.
+    """
+    device, addresses = Simulated(seed=seed), []
     for array in arrays:
         memory = device.alloc(max(256, array.nbytes))
         device.upload(memory.at(), array)
-        places.append(memory.at())
+        addresses.append(memory.at())
     kernel = Kernel(body.__name__, body, parameters, threads)
-    device.launch(Launch(kernel, (grid, 1, 1), (*places, *numbers)))
-    return device.download(places[0], arrays[0].nbytes).view(arrays[0].dtype).reshape(arrays[0].shape)
+    device.launch(Launch(kernel, (grid, 1, 1), (*addresses, *numbers)))
+    return device.download(addresses[0], arrays[0].nbytes).view(arrays[0].dtype).reshape(arrays[0].shape)
 
 
 class WatchedPointer(SimulatedPointer):
-    """Shared memory that remembers who touched what between which barriers.
+    """Shared memory that records which thread accessed which element, and how many barriers it had passed then.
 
-    Two accesses race if they are of two threads, touch the same element, at least one writes, and no barrier stands
-    between: threads of one warp have passed no sync_warp, exchange or sync_block since; of two warps, no sync_block.
+    Two accesses are a data race if they are by two threads to the same element, at least one is a write, and no barrier
+    is between them. For threads of one warp sync_warp, an exchange and sync_block are barriers; for threads of two
+    warps only sync_block is one.
     """
 
     __slots__ = ("counts", "seen")
@@ -41,7 +45,7 @@ class WatchedPointer(SimulatedPointer):
     def __init__(self, array: np.ndarray, counts: Any):
         super().__init__(array, 0, "shared")
         self.counts = counts
-        # element -> thread -> the barriers of its warp and of its block, when it last read and when it last wrote
+        # element -> thread -> "reads" or "writes" -> (barriers of the warp, barriers of the block) at the last access
         self.seen: dict[int, dict[int, dict[str, tuple[int, int]]]] = defaultdict(lambda: defaultdict(dict))
 
     def __getitem__(self, index):
@@ -52,23 +56,23 @@ class WatchedPointer(SimulatedPointer):
         self._note(int(index), "writes")
         super().__setitem__(index, value)
 
-    def _note(self, index: int, does: str) -> None:
+    def _note(self, index: int, access: str) -> None:
         thread = NOW.thread
-        number = thread.warp.first + thread.lane
-        warp, block = self.counts[thread.block, number]
+        me = thread.warp.first + thread.lane
+        warp, block = self.counts[thread.block, me]
         for other, last in self.seen[index].items():
-            near = other // 32 == number // 32
-            for did, (its_warp, its_block) in last.items() if other != number else ():
-                if "writes" in (does, did) and (its_warp == warp if near else its_block == block):
-                    barrier = "barrier" if near else "sync_block"
-                    raise SimulatorError(f"race: thread {number} {does} shared[{index}], which thread {other} {did}, "
-                                         f"and no {barrier} stands between")
-        self.seen[index][number][does] = warp, block
+            same_warp = other // 32 == me // 32
+            for earlier, (its_warp, its_block) in last.items() if other != me else ():
+                if "writes" in (access, earlier) and (its_warp == warp if same_warp else its_block == block):
+                    barrier = "barrier" if same_warp else "sync_block"
+                    raise SimulatorError(f"race: thread {me} {access} shared[{index}], which thread {other} {earlier}, "
+                                         f"with no {barrier} between")
+        self.seen[index][me][access] = warp, block
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Races in shared memory are errors inside, whatever the order of threads is."""
+    """A context in which data races in shared memory are errors, in any order of threads."""
     counts: Any = defaultdict(lambda: [0, 0])
     memory, wait, exchange = simulator.Block.memory, intrinsics.wait, intrinsics.exchange
 
@@ -101,7 +105,7 @@ def watched() -> Iterator[None]:
 
 
 def waits(body: Callable, parameters: tuple, grid: int, threads: int, arrays: tuple, numbers: tuple = ()) -> int:
-    """Exchanges and barriers that each thread of a kernel's blocks goes through, on average."""
+    """Number of exchanges and barriers per thread of a kernel, on average."""
     counted, wait, exchange = [0], intrinsics.wait, intrinsics.exchange
 
     def waiting(kind):
@@ -122,12 +126,12 @@ def waits(body: Callable, parameters: tuple, grid: int, threads: int, arrays: tu
 
 def fault(body: Callable, parameters: tuple, grid: int, threads: int, arrays: tuple, numbers: tuple,
           expected: np.ndarray, bound: float = 1e-5) -> tuple[str, Any]:
-    """The fault of a kernel and what shows it; ("", None) if it is right.
+    """(message, evidence) of a wrong kernel; ("", None) if it is right.
 
-    A race or another fault that the simulator finds comes first: numbers may be right by luck.
+    Data races and other errors of the simulator are reported first, as the result may be right by luck.
     """
     spread = max(float(np.std(expected)), 1e-3)
-    bound *= max(float(np.abs(expected).max()), spread) / spread  # a single number has no spread
+    bound *= max(float(np.abs(expected).max()), spread) / spread  # for a single element, whose deviation is 0
     try:
         with watched():
             found = run_kernel(body, parameters, grid, threads, arrays, numbers)

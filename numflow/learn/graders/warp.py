@@ -1,4 +1,4 @@
-"""A student's kernel of one warp for each row, against NumPy."""
+"""Grader of a student's GPU kernel with one warp per row, compared with NumPy."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from numflow.learn.cases.verdict import Functions, Verdict, raised, right, wrong
 from numflow.learn.graders.simulated import fault, run_kernel, waits
 
 PARAMETERS = (f32.ptr, u32.ptr, f32.ptr, f32.ptr, u32)
-SHAPES = ((1, 64), (4, 128), (3, 200), (2, 40))  # rows and columns; the last ones leave lanes without work
+SHAPES = ((1, 64), (4, 128), (3, 200), (2, 40))  # (rows, columns); the last two leave lanes without work
 
 
 def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
-    """The kernel on the shapes, each in several orders of threads."""
+    """Grade the kernel on every shape, each in several orders of threads."""
     for number, (rows, columns) in enumerate(SHAPES, 1):
         name, (arrays, expected) = f"{rows}x{columns}", _matrix(rows, columns)
         try:
@@ -27,7 +27,7 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
 
 
 def exchanges(body: Callable) -> int:
-    """Exchanges and barriers that each lane goes through, for one row of 256 weights."""
+    """Number of exchanges and barriers per lane, for one row of 256 weights."""
     return waits(body, PARAMETERS, 1, 32, _matrix(1, 256)[0], (128,))
 
 
@@ -39,7 +39,7 @@ def product(body: Callable, pairs: np.ndarray, scale: np.ndarray, x: np.ndarray)
 
 
 def _matrix(rows: int, columns: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """The kernel's arrays, and the y that is expected."""
+    """The kernel's arrays, and the expected y."""
     rng = np.random.default_rng(rows + columns)
     codes = rng.integers(0, 11, (rows, columns))
     pairs = (codes[:, 0::2] + 11 * codes[:, 1::2]).astype(np.uint32)

@@ -1,27 +1,28 @@
 """Lab 3: attention.
 
-Each query looks at the keys of its sequence and takes a mean of their values, weighted by how well they fit:
+Each query is compared with the keys of its sequence. The result is the mean of the values, weighted by a softmax of the
+scores:
 
-    y = softmax(softcap(scale * q k^T) + bias, over the keys that it may see) v
+    y = softmax(softcap(scale * q k^T) + bias, over the keys that the query may see) v
 
-Keys and values lie in a cache, in blocks. For sequence b of the batch, whose rows are batch.starts[b] to
-batch.starts[b + 1],
+Keys and values are in the KV cache, in blocks. The rows of sequence b in the batch are batch.starts[b] ..
+batch.starts[b + 1] - 1. For sequence b:
 
-    length = cache.lengths(batch)[b]                         keys so far, those of this batch included
+    length = cache.lengths(batch)[b]                         keys so far, including the keys of this batch
     k, v = cache.read(cache.table(batch)[b], length)         [length, G, E] and [length, G, E_v]
     cache.value_dim                                          E_v
     distance = np.arange(length) - batch.positions[rows, None]      key position minus query position
 
-A query of head h uses key head h // (H / G) (grouped queries). It sees keys at distances up to 0 if `causal`, all if
-not; with a window w > 0 only those with |distance| < w; and where cache.shape.kind is "cross" all keys of the
-encoder, neither causal nor window count. Four things that some models have:
+Query head h uses key head h // (H / G) (grouped-query attention). The mask: if `causal`, a query sees keys at distances
+<= 0, else at all distances. With a window w > 0 it sees only keys with |distance| < w. If cache.shape.kind is "cross"
+(keys of an encoder), it sees all keys: causal and window do not apply. Some models have up to four more things:
 
     softcap c > 0       scores become c * tanh(scores / c)
     slopes [H]          bias -slope * |distance| (ALiBi)
     buckets [n, H]      bias buckets[bucket(distance, n, bucket_distance, causal)]
-    sinks [H]           one more logit of each head, which takes probability and has no value
+    sinks [H]           one more logit per head, which takes part in the softmax but has no value
 
-Begin with causal attention, and let the checker tell which of the others come next.
+Begin with causal attention. The checker then tells you what is missing next.
 
     numflow learn check 3        numflow learn hint 3        numflow learn bench 3
 """
@@ -34,12 +35,12 @@ LAB = {
     "number": 3, "title": "Attention", "minutes": 60, "functions": ["attention"], "grader": "reference",
     "needs": [1, 2], "cases": ["attention", "attention-grouped", "attention-scale", "attention-*"],
     "hints": [
-        "Draw the scores of one head as a table, a row for each query and a column for each key. Cross out what a "
-        "causal query does not see when 3 tokens come behind 5 cached ones.",
-        "Arrays by head make it short: q as [H, n, E], k as [H, L, E] (np.repeat(k, H // G, axis=1).transpose(1, 0, "
-        "2)), scores [H, n, L]. What is not seen becomes -inf before the softmax.",
+        "Draw the scores of one head as a table, a row for each query and a column for each key. 5 tokens are cached, "
+        "and 3 new tokens follow. Cross out the keys that a causal query does not see.",
+        "Arrays with the head first make the code short: q as [H, n, E], k as [H, L, E] (np.repeat(k, H // G, "
+        "axis=1).transpose(1, 0, 2)), scores [H, n, L]. Set the scores of masked keys to -inf before the softmax.",
         "peak = max over keys (and the sink); e = exp(scores - peak); y = e @ v / (sum(e) + exp(sink - peak)); then "
-        "[H, n, E_v] back to [n, H * E_v] by transpose(1, 0, 2).reshape(n, -1)."],
+        "transpose(1, 0, 2).reshape(n, -1) turns [H, n, E_v] into [n, H * E_v]."],
 }
 
 
@@ -76,12 +77,12 @@ def attention__no_scale(q, slopes=None, sinks=None, buckets=None, **given):
 
 
 def attention__own_scale(q, slopes=None, sinks=None, buckets=None, **given):
-    """a scale of 1 / sqrt(head size) where another one is given"""
+    """a scale of 1 / sqrt(head size) instead of the given scale"""
     return attention(q, slopes, sinks, buckets, **{**given, "scale": (q.shape[1] // given["heads"]) ** -0.5})
 
 
 def attention__not_causal(q, slopes=None, sinks=None, buckets=None, **given):
-    """queries that see what comes after them: causal is ignored"""
+    """queries that see keys after their own position: causal is ignored"""
     return attention(q, slopes, sinks, buckets, **{**given, "causal": False})
 
 
@@ -91,7 +92,7 @@ def attention__always_causal(q, slopes=None, sinks=None, buckets=None, **given):
 
 
 def attention__no_window(q, slopes=None, sinks=None, buckets=None, **given):
-    """queries that look back beyond their window: window is ignored"""
+    """queries that see keys outside the window: window is ignored"""
     return attention(q, slopes, sinks, buckets, **{**given, "window": 0})
 
 
@@ -106,18 +107,18 @@ def attention__no_softcap(q, slopes=None, sinks=None, buckets=None, **given):
 
 
 def attention__late_softcap(q, slopes=None, sinks=None, buckets=None, **given):
-    """a softcap that multiplies by the cap and does not divide by it"""
+    """a softcap that multiplies by c but does not divide by c"""
     cap = given["softcap"]
     return attention(q, slopes, sinks, buckets, **{**given, "scale": given["scale"] * (cap or 1.0)})
 
 
 def attention__no_slopes(q, slopes=None, sinks=None, buckets=None, **given):
-    """scores without the slopes' bias"""
+    """scores without the bias of the slopes (ALiBi)"""
     return attention(q, None, sinks, buckets, **given)
 
 
 def attention__steep_slopes(q, slopes=None, sinks=None, buckets=None, **given):
-    """slopes of the wrong sign: distance is key position minus query position, which is negative"""
+    """a bias of the slopes with the wrong sign: distance is key position minus query position, which is negative"""
     return attention(q, None if slopes is None else -slopes, sinks, buckets, **given)
 
 
@@ -127,12 +128,12 @@ def attention__no_sinks(q, slopes=None, sinks=None, buckets=None, **given):
 
 
 def attention__no_buckets(q, slopes=None, sinks=None, buckets=None, **given):
-    """scores without the buckets' bias"""
+    """scores without the bias of the buckets"""
     return attention(q, slopes, sinks, None, **given)
 
 
 def attention__heads_in_turn(q, slopes=None, sinks=None, buckets=None, **given):
-    """key heads in turn: query head h uses key head h // (H / G), and not h % G"""
+    """key head h % G for query head h: use key head h // (H / G)"""
     heads, groups = given["heads"], given["cache"].shape.kv_heads
     order = np.argsort(np.arange(heads) % groups, kind="stable")
     mixed = attention(q.reshape(len(q), heads, -1)[:, order].reshape(q.shape),
@@ -143,7 +144,7 @@ def attention__heads_in_turn(q, slopes=None, sinks=None, buckets=None, **given):
 
 
 def attention__keys_in_turn(q, slopes=None, sinks=None, buckets=None, *, cache, **given):
-    """keys of head h % G beside values of head h // (H / G): both are of key head h // (H / G)"""
+    """keys of head h % G with values of head h // (H / G): use key head h // (H / G) for both"""
     order = np.arange(given["heads"]) % cache.shape.kv_heads
 
     class Mixed:
@@ -172,7 +173,7 @@ def attention__scaled_twice(q, slopes=None, sinks=None, buckets=None, **given):
 
 
 def attention__one_sequence(q, slopes=None, sinks=None, buckets=None, *, batch, cache, **given):
-    """keys of the first sequence for all: each sequence of the batch has its own row of the block table"""
+    """keys of the first sequence for all sequences: each sequence has its own row of the block table"""
     class First:
         shape, value_dim, lengths, read = cache.shape, cache.value_dim, cache.lengths, cache.read
 
@@ -184,7 +185,7 @@ def attention__one_sequence(q, slopes=None, sinks=None, buckets=None, *, batch, 
 
 
 def attention__self_unseen(q, slopes=None, sinks=None, buckets=None, *, batch, cache, **given):
-    """a causal mask that hides a query's own key: distance 0 is seen"""
+    """a causal mask that hides a query's own key: a query sees distance 0"""
     class Shifted:
         starts, positions = batch.starts, batch.positions - 1
 
@@ -203,7 +204,7 @@ def attention__self_unseen(q, slopes=None, sinks=None, buckets=None, *, batch, c
 
 
 def attention__biased_first(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, **given):
-    """a bias that is added before the softcap: it comes after"""
+    """a bias that is added before the softcap: add it after the softcap"""
     if slopes is None or not given["softcap"]:
         return attention(q, slopes, sinks, buckets, batch=batch, cache=cache, heads=heads, **given)
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
@@ -221,7 +222,7 @@ def attention__biased_first(q, slopes=None, sinks=None, buckets=None, *, batch, 
 
 
 def attention__window_of_cross(q, slopes=None, sinks=None, buckets=None, *, batch, cache, window, **given):
-    """a mask on the keys of an encoder: where cache.shape.kind is "cross" neither causal nor window count"""
+    """a mask on the keys of an encoder: if cache.shape.kind is "cross", causal and window do not apply"""
     if cache.shape.kind != "cross":
         return attention(q, slopes, sinks, buckets, batch=batch, cache=cache, window=window, **given)
     kind = type("Self", (), {"kind": "self", "__getattr__": lambda self, name: getattr(cache.shape, name)})()
@@ -230,7 +231,7 @@ def attention__window_of_cross(q, slopes=None, sinks=None, buckets=None, *, batc
 
 
 def attention__over_queries(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, **given):
-    """a softmax over the queries: its sum is over the keys of one query"""
+    """a softmax over the queries instead of the keys of each query"""
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
     for b, length in enumerate(cache.lengths(batch)):
         rows = slice(batch.starts[b], batch.starts[b + 1])
@@ -246,7 +247,7 @@ def attention__over_queries(q, slopes=None, sinks=None, buckets=None, *, batch, 
 
 
 def attention__values_of_head_0(q, slopes=None, sinks=None, buckets=None, *, cache, **given):
-    """the values of key head 0 for all heads: keys and values are of key head h // (H / G)"""
+    """the values of key head 0 for all heads: use key head h // (H / G) for keys and values"""
     def read(table, length, *more):
         k, v = cache.read(table, length, *more)
         return k, np.repeat(v[:, :1], v.shape[1], axis=1)
@@ -263,12 +264,12 @@ def attention__narrow_window(q, slopes=None, sinks=None, buckets=None, *, window
 
 
 def attention__sink_of_head_0(q, slopes=None, sinks=None, buckets=None, **given):
-    """the sink of head 0 for all heads"""
+    """the sink of head 0 for all heads: each head has its own sink"""
     return attention(q, slopes, None if sinks is None else np.full_like(sinks, sinks[0]), buckets, **given)
 
 
 def bench(functions):
-    """The prompt of 256 tokens, 8 heads of 64 columns, 2 heads of keys."""
+    """A prompt of 256 tokens with 8 query heads of 64 columns and 2 key heads."""
     from numflow.learn.graders.reference import bars
 
     def build(b):

@@ -1,19 +1,20 @@
 """Lab 8: GPTQ.
 
-Weights are rounded one column after another, and each column's error is made up for by the columns that are not rounded
-yet. What counts is not the error of the weights, but that of the outputs: (w' - w) M (w' - w)^T summed over the rows
-of w, with M = E[a a^T], the second moment of the inputs that w is multiplied with.
+GPTQ rounds the columns of a weight matrix one after another. The error of each column is compensated by the columns
+that are not rounded yet. The goal is not a small error of the weights but a small error of the outputs: the sum of
+(w' - w) M (w' - w)^T over the rows of w, with M = E[a a^T], the second moment of the inputs a of the matrix.
 
-`order, upper, importances = prepared(moment, K, "matrix")` (given) puts the K columns in an order, int64 [K], those
-with the largest inputs first, and makes the upper triangular U [K, K] with U^T U = M^-1 for columns in that order (the
-importances are of no use here, and "matrix" is what an error would call it). For j = 0, 1, 2, ... in it:
+`order, upper, importances = prepared(moment, K, "matrix")` (given) returns an order of the K columns, int64 [K], with
+the largest inputs first, and the upper triangular matrix U [K, K] with U^T U = M^-1 for the columns in that order. (The
+importances are not needed here; "matrix" is a name for error messages.) For j = 0, 1, 2, ... in this order:
 
     code_j = the nearest code of w_j, with the scale and the zero of its block
     e_j = (w_j - decoded_j) / U[j, j]            decoded = scale * (code - zero)
     w_k = w_k - e_j * U[j, k]                    for all later columns k > j
 
-Scales and zeros of blocks of `scheme.block` columns are found beforehand and stay: fields.scales_and_zeros() returns
-both, float32 [N, K / block]. A scale of 0 is a block of zeros, whose codes are 0. Codes are 0 .. scheme.levels - 1.
+The scales and zeros of the blocks of `scheme.block` columns are given and do not change: fields.scales_and_zeros()
+returns both, float32 [N, K / block]. A scale of 0 means a block of zeros, whose codes are 0. Codes are
+0 .. scheme.levels - 1.
 
     numflow learn check 8        numflow learn hint 8        numflow learn bench 8
 """
@@ -25,29 +26,29 @@ from numflow.quant.feedback import prepared
 LAB = {
     "number": 8, "title": "GPTQ", "minutes": 60, "functions": ["feedback"], "grader": "own", "needs": [6],
     "hints": [
-        "Take two columns with inputs that are always the same: a = (t, t). The first one is rounded up by 0.3. What "
-        "would you have the second one do?",
-        "The hard part is the order: w = x[:, order] has the columns as they come, scales and zeros are those of block "
-        "order // scheme.block, and codes go back to column order[j].",
+        "Take two columns whose inputs are always equal: a = (t, t). The first weight is rounded up by 0.3. How should "
+        "the second weight change, so that the output stays the same?",
+        "The hard part is the order: w = x[:, order] has the columns in rounding order, their scales and zeros are "
+        "those of block order // scheme.block, and codes are written back to column order[j].",
         "for j, column in enumerate(order): code = clip(floor(w[:, j] / scale + zero + 0.5), 0, levels - 1); error = "
         "(w[:, j] - scale * (code - zero)) / upper[j, j]; w[:, j + 1:] -= error[:, None] * upper[j, j + 1:]."],
 }
 
 
 def feedback(x, scheme, moment, fields):
-    """x f32 [N, K], moment [K, K], fields with scales and zeros -> codes u8 [N, K]."""
+    """Weights x f32 [N, K], moment [K, K], fields with scales and zeros -> codes u8 [N, K]."""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper)
 
 
 def _feedback(x, scheme, fields, order, upper, sign=1.0, divided=True, reach=None, codes_only=False,
-              blocks=None, columns=None, turn=1):
+              blocks=None, columns=None, zero_sign=1):
     blocks = (order if blocks is None else blocks) // scheme.block
     scales, zeros = (part[:, blocks] for part in fields.scales_and_zeros())
     w, codes = x[:, order if columns is None else columns], np.zeros(x.shape, np.uint8)
     for j, column in enumerate(order):
         scale, zero = np.where(scales[:, j] > 0, scales[:, j], np.float32(1)), zeros[:, j]
-        code = np.clip(np.floor(w[:, j] / scale + np.float32(turn) * zero + np.float32(0.5)), 0, scheme.levels - 1)
+        code = np.clip(np.floor(w[:, j] / scale + np.float32(zero_sign) * zero + np.float32(0.5)), 0, scheme.levels - 1)
         error = w[:, j] / scale - (code - zero) if codes_only else w[:, j] - scale * (code - zero)
         error = np.float32(sign) * (error / upper[j, j] if divided else error)
         end = None if reach is None else j + 1 + reach
@@ -57,13 +58,13 @@ def _feedback(x, scheme, fields, order, upper, sign=1.0, divided=True, reach=Non
 
 
 def feedback__nearest(x, scheme, moment, fields):
-    """plain rounding: no error was passed on"""
+    """plain rounding: errors are not compensated by later columns"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper, reach=0)
 
 
 def feedback__wrong_way(x, scheme, moment, fields):
-    """errors that are added where they are to be subtracted"""
+    """errors that are added to later columns instead of subtracted"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper, sign=-1.0)
 
@@ -74,57 +75,57 @@ def feedback__not_divided(x, scheme, moment, fields):
     return _feedback(x, scheme, fields, order, upper, divided=False)
 
 
-def feedback__block_of_place(x, scheme, moment, fields):
-    """the scale of block j // scheme.block: what is in place j is column order[j], of block order[j] // scheme.block"""
+def feedback__block_of_index(x, scheme, moment, fields):
+    """the scale of block j // scheme.block: position j is column order[j], in block order[j] // scheme.block"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper, blocks=np.arange(x.shape[1]))
 
 
 def feedback__not_sorted(x, scheme, moment, fields):
-    """weights that were not put in the order of U, though their codes and scales are"""
+    """weights that are not in the order of U, while codes and scales are"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper, columns=np.arange(x.shape[1]))
 
 
 def feedback__next_alone(x, scheme, moment, fields):
-    """an error that only the next column makes up for: all later ones are to"""
+    """an error that only the next column compensates: change all later columns"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper, reach=1)
 
 
 def feedback__in_codes(x, scheme, moment, fields):
-    """errors in codes in place of weights: they are to be multiplied by the scale"""
+    """errors of the codes instead of the weights: multiply them by the scale"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper, codes_only=True)
 
 
 def feedback__natural_order(x, scheme, moment, fields):
-    """columns as they stand in x with the U of the other order"""
+    """columns in the order of x with a U for the other order"""
     _, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, np.arange(x.shape[1]), upper)
 
 
 def feedback__left_in_order(x, scheme, moment, fields):
-    """codes that were not put back: column j of the order is column order[j] of x"""
+    """codes that are left in rounding order: position j is column order[j] of x"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper)[:, order]
 
 
 def feedback__in_block(x, scheme, moment, fields):
-    """errors that only columns of the same 32 places make up for: all later ones are to"""
+    """errors that only the same 32 positions of the order compensate: change all later columns"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
-    places = np.arange(len(order)) // scheme.block
-    return _feedback(x, scheme, fields, order, upper * (places[:, None] == places))
+    blocks = np.arange(len(order)) // scheme.block
+    return _feedback(x, scheme, fields, order, upper * (blocks[:, None] == blocks))
 
 
 def feedback__zero_subtracted(x, scheme, moment, fields):
-    """a zero that is subtracted: code = w / scale + zero"""
+    """a zero that is subtracted instead of added: code = w / scale + zero"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
-    return _feedback(x, scheme, fields, order, upper, turn=-1)
+    return _feedback(x, scheme, fields, order, upper, zero_sign=-1)
 
 
 def grade(functions):
-    """Error of the outputs against numflow's own, on inputs that belong together."""
+    """Grade by the error of the outputs, compared with numflow's own, on correlated inputs."""
     from numflow.learn.graders.calls import Call, grade_calls
     from numflow.learn.graders.quantised import feedback_case
 
@@ -138,14 +139,14 @@ def grade(functions):
 
 
 def story(functions, model):
-    """The text of a model in 2 bits, with and without feedback."""
+    """Text of a model in 2 bits, without and with error feedback."""
     from numflow.learn.graders.stories import with_feedback
 
     return with_feedback(model, functions["feedback"])
 
 
 def bench(functions):
-    """Error of outputs, nearest codes and yours."""
+    """Errors of outputs by the nearest codes and by yours."""
     from numflow.learn.graders.quantised import feedback_case, output_error
 
     bars = []

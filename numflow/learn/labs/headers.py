@@ -1,7 +1,8 @@
 """Lab 7: headers.
 
-What a block's codes mean is said by its header, and headers have to be small: q3h gives a row 16 bits and each block
-of 32 weights 6. Choosing them well is worth half a bit.
+A header contains the scale and the zero point of a block of codes. Headers must be small: in q3h a row has a header of
+16 bits, and each block of 32 weights a header of 6 bits. A good choice of the headers reduces the error as much as half
+a bit more per weight.
 
     weight = scale * (code - zero)                       code 0 .. levels - 1
     row header:      base code << 7 | step code << 2 | window           9, 5 and 2 bits
@@ -11,17 +12,17 @@ of 32 weights 6. Choosing them well is worth half a bit.
     D                scheme.steps()[step code]
     zero             scheme.zeros()[window][Z]
 
-`scheme` has block, levels, scale_bits and zero_bits as numbers: 32, 11, 3 and 3 in q3h.
+`scheme` has the integers block, levels, scale_bits and zero_bits: 32, 11, 3 and 3 in q3h.
 
-The bits of a float32, read as an integer, grow with its logarithm: equal steps of the integer are nearly equal factors.
-So the scales of a row's blocks lie between the one of B and the one of B + 7 D, at nearly equal ratios. `grids`
-(given) has all scales and zeros of a row header whose base code is not 0. What you print, such as scheme.zeros(), the
-checker shows. Weights beyond the ends of a range are clipped, which often is the
-better choice: a range a little smaller than the block's own has finer steps.
+The bits of a float32, read as an integer, are nearly linear in its logarithm: equal steps of the integer are nearly
+equal factors. So the 8 possible scales of a block lie between the float of B and the float of B + 7 D, at nearly equal
+ratios. `grids` (given) returns all scales and zeros of a row header whose base code is not 0. The checker shows what
+your code prints, such as scheme.zeros(). Weights outside of the range of the codes are clipped. Clipping is often the
+better choice: a range that is a little smaller than the block's range has finer steps.
 
-`headers` chooses for each row the header, for each block S and Z, and the codes, so that the sum of squared errors is
-at most 1.02 times that of numflow's search: on normal weights, with long tails, with one outlier, all positive, and
-with blocks and rows of zeros.
+`headers` chooses the header of each row, S and Z of each block, and the codes. The sum of squared errors must be at
+most 1.02 times the error of numflow's search: for normal weights, weights with long tails, with one outlier, all
+positive, and with blocks and rows of zeros.
 
     numflow learn check 7        numflow learn hint 7        numflow learn bench 7
 """
@@ -34,17 +35,17 @@ LAB = {
     "number": 7, "title": "Headers", "minutes": 60, "functions": ["headers"], "grader": "own", "needs": [6],
     "hints": [
         "Draw the scales of a row's four blocks on a logarithmic line, and eight marks at equal distances: the first "
-        "mark is B, the distance is D. Which marks have to be near which scales?",
-        "Try, and measure: for a row header, all 64 pairs of S and Z of a block can be tried at once, as an array "
+        "mark is B, the distance is D. Which marks must be near which scales?",
+        "Search by trial: for a row header, all 64 pairs of S and Z can be tried at once for all blocks, as an array "
         "[blocks, S, Z, 32]. The best pair of each block gives the error of the header.",
-        "Base codes from that of 0.5 times the smallest range / (levels - 1) up to that of the whole; for each those "
-        "step codes with which B + 7 D comes near the largest, 0.6 to 2 times; all four windows. Keep the header "
-        "with the least error."],
+        "The ideal scale of a block is its range / (levels - 1). Try base codes from 0.5 times the smallest to the "
+        "smallest of them; for each, the step codes for which the scale of B + 7 D is 0.6 to 2 times the largest; and "
+        "all four windows. Keep the header with the least error."],
 }
 
 
 def grids(header, scheme):
-    """Scales f32 [2^scale_bits] and zeros f32 [2^zero_bits] of a row header."""
+    """All scales f32 [2^scale_bits] and zeros f32 [2^zero_bits] of a row header."""
     base = (header >> 7) + 108 << 21
     scales = (base + np.arange(1 << scheme.scale_bits) * scheme.steps()[header >> 2 & 31]).astype(np.int32)
     return scales.view(np.float32), scheme.zeros()[header & 3]
@@ -80,7 +81,7 @@ def _headers(x, scheme, windows=(0, 1, 2, 3), half=0.5, middle=False, single=Fal
 
 
 def _candidates(w, scheme, windows):
-    """Row headers that are worth a try for w [blocks, block]."""
+    """Row headers to try for w [blocks, block]."""
     scales = (np.maximum(w.max(axis=1), 0) - np.minimum(w.min(axis=1), 0)) / np.float32(scheme.levels - 1)
     if not scales.any():
         return [0]
@@ -99,41 +100,41 @@ def _candidates(w, scheme, windows):
 
 
 def headers__middle(x, scheme):
-    """zeros in the middle of the codes, whatever the weights are"""
+    """zeros in the middle of the codes for all blocks: choose the zero of each block by its weights"""
     return _headers(x, scheme, middle=True)
 
 
 def headers__one_scale(x, scheme):
-    """one scale for all blocks of a row: S is for each block"""
+    """one scale for all blocks of a row: choose S for each block"""
     return _headers(x, scheme, single=True)
 
 
 def headers__cut_off(x, scheme):
-    """codes that are cut off in place of rounded"""
+    """codes that are truncated instead of rounded"""
     return _headers(x, scheme, half=0.0)
 
 
 def headers__wide_window(x, scheme):
-    """zeros of the widest window only: a narrower one has finer steps"""
+    """zeros of the widest window only: a narrower window has finer steps"""
     return _headers(x, scheme, windows=(0,))
 
 
 def headers__swapped(x, scheme):
-    """block headers with Z in the low bits: S is there"""
+    """block headers with Z in the low bits: the low bits are S"""
     fields = headers(x, scheme)
     s, z = fields.blocks & (1 << scheme.scale_bits) - 1, fields.blocks >> scheme.scale_bits
     return Fields(scheme, fields.rows, (z | s << scheme.zero_bits).astype(np.uint16), fields.codes)
 
 
 def headers__row_of_ones(x, scheme):
-    """a step and a window that change places in the row's header"""
+    """a row header in which step code and window are swapped"""
     fields = headers(x, scheme)
     step, window = fields.rows >> 2 & 31, fields.rows & 3
     return Fields(scheme, (fields.rows >> 7 << 7 | window << 5 | step).astype(np.uint16), fields.blocks, fields.codes)
 
 
 def grade(functions):
-    """Four rows of each kind in q3h, then one kind in q2 and q3."""
+    """Grade with four rows of each kind of weights in q3h, then of one kind in q3 and q2."""
     from numflow.learn.graders.calls import Call, grade_calls
     from numflow.learn.graders.quantised import KINDS, headers_judge, rows_of
     from numflow.quant.layout import ROW_SCHEMES
@@ -144,7 +145,7 @@ def grade(functions):
 
 
 def bench(functions):
-    """Errors of rows, yours and numflow's."""
+    """Errors of rows by your headers and by numflow's."""
     from numflow.learn.graders.quantised import KINDS, row_errors
 
     bars = [bar for kind in KINDS for bar in row_errors(functions["headers"], kind, "q3h")]

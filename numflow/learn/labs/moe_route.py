@@ -1,16 +1,19 @@
 """Lab 13: choosing experts.
 
-A layer of a mixture of experts has X feed-forward networks, and each token goes through the S that fit it best. A
-router gives each token a logit for every expert; `moe_route` turns them into the experts' numbers and the gates that
-their results are multiplied with.
+A layer of a mixture of experts (MoE) has X feed-forward networks, the experts. Each token is processed by S of them. A
+router gives each token a logit for every expert. `moe_route` turns the logits of a token into the ids of its experts
+and their gates, the factors that the experts' results are multiplied with.
 
-1. scores: softmax over the experts ("softmax"), the sigmoid of each ("sigmoid"), or the logits ("softmax_topk").
-2. a bias [X], if there is one, is added for the choice alone: it balances the load of the experts.
-3. groups: experts lie in `groups` equal groups of neighbours. If top_groups < groups, each group is worth the
-   sum of its `group_best` best values (bias included), and experts outside the best `top_groups` groups are not chosen.
-4. the S = `width` largest values are chosen; among equal ones the lower number goes first, of groups too.
-5. gates are the scores, without bias, of the chosen ones. "softmax_topk" takes a softmax over those S logits;
-   `normalize` makes the gates of a token sum to 1; at last they are multiplied by `scale`.
+1. Scores: a softmax over the experts ("softmax"), the sigmoid of each logit ("sigmoid"), or the logits themselves
+   ("softmax_topk").
+2. The values for the choice are the scores plus the bias [X], if there is one. The bias balances the load of the
+   experts. It changes the choice only, not the gates.
+3. Groups: the experts form `groups` groups of neighbours, of equal size. If top_groups < groups, the value of a group
+   is the sum of its `group_best` largest values. Only experts of the `top_groups` best groups may be chosen.
+4. The S = `width` experts with the largest values are chosen. Among equal values the lower id comes first, also among
+   groups.
+5. The gates are the scores, without bias, of the chosen experts. For "softmax_topk" they are a softmax over the S
+   chosen logits. `normalize` divides the gates of a token by their sum. At the end they are multiplied by `scale`.
 
 Write `moe_route`. ids are int32, gates float32.
 
@@ -24,9 +27,9 @@ LAB = {
     "cases": ["moe_route-softmax", "moe_route-softmax-not*", "moe_route-softmax_topk", "moe_route-*",
               "moe-feed-forward*"],
     "hints": [
-        "Draw a row of 8 scores, 4 groups of 2. Circle the best group by the sum of its two, then its best experts.",
-        "Ties are the hard part: np.argsort(-values, kind=\"stable\") keeps the order of equal ones, "
-        "argsort(values)[::-1] turns it around.",
+        "Draw a row of 8 scores in 4 groups of 2. Circle the group with the largest sum, then its best expert.",
+        "Ties are the hard part: np.argsort(-values, kind=\"stable\") keeps the order of equal values, "
+        "argsort(values)[::-1] reverses it.",
         "ids = np.argsort(-choice, axis=1, kind=\"stable\")[:, :width]; gates = np.take_along_axis(scores, ids, "
         "axis=1). For groups: choice.reshape(T, groups, -1), np.sort(...)[:, :, -group_best:].sum(axis=2)."],
 }
@@ -38,8 +41,8 @@ def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_
     choice = scores if bias is None else scores + bias
     if top_groups < groups:
         grouped = choice.reshape(len(choice), groups, -1)
-        worth = np.sort(grouped, axis=2)[:, :, -group_best:].sum(axis=2)
-        choice = _within(grouped, worth, top_groups)
+        values = np.sort(grouped, axis=2)[:, :, -group_best:].sum(axis=2)
+        choice = _within(grouped, values, top_groups)
     ids = np.argsort(-choice, axis=1, kind="stable")[:, :width]
     gates = np.take_along_axis(scores, ids, axis=1)
     if score == "softmax_topk":
@@ -49,10 +52,10 @@ def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_
     return ids.astype(np.int32), gates * np.float32(scale)
 
 
-def _within(grouped, worth, count, outside=-np.inf, order=lambda values: np.argsort(-values, axis=1, kind="stable")):
-    kept = np.zeros(worth.shape, bool)
-    np.put_along_axis(kept, order(worth)[:, :count], True, axis=1)
-    return np.where(kept[:, :, None], grouped, outside).reshape(len(grouped), -1)
+def _within(grouped, values, count, outside=-np.inf, order=lambda values: np.argsort(-values, axis=1, kind="stable")):
+    chosen = np.zeros(values.shape, bool)
+    np.put_along_axis(chosen, order(values)[:, :count], True, axis=1)
+    return np.where(chosen[:, :, None], grouped, outside).reshape(len(grouped), -1)
 
 
 def _softmax(x):
@@ -64,15 +67,17 @@ def _sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def _routed(logits, bias, given, worth=None, outside=-np.inf,
+def _routed(logits, bias, given, group_value=None, outside=-np.inf,
             order=lambda values: np.argsort(-values, axis=1, kind="stable")):
-    """The route with another worth of groups, another value outside of them, another order."""
+    """The solution with another value of a group, another value of experts outside the best groups, or another order.
+    """
     scores = {"softmax": _softmax, "sigmoid": _sigmoid, "softmax_topk": lambda x: x}[given["score"]](logits)
     choice = scores if bias is None else scores + bias
     if given["top_groups"] < given["groups"]:
         grouped = choice.reshape(len(choice), given["groups"], -1)
         of_group = np.sort(grouped, axis=2)[:, :, -given["group_best"]:].sum(axis=2)
-        choice = _within(grouped, worth(grouped) if worth else of_group, given["top_groups"], outside, order)
+        values = group_value(grouped) if group_value else of_group
+        choice = _within(grouped, values, given["top_groups"], outside, order)
     ids = order(choice)[:, :given["width"]]
     gates = np.take_along_axis(scores, ids, axis=1)
     if given["score"] == "softmax_topk":
@@ -83,12 +88,12 @@ def _routed(logits, bias, given, worth=None, outside=-np.inf,
 
 
 def moe_route__not_normalized(logits, bias=None, **given):
-    """gates that do not sum to 1 where normalize asks for it"""
+    """gates that are not normalised although normalize is True"""
     return moe_route(logits, bias, **{**given, "normalize": False})
 
 
 def moe_route__always_normalized(logits, bias=None, **given):
-    """gates that sum to 1 though normalize is False"""
+    """gates that are normalised although normalize is False"""
     return moe_route(logits, bias, **{**given, "normalize": True})
 
 
@@ -98,12 +103,12 @@ def moe_route__no_scale(logits, bias=None, **given):
 
 
 def moe_route__scaled_first(logits, bias=None, **given):
-    """gates that are normalised after they were multiplied by scale, which so is lost"""
+    """gates that are normalised after the multiplication by scale, which cancels the scale"""
     return moe_route(logits, bias, **{**given, "scale": 1.0 if given["normalize"] else given["scale"]})
 
 
 def moe_route__always_softmax(logits, bias=None, **given):
-    """a softmax over all experts: the score is another one"""
+    """a softmax over all experts although `score` is not "softmax\""""
     return moe_route(logits, bias, **{**given, "score": "softmax"})
 
 
@@ -113,7 +118,7 @@ def moe_route__no_bias(logits, bias=None, **given):
 
 
 def moe_route__bias_in_gates(logits, bias=None, **given):
-    """gates with the bias in them: it is for the choice alone"""
+    """gates that contain the bias: the bias is for the choice only"""
     ids, gates = moe_route(logits, bias, **{**given, "normalize": False, "scale": 1.0})
     gates = gates if bias is None else gates + bias[ids]
     if given["normalize"]:
@@ -122,45 +127,45 @@ def moe_route__bias_in_gates(logits, bias=None, **given):
 
 
 def moe_route__no_groups(logits, bias=None, **given):
-    """a choice among all groups: experts outside the best top_groups are not to be chosen"""
+    """a choice among the experts of all groups: choose among those of the top_groups best groups only"""
     return moe_route(logits, bias, **{**given, "groups": 1, "top_groups": 1})
 
 
 def moe_route__best_of_group(logits, bias=None, **given):
-    """groups by their best expert: the sum of the group_best best counts"""
+    """groups that are ranked by their best expert: rank them by the sum of their group_best largest values"""
     return moe_route(logits, bias, **{**given, "group_best": 1})
 
 
 def moe_route__whole_groups(logits, bias=None, **given):
-    """groups by the sum of all their experts: only the group_best best count"""
+    """groups that are ranked by the sum of all their experts: sum the group_best largest values only"""
     return moe_route(logits, bias, **{**given, "group_best": logits.shape[1] // given["groups"]})
 
 
 def moe_route__least_of_group(logits, bias=None, **given):
-    """groups by the sum of their smallest values: the group_best best count"""
+    """groups that are ranked by the sum of their smallest values: sum the group_best largest values"""
     best = given["group_best"]
     return _routed(logits, bias, given, lambda grouped: np.sort(grouped, axis=2)[:, :, :best].sum(axis=2))
 
 
 def moe_route__zero_outside(logits, bias=None, **given):
-    """values of 0 for experts outside the best groups: some that are to be chosen are below 0, and none below -inf"""
+    """values of 0 for experts outside the best groups: experts with negative values then lose to them; use -inf"""
     return _routed(logits, bias, given, outside=0)
 
 
-def moe_route__turned_order(logits, bias=None, **given):
-    """an order that is turned around, which puts the last of equal experts first: sort -values, with kind="stable\""""
+def moe_route__reversed_order(logits, bias=None, **given):
+    """a reversed sort, which puts the last of equal experts first: sort -values with kind="stable\""""
     return _routed(logits, bias, given, order=lambda values: np.argsort(values, axis=1)[:, ::-1])
 
 
 def moe_route__softmax_of_softmax(logits, bias=None, **given):
-    """a softmax of probabilities: "softmax_topk" takes one softmax, over the logits of the chosen experts"""
+    """a softmax of probabilities: "softmax_topk" is one softmax, over the logits of the chosen experts"""
     if given["score"] == "softmax_topk":
         logits = _softmax(logits)
     return moe_route(logits, bias, **given)
 
 
 def moe_route__last_of_equal(logits, bias=None, **given):
-    """the higher number of two experts or groups that are equal: the lower one goes first"""
+    """the higher id among equal experts or groups: the lower id comes first"""
     ids, gates = moe_route(logits[:, ::-1], None if bias is None else bias[::-1], **given)
     return (logits.shape[1] - 1 - ids).astype(np.int32), gates
 
@@ -177,7 +182,7 @@ def moe_route__worst(logits, bias=None, **given):
 
 
 def moe_route__over_tokens(logits, bias=None, **given):
-    """a softmax over the tokens: each token has one over its experts"""
+    """a softmax over the tokens instead of the experts of each token"""
     if given["score"] != "softmax":
         return moe_route(logits, bias, **given)
     e = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -202,7 +207,7 @@ def moe_route__sigmoid_upside_down(logits, bias=None, **given):
 
 
 def bench(functions):
-    """256 tokens, 128 experts in 8 groups, 8 chosen."""
+    """Times for 256 tokens and 128 experts in 8 groups, with 8 experts per token."""
     from numflow.learn.graders.reference import bars
 
     def build(b):

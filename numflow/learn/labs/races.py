@@ -1,19 +1,19 @@
 """Lab 11: find the race.
 
-Threads of a block share memory (`SharedArray`). What one thread writes another may read only after a barrier:
-i.sync_block() lets no thread go on before all threads of the block have come to it, and all must come to it. Without
-the barrier a kernel has a race: its result depends on who is quicker, and may be right a thousand times.
+The threads of a block share memory (`SharedArray`). A thread may read what another thread has written only after a
+barrier. i.sync_block() is a barrier: no thread continues before all threads of the block have reached it, and all of
+them must reach it. Without the barrier a kernel has a data race: the result depends on the order in which the threads
+run, and it may be right a thousand times before it is wrong.
 
-Each of these four kernels has one fault that is about barriers. Their arithmetic is right. Find the faults and mend
-them:
+Each of these four kernels has one fault in its barriers. The arithmetic is correct. Find and fix the faults:
 
     scan         y[t] = x[0] + ... + x[t] for 64 threads, by steps of 1, 2, 4, ... 32
-    transpose    a square of 8 x 8 numbers, mirrored
-    reduction    y[0] = the sum of 64 numbers, by halves
-    product      y = a b for squares of 16 x 16, through shared squares of 8 x 8
+    transpose    y = the transpose of a matrix of 8 x 8
+    reduction    y[0] = the sum of 64 elements, by halves
+    product      y = a b for matrices of 16 x 16, through shared tiles of 8 x 8
 
-The checker runs each kernel in eight orders of threads, and watches shared memory: it says which two threads touch the
-same element with no barrier between, even if the numbers came out right.
+The checker runs each kernel in eight orders of threads and records the accesses to shared memory. It reports two
+threads that access the same element without a barrier between, even if the result is right.
 
     numflow learn check 11       numflow learn hint 11       numflow learn bench 11
 """
@@ -26,21 +26,21 @@ LAB = {
     "number": 11, "title": "Find the race", "minutes": 45,
     "functions": ["scan", "transpose", "reduction", "product"], "grader": "races", "start": "fault", "needs": [10],
     "hints": [
-        "For each kernel draw the shared array, and beside it a list in time: who writes, barrier, who reads, barrier, "
-        "who writes again.",
-        "A barrier separates two directions: what is written before others read it, and what is read before others "
-        "overwrite it. Loops need both. A barrier inside an `if` is one that some threads never reach.",
-        "scan: between reading the neighbour and writing. transpose: after the square is written. reduction: out of "
-        "the if. product: at the end of each round, before the squares are overwritten."],
+        "For each kernel draw the shared array, and beside it the order of events: which threads write, barrier, which "
+        "threads read, barrier, which threads write again.",
+        "Barriers are needed in two cases: between a write and the reads of other threads, and between reads and the "
+        "next write of other threads. Loops need both. A barrier inside an `if` is not reached by some threads.",
+        "scan: between reading the neighbour and writing. transpose: after the matrix is written. reduction: outside "
+        "of the if. product: at the end of each round, before the tiles are overwritten."],
 }
-NUMBERS = SharedArray(f32, 64)
+VALUES = SharedArray(f32, 64)
 LEFT = SharedArray(f32, 64)
 RIGHT = SharedArray(f32, 64)
 
 
 def scan(y, x):
     """y f32 [64], x f32 [64]; 64 threads."""
-    t, part = i.thread_index(), NUMBERS()
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     i.sync_block()
     for step in (1, 2, 4, 8, 16, 32):
@@ -53,7 +53,7 @@ def scan(y, x):
 
 def transpose(y, x):
     """y f32 [8, 8], x f32 [8, 8]; 64 threads."""
-    t, part = i.thread_index(), NUMBERS()
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     i.sync_block()
     y[t] = part[t % 8 * 8 + t // 8]
@@ -61,7 +61,7 @@ def transpose(y, x):
 
 def reduction(y, x):
     """y f32 [1], x f32 [64]; 64 threads."""
-    t, part = i.thread_index(), NUMBERS()
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     i.sync_block()
     for half in (32, 16, 8, 4, 2, 1):
@@ -73,7 +73,7 @@ def reduction(y, x):
 
 
 def product(y, a, b):
-    """y, a, b f32 [16, 16]; a block of 64 threads for each of the four squares of y."""
+    """y, a, b f32 [16, 16]; a block of 64 threads for each of the four tiles of y."""
     t, left, right = i.thread_index(), LEFT(), RIGHT()
     row, column = i.block_x() // 2 * 8 + t // 8, i.block_x() % 2 * 8 + t % 8
     total = f32(0)
@@ -88,8 +88,8 @@ def product(y, a, b):
 
 
 def scan__fault(y, x):
-    """a number that is overwritten before its neighbour has read it"""
-    t, part = i.thread_index(), NUMBERS()
+    """an element that is overwritten before another thread has read it"""
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     i.sync_block()
     for step in (1, 2, 4, 8, 16, 32):
@@ -100,15 +100,15 @@ def scan__fault(y, x):
 
 
 def transpose__fault(y, x):
-    """numbers that are read before another thread has written them"""
-    t, part = i.thread_index(), NUMBERS()
+    """elements that are read before other threads have written them"""
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     y[t] = part[t % 8 * 8 + t // 8]
 
 
 def reduction__fault(y, x):
-    """a barrier inside an if, which some threads never reach"""
-    t, part = i.thread_index(), NUMBERS()
+    """a barrier inside an if, which some threads do not reach"""
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     i.sync_block()
     for half in (32, 16, 8, 4, 2, 1):
@@ -120,7 +120,7 @@ def reduction__fault(y, x):
 
 
 def product__fault(y, a, b):
-    """squares of the next round that are written while others still read those of this one"""
+    """tiles that are overwritten for the next round while other threads still read them"""
     t, left, right = i.thread_index(), LEFT(), RIGHT()
     row, column = i.block_x() // 2 * 8 + t // 8, i.block_x() % 2 * 8 + t % 8
     total = f32(0)
@@ -134,8 +134,8 @@ def product__fault(y, a, b):
 
 
 def scan__one_barrier(y, x):
-    """a next step that reads what has not been written yet: the barrier after the writing is missing"""
-    t, part = i.thread_index(), NUMBERS()
+    """elements that are read before they are written: the barrier after the write is missing"""
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     i.sync_block()
     for step in (1, 2, 4, 8, 16, 32):
@@ -146,8 +146,8 @@ def scan__one_barrier(y, x):
 
 
 def scan__warp(y, x):
-    """a barrier of the warp where threads of two warps meet: sync_block is the one for all"""
-    t, part = i.thread_index(), NUMBERS()
+    """a barrier of the warp (sync_warp) for threads of two warps: sync_block is the barrier of the block"""
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     i.sync_warp()
     for step in (1, 2, 4, 8, 16, 32):
@@ -159,8 +159,8 @@ def scan__warp(y, x):
 
 
 def reduction__none(y, x):
-    """halves that are added before the other half is done: the barrier in the loop is missing"""
-    t, part = i.thread_index(), NUMBERS()
+    """elements that are added before they are complete: the barrier in the loop is missing"""
+    t, part = i.thread_index(), VALUES()
     part[t] = x[t]
     i.sync_block()
     for half in (32, 16, 8, 4, 2, 1):
@@ -171,7 +171,7 @@ def reduction__none(y, x):
 
 
 def product__late(y, a, b):
-    """a product of squares that are not there yet: the barrier before the loop is missing"""
+    """a product of tiles that are not written yet: the barrier before the loop over k is missing"""
     t, left, right = i.thread_index(), LEFT(), RIGHT()
     row, column = i.block_x() // 2 * 8 + t // 8, i.block_x() % 2 * 8 + t % 8
     total = f32(0)
@@ -185,7 +185,7 @@ def product__late(y, a, b):
 
 
 def bench(functions):
-    """Barriers that each thread of the kernels comes to, beside those of the solution."""
+    """Barriers per thread of your kernels and of the solution's."""
     from numflow.learn.graders.races import barriers
 
     own = {"scan": scan, "transpose": transpose, "reduction": reduction, "product": product}

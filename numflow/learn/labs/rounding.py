@@ -1,15 +1,15 @@
-"""Lab 6: rounding, and 11 second + first.
+"""Lab 6: rounding, and two codes in 7 bits.
 
-A block of 32 neighbouring weights is stored as codes 0 .. levels - 1 with two numbers for all of them:
+A block of 32 neighbouring weights is stored as 32 codes 0 .. levels - 1, a scale and a zero point:
 
-    weight = zero + scale * code        zero: the smallest of the block; scale: so that the largest is code levels - 1
+    weight = zero + scale * code        zero: the smallest weight of the block; scale: (largest - zero) / (levels - 1)
 
-`quantise` takes the code nearest to each weight. A block whose weights are all the same has scale 0 and codes 0.
+`quantise` chooses the code that is nearest to each weight. A block of equal weights has scale 0 and codes 0.
 
-With 11 levels two codes fit into 7 bits, as 11 * second + first <= 120 < 128: 3.5 bits for each weight, where 8 levels
-take 3 and 16 take 4. 12 levels would need 144. `pack` stores the codes of 32 weights, 16 pairs of neighbouring columns
-(first: the even one), in 14 bytes. Since 7 bits make no byte, the bits of the 16 pairs lie in planes, one after the
-other:
+8 levels need 3 bits per weight, 16 levels need 4. With 11 levels two codes fit into 7 bits, as 11 * second + first
+<= 120 < 128: 3.5 bits per weight. (12 levels have 144 pairs, too many for 7 bits.) `pack` stores the codes of 32
+weights in 14 bytes. They form 16 pairs of neighbouring columns; `first` is the code of the even column. As 7 bits are
+not a whole byte, the bits of the 16 pairs are stored in three bit planes, one after the other:
 
     2 bytes     bit 6 of each pair       pair 8 k + j in bit j of byte k
     4 bytes     bits 4 and 5             pair 4 k + j in bits 2 j, 2 j + 1 of byte k
@@ -24,11 +24,12 @@ LAB = {
     "number": 6, "title": "Rounding, and two codes in 7 bits", "minutes": 45, "functions": ["quantise", "pack"],
     "grader": "own",
     "hints": [
-        "Draw a line from the smallest to the largest of a block with 11 marks. How many steps are between them?",
-        "pack: make the pairs first, uint8 [N, blocks, 16]. A plane of width 2 takes them as [N, blocks, 4, 4], shifts "
-        "each of the last axis to its place and joins them by np.bitwise_or.reduce.",
-        "scale = (max - min) / (levels - 1), codes = rint((x - min) / scale); plane of width w at bit s: (pairs >> s & "
-        "(1 << w) - 1) << (w * j), for j = 0 .. 8 // w - 1, or-ed; concatenate planes (1, 6), (2, 4), (4, 0)."],
+        "Draw a line from the smallest to the largest weight of a block, with 11 marks. How many steps are between the "
+        "marks?",
+        "pack: compute the pairs first, uint8 [N, blocks, 16]. For the plane of width 2, reshape them to [N, blocks, "
+        "4, 4], shift each element of the last axis to its bits, and join them with np.bitwise_or.reduce.",
+        "scale = (max - min) / (levels - 1), codes = rint((x - min) / scale). The plane of width w at bit s: (pairs >> "
+        "s & (1 << w) - 1) << (w * j) for j = 0 .. 8 // w - 1, or-ed. Concatenate planes (1, 6), (2, 4), (4, 0)."],
 }
 BLOCK = 32
 
@@ -58,7 +59,7 @@ def _packed(pairs, planes):
 
 
 def quantise__cut_off(x, levels):
-    """codes that are cut off in place of rounded: the error is twice as large"""
+    """codes that are truncated instead of rounded: the error is twice as large"""
     _, scale, zero = quantise(x, levels)
     g, step = x.reshape(len(x), -1, BLOCK), np.where(scale > 0, scale, np.float32(1))
     return np.floor((g - zero[:, :, None]) / step[:, :, None]).astype(np.uint8).reshape(x.shape), scale, zero
@@ -70,13 +71,13 @@ def quantise__levels(x, levels):
 
 
 def quantise__levels_cut(x, levels):
-    """a scale of (largest - smallest) / levels, and the largest codes cut off: 11 marks have 10 steps between them"""
+    """a scale of (largest - smallest) / levels with clipped codes: 11 marks have 10 steps between them"""
     codes, scale, zero = quantise(x, levels + 1)
     return np.minimum(codes, levels - 1).astype(np.uint8), scale, zero
 
 
 def quantise__zero_of_row(x, levels):
-    """the smallest weight of the row in place of that of each block"""
+    """the smallest weight of the row instead of the smallest of each block"""
     g = x.reshape(len(x), -1, BLOCK)
     zero = np.repeat(g.min(axis=(1, 2))[:, None], g.shape[1], axis=1)
     scale = (g.max(axis=2) - zero) / np.float32(levels - 1)
@@ -85,7 +86,7 @@ def quantise__zero_of_row(x, levels):
 
 
 def quantise__whole_row(x, levels):
-    """one scale for the whole row: each block of 32 has its own"""
+    """one scale for the whole row: each block of 32 weights has its own scale"""
     low, high = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
     scale = (high - low) / np.float32(levels - 1)
     codes = np.rint((x - low) / np.where(scale > 0, scale, np.float32(1))).astype(np.uint8)
@@ -103,42 +104,42 @@ def quantise__symmetric(x, levels):
 
 
 def quantise__zero_code(x, levels):
-    """a zero in codes, -smallest / scale: here zero is the weight of code 0"""
+    """a zero in units of codes, -smallest / scale: here zero is the weight of code 0"""
     codes, scale, zero = quantise(x, levels)
     return codes, scale, -zero / np.where(scale > 0, scale, np.float32(1))
 
 
 def quantise__from_nothing(x, levels):
-    """a range that begins at 0 and not at the smallest weight"""
+    """a range that begins at 0 instead of the smallest weight"""
     g = np.maximum(x.reshape(len(x), -1, BLOCK), np.float32(0))
     scale = g.max(axis=2) / np.float32(levels - 1)
     step = np.where(scale > 0, scale, np.float32(1))
     return np.rint(g / step[:, :, None]).astype(np.uint8).reshape(x.shape), scale, np.zeros_like(scale)
 
 
-def pack__turned(codes):
-    """pairs the wrong way round: 11 * first + second"""
+def pack__swapped(codes):
+    """two codes of a pair that are swapped: a pair is 11 * second + first, not 11 * first + second"""
     return _packed(11 * codes[:, 0::2] + codes[:, 1::2], ((1, 6), (2, 4), (4, 0)))
 
 
 def pack__ten(codes):
-    """10 * second + first: codes of 0 .. 10 are 11, and pairs fall together"""
+    """10 * second + first: there are 11 codes 0 .. 10, so different pairs become equal"""
     return _packed(codes[:, 0::2] + 10 * codes[:, 1::2], ((1, 6), (2, 4), (4, 0)))
 
 
 def pack__low_plane_first(codes):
-    """planes in the order 4, 2, 1 bits: that of bit 6 comes first"""
+    """planes in the order of 4, 2 and 1 bits: the plane of bit 6 comes first"""
     return _packed(codes[:, 0::2] + 11 * codes[:, 1::2], ((4, 0), (2, 4), (1, 6)))
 
 
 def pack__halves(codes):
-    """pairs of a column of the first half of a block and one of the second: neighbours are pairs"""
+    """pairs of a column of a block's first half and one of its second half: a pair is two neighbouring columns"""
     g = codes.reshape(len(codes), -1, 2, BLOCK // 2)
     return _packed((g[:, :, 0] + 11 * g[:, :, 1]).reshape(len(codes), -1), ((1, 6), (2, 4), (4, 0)))
 
 
 def pack__high_bits_first(codes):
-    """fields that fill each byte from its highest bit: they begin at bit 0"""
+    """fields that fill each byte from its highest bit down: the first field begins at bit 0"""
     pairs = (codes[:, 0::2] + 11 * codes[:, 1::2]).astype(np.uint8).reshape(len(codes), -1, BLOCK // 2)
     found = []
     for width, shift in ((1, 6), (2, 4), (4, 0)):
@@ -156,7 +157,7 @@ def quantise__not_divided(x, levels):
 
 
 def pack__planes_of_rows(codes):
-    """planes of a whole row: each block of 32 weights has its three planes in 14 bytes of its own"""
+    """planes of a whole row: each block of 32 weights has its three planes in its own 14 bytes"""
     blocks = pack(codes).reshape(len(codes), -1, 14)
     return np.concatenate([blocks[:, :, part].reshape(len(codes), -1)
                            for part in (slice(0, 2), slice(2, 6), slice(6, 14))], axis=1)
@@ -172,18 +173,18 @@ def pack__next_bits(codes):
 
 
 def pack__sixteen(codes):
-    """16 * second + first, which is 4 bits for each: 11 * second + first takes 7 for both"""
+    """16 * second + first, which needs 8 bits: 11 * second + first needs 7"""
     pairs = (codes[:, 0::2] + 16 * (codes[:, 1::2] & 7)).reshape(len(codes), -1, 16)
     out = np.zeros((*pairs.shape[:2], 14), np.uint8)
-    for at in range(16):
-        out[:, :, at // 8] |= (pairs[:, :, at] >> 6 & 1) << at % 8
-        out[:, :, 2 + at // 4] |= (pairs[:, :, at] >> 4 & 3) << 2 * (at % 4)
-        out[:, :, 6 + at // 2] |= (pairs[:, :, at] & 15) << 4 * (at % 2)
+    for j in range(16):
+        out[:, :, j // 8] |= (pairs[:, :, j] >> 6 & 1) << j % 8
+        out[:, :, 2 + j // 4] |= (pairs[:, :, j] >> 4 & 3) << 2 * (j % 4)
+        out[:, :, 6 + j // 2] |= (pairs[:, :, j] & 15) << 4 * (j % 2)
     return out.reshape(len(codes), -1)
 
 
 def grade(functions):
-    """Blocks of several kinds, then bytes against numflow's own packing."""
+    """Grade `quantise` on several kinds of blocks, then `pack` against numflow's own packing."""
     from numflow.learn.graders.calls import Call, grade_calls
     from numflow.quant.bits import pack_planes
     from numflow.quant.layout import ROW_SCHEMES
@@ -207,7 +208,7 @@ def grade(functions):
 
 
 def story(functions, model):
-    """The text of a model with its matrices in 3.5 bits, by `quantise`."""
+    """Text of a model whose matrices are rounded to 3.5 bits by `quantise`."""
     from numflow.learn.graders.stories import with_weights
 
     def rounded(w):
@@ -218,7 +219,7 @@ def story(functions, model):
 
 
 def bench(functions):
-    """Errors of normal weights: yours at several levels, and numflow's schemes, which choose their ranges."""
+    """Errors of normal weights: yours for several numbers of levels, and numflow's schemes, which search for ranges."""
     from numflow.quant.layout import ROW_SCHEMES
     from numflow.quant.search import search_reference
 

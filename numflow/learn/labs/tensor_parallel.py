@@ -1,23 +1,25 @@
 """Lab 14: one model on several devices (tensor parallel).
 
-A matrix that is too large for a device is cut. y = w x with w [N, K] is cut in two ways, and n devices i = 0 .. n - 1
-each take a part:
+A matrix that is too large for one device is split over n devices i = 0 .. n - 1. A product y = w x with w [N, K] can be
+split in two ways:
 
-    column parallel    w1 [N / n, K]    each makes a part of y from all of x; named for the columns of w transposed
-    row parallel       w2 [N, K / n]    each makes a term of all of y from its part of x; the terms are to be summed
+    column parallel    w1 [N / n, K]    each device computes a part of y from all of x (columns of w transposed)
+    row parallel       w2 [N, K / n]    each device computes a term of all of y from its part of x; y is the sum of the
+                                        terms
 
-A feed-forward layer w2 act(w1 x) needs one exchange only: w1 column parallel, w2 row parallel, and one all_reduce, the
-sum of what all devices have, at the end (Megatron-LM). Parts are neighbouring rows or columns in the order of devices.
+A feed-forward layer w2 act(w1 x) needs only one exchange: w1 is column parallel, w2 is row parallel, and one all_reduce
+at the end sums the terms of all devices (Megatron-LM). A part is a range of neighbouring rows or columns, in the order
+of the devices.
 
-`all_reduce` runs on every device of a group at the same time. `adds` are the devices that have a term, the others have
-none (x is None); all of `group` get the sum. Arrays travel through mailboxes:
+`all_reduce` is called on every device of `group` at the same time. The devices of `adds` have a term x; on the other
+devices x is None. All devices of `group` get the sum. Devices send arrays to each other through mailboxes:
 
-    world.put(sender, receiver, array)      never waits; the array must not be changed any more: put x.copy(), for the
-                                            engine writes over x as soon as all_reduce returns
-    world.take(sender, receiver)            waits for the next array that `sender` has put for `receiver`
+    world.put(sender, receiver, array)      never blocks. The array must not be changed afterwards: put x.copy(),
+                                            because the engine overwrites x as soon as all_reduce returns
+    world.take(sender, receiver)            blocks until the next array that `sender` has put for `receiver`
 
-A device may put something for itself. Sum in the order of `adds` on every device: float32 sums depend on the order, and
-devices that disagree in the last bit go different ways.
+A device may put an array for itself. Every device must sum in the order of `adds`: a float32 sum depends on the order,
+and devices whose sums differ in the last bit can generate different tokens.
 
     numflow learn check 14       numflow learn hint 14       numflow learn bench 14
 """
@@ -28,29 +30,29 @@ LAB = {
     "number": 14, "title": "Tensor parallel", "minutes": 60,
     "functions": ["column_parallel", "row_parallel", "all_reduce"], "grader": "exchange",
     "hints": [
-        "Draw w1 and w2 as rectangles, x and y beside them, and colour the part of each device. Which numbers does "
+        "Draw w1 and w2 as rectangles, x and y beside them, and colour the part of each device. Which elements does "
         "each device have after w1? After w2?",
-        "The hard part is that nobody may wait for a device that waits for him: put first, to all of the group, and "
-        "then take. A device without a term puts nothing, and takes from those of `adds`.",
+        "The hard part is to avoid a deadlock: put first, for every device of the group, and then take. A device "
+        "without a term puts nothing, and takes from the devices of `adds`.",
         "w[i * N // n:(i + 1) * N // n] and w[:, i * K // n:(i + 1) * K // n]. if device in adds: for other in group: "
         "world.put(device, other, x.copy()); terms = [world.take(other, device) for other in adds]; then sum."],
 }
 
 
 def column_parallel(w, n, i):
-    """w [N, K] -> the part [N / n, K] of device i of n."""
+    """w [N, K] -> the rows [N / n, K] of device i of n."""
     size = len(w) // n
     return w[i * size:(i + 1) * size]
 
 
 def row_parallel(w, n, i):
-    """w [N, K] -> the part [N, K / n] of device i of n."""
+    """w [N, K] -> the columns [N, K / n] of device i of n."""
     size = w.shape[1] // n
     return w[:, i * size:(i + 1) * size]
 
 
 def all_reduce(x=None, *, world, device, group, adds):
-    """x [T, D], None on devices that are not of `adds` -> the sum [T, D], the same bits on every device of `group`."""
+    """x [T, D], or None on devices outside of `adds` -> the sum [T, D], with equal bits on every device of `group`."""
     if device in adds:
         for other in group:
             world.put(device, other, x.copy())
@@ -62,27 +64,27 @@ def all_reduce(x=None, *, world, device, group, adds):
 
 
 def column_parallel__columns(w, n, i):
-    """columns of w: column parallel cuts the outputs, which are the rows of w [N, K]"""
+    """columns of w: column parallel splits the outputs, which are the rows of w [N, K]"""
     return row_parallel(w, n, i)
 
 
 def column_parallel__every_nth(w, n, i):
-    """every n-th row in place of neighbouring ones"""
+    """every n-th row instead of neighbouring rows"""
     return w[i::n]
 
 
 def row_parallel__rows(w, n, i):
-    """rows of w: row parallel cuts the inputs, which are the columns of w [N, K]"""
+    """rows of w: row parallel splits the inputs, which are the columns of w [N, K]"""
     return column_parallel(w, n, i)
 
 
 def row_parallel__every_nth(w, n, i):
-    """every n-th column in place of neighbouring ones"""
+    """every n-th column instead of neighbouring columns"""
     return w[:, i::n]
 
 
 def all_reduce__own_alone(x=None, *, world, device, group, adds):
-    """a device's own term: nothing was exchanged"""
+    """a device's own term without any exchange"""
     return np.zeros((3, 4), np.float32) if x is None else x
 
 
@@ -93,7 +95,7 @@ def all_reduce__others_alone(x=None, *, world, device, group, adds):
 
 
 def all_reduce__own_first(x=None, *, world, device, group, adds):
-    """a sum that begins with the device's own term: its order, and its last bits, differ from device to device"""
+    """a sum that begins with the device's own term: the order, and so the last bits, differ between devices"""
     if device in adds:
         for other in group:
             world.put(device, other, x.copy())
@@ -106,12 +108,12 @@ def all_reduce__own_first(x=None, *, world, device, group, adds):
 
 
 def all_reduce__by_number(x=None, *, world, device, group, adds):
-    """a sum in the order of the devices' numbers in place of that of `adds`"""
+    """a sum in the order of the device ids instead of the order of `adds`"""
     return all_reduce(x, world=world, device=device, group=group, adds=tuple(sorted(adds)))
 
 
 def all_reduce__to_adds(x=None, *, world, device, group, adds):
-    """terms that are put for the devices of `adds` alone: all of `group` take them"""
+    """terms that are put for the devices of `adds` only: all devices of `group` take them"""
     if device in adds:
         for other in adds:
             world.put(device, other, x.copy())
@@ -120,7 +122,7 @@ def all_reduce__to_adds(x=None, *, world, device, group, adds):
 
 
 def all_reduce__written_over(x=None, *, world, device, group, adds):
-    """an array that is written to after it was put: it must not be changed any more"""
+    """an array that is changed after it was put"""
     total = None if x is None else x.copy()
     if device in adds:
         for other in group:
@@ -132,12 +134,12 @@ def all_reduce__written_over(x=None, *, world, device, group, adds):
 
 
 def all_reduce__mean(x=None, *, world, device, group, adds):
-    """a mean: the sum was divided by the number of devices"""
+    """a mean: the sum is divided by the number of devices"""
     return all_reduce(x, world=world, device=device, group=group, adds=adds) / np.float32(len(adds))
 
 
 def all_reduce__takes_first(x=None, *, world, device, group, adds):
-    """devices that all wait for each other: put before you take"""
+    """a deadlock, in which all devices wait for each other: put before you take"""
     terms = [world.take(other, device) for other in adds]
     if device in adds:
         for other in group:
@@ -146,13 +148,13 @@ def all_reduce__takes_first(x=None, *, world, device, group, adds):
 
 
 def all_reduce__for_adds_alone(x=None, *, world, device, group, adds):
-    """a sum for the devices of `adds` alone: all of `group` get it"""
+    """a sum for the devices of `adds` only: all devices of `group` get it"""
     total = all_reduce(x, world=world, device=device, group=group, adds=adds)
     return total if device in adds else None
 
 
 def all_reduce__itself(x=None, *, world, device, group, adds):
-    """an x that was put itself: the engine writes over x as soon as all_reduce returns; put x.copy()"""
+    """an x that is put without a copy: the engine overwrites x as soon as all_reduce returns; put x.copy()"""
     if device in adds:
         for other in group:
             world.put(device, other, x)
@@ -161,12 +163,12 @@ def all_reduce__itself(x=None, *, world, device, group, adds):
 
 
 def column_parallel__from_the_end(w, n, i):
-    """parts from the end: device 0 has the first rows"""
+    """parts in reversed order: device 0 has the first rows"""
     return column_parallel(w, n, n - 1 - i)
 
 
 def row_parallel__from_the_end(w, n, i):
-    """parts from the end: device 0 has the first columns"""
+    """parts in reversed order: device 0 has the first columns"""
     return row_parallel(w, n, n - 1 - i)
 
 
@@ -177,7 +179,7 @@ def all_reduce__own_twice(x=None, *, world, device, group, adds):
 
 
 def bench(functions):
-    """Bytes that four devices send for the sum of 64 rows of 4096 columns."""
+    """Bytes that four devices send in one all_reduce of 64 rows of 4096 columns."""
     from numflow.learn.graders.exchange import sent
 
     terms = 64 * 4096 * 4 / 1e6

@@ -1,1 +1,1 @@
-"""Models of our own: their text, their training, and what came out."""
+"""The models that come with numflow: their training texts, their training code, and the trained files."""

@@ -1,4 +1,4 @@
-"""From text to batches of ids: tokenizers, windows of a stream, masked texts, pairs."""
+"""Training batches: tokenizers, windows of a token stream, masked texts, and translation pairs."""
 
 import random
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from numflow.learn.models import german, stories
 END = "<|end|>"
 SPECIAL = {"causal": [END, stories.USER, stories.ASSISTANT], "masked": ["[CLS]", "[SEP]", "[PAD]", "[MASK]"],
            "pairs": ["<pad>", "</s>"]}
-CONTEXT = 128  # tokens of a window
+CONTEXT = 128  # tokens per window
 _MASK = 3      # id of [MASK]
 
 
@@ -21,14 +21,14 @@ def plain(rng: random.Random) -> str:
 
 
 def texts_of(kind: str, rng: random.Random, count: int) -> list[str]:
-    """Texts that a tokenizer of a kind of network learns from."""
+    """Training texts for the tokenizer of a kind of network."""
     if kind == "pairs":
         return [" ".join(german.pair(rng)) for _ in range(count)]
     return [plain(rng) for _ in range(count)]
 
 
 def tokenizer_of(kind: str, vocabulary: int) -> Tokenizer:
-    """A byte-level BPE that reads any text; a kind's special tokens come first."""
+    """Train a byte-level BPE tokenizer for a kind of network. The special tokens have the first ids."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     special = [AddedToken(text, special=True, lstrip=text == "[MASK]") for text in SPECIAL[kind]]
@@ -42,7 +42,7 @@ def tokenizer_of(kind: str, vocabulary: int) -> Tokenizer:
 
 
 def common(tokenizer: Tokenizer, count: int) -> np.ndarray:
-    """Ids of the commonest tokens of stories and conversations, rising."""
+    """Ids of the `count` most common tokens of stories and conversations, in rising order."""
     rng, seen = random.Random(0), np.zeros(tokenizer.get_vocab_size(), int)
     for _ in range(6000):
         np.add.at(seen, tokenizer.encode(stories.document(rng)[0]).ids, 1)
@@ -50,7 +50,7 @@ def common(tokenizer: Tokenizer, count: int) -> np.ndarray:
 
 
 def causal(tokenizer: Tokenizer, seed: int, documents: int, batch: int) -> Iterator[dict]:
-    """Windows that begin where a document begins; each token is asked for the next one."""
+    """Batches of windows that begin at the start of a document; the target of a token is the next token."""
     rng = random.Random(seed)
     ids: list[int] = []
     starts: list[int] = []
@@ -58,26 +58,26 @@ def causal(tokenizer: Tokenizer, seed: int, documents: int, batch: int) -> Itera
         starts.append(len(ids))
         ids += tokenizer.encode(stories.document(rng)[0]).ids
     stream, choose = np.array(ids), np.random.default_rng(seed)
-    begin = np.array([at for at in starts if at + CONTEXT + 1 < len(stream)])
+    begin = np.array([start for start in starts if start + CONTEXT + 1 < len(stream)])
     while True:
         window = stream[choose.choice(begin, batch)[:, None] + np.arange(CONTEXT + 1)]
         yield {"inputs": (window[:, :-1],), "targets": window[:, 1:], "counts": None}
 
 
 def masked(tokenizer: Tokenizer, seed: int, documents: int, batch: int) -> Iterator[dict]:
-    """Texts with 15 % of their tokens behind [MASK]."""
+    """Batches of texts with 15 % of their tokens replaced by [MASK]."""
     rng, choose = random.Random(seed), np.random.default_rng(seed)
     rows = [tokenizer.encode(plain(rng)).ids[:CONTEXT] for _ in range(documents)]
     while True:
         chosen = [rows[i] for i in choose.integers(0, len(rows), batch)]
         ids, hidden = _padded(chosen, 2)
         counts = (choose.random(ids.shape) < 0.15) & ~hidden & (ids > _MASK)
-        counts[:, 1] |= ~counts.any(1)  # a text without a gap teaches nothing
+        counts[:, 1] |= ~counts.any(1)  # every text has at least one mask
         yield {"inputs": (np.where(counts, _MASK, ids), hidden), "targets": ids, "counts": counts}
 
 
 def pairs(tokenizer: Tokenizer, seed: int, documents: int, batch: int) -> Iterator[dict]:
-    """English for the encoder; German, one place later, for the decoder."""
+    """Batches with English ids for the encoder, and German ids shifted by one token for the decoder."""
     rng, choose = random.Random(seed), np.random.default_rng(seed)
     made = [[tokenizer.encode(text).ids for text in german.pair(rng)] for _ in range(documents)]
     while True:
@@ -89,7 +89,7 @@ def pairs(tokenizer: Tokenizer, seed: int, documents: int, batch: int) -> Iterat
 
 
 def _padded(rows: list[list[int]], pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids [B, longest], and which places are padding."""
+    """Padded ids [B, longest], and the mask of the padding."""
     ids = np.full((len(rows), max(map(len, rows))), pad)
     hidden = np.ones(ids.shape, bool)
     for row, found in enumerate(rows):

@@ -1,9 +1,9 @@
-"""Blocks that draft for a model of ours, trained beside it: the model's own weights stay as they are.
+"""Training of draft blocks for a model. The model's own weights are not changed.
 
-A block reads what the model knew at token i, and token i + 1; it says what comes at i + 2. (The network is that of
-numflow/network/build/draft.py.) It learns the model's own probabilities, as its drafts are compared with what the model
-takes. Where several tokens are drafted at once it reads its own result of the token before; so it does in training, in
-a second and a third pass over the text (arXiv 2503.01840).
+A block reads the model's hidden state at token i, and token i + 1. It predicts token i + 2. (The network is built by
+numflow/network/build/draft.py.) The targets are the model's probabilities, since drafts are accepted by them. To draft
+several tokens, the block reads its own hidden state of the token before. Training does the same in a second and a third
+pass over the text (arXiv 2503.01840).
 """
 
 import numpy as np
@@ -19,19 +19,23 @@ class Past:
         self.keys, self.values = list[Value](), list[Value]()
 
     def join(self, t: Tape, k: Value, v: Value) -> tuple[Value, Value, np.ndarray]:
-        """All of them with those of a further pass, side by side; and the keys that each of its tokens sees [T, L]: of
-        the first pass those before the drafts began, of each later one the key of the token that it drafted."""
+        """Append the keys and values of a further pass. Return all keys, all values, and the mask of the keys that each
+        token of this pass sees [T, L]: keys of the first pass from before the drafts, and one key of each later pass,
+        of the token that was drafted in it."""
         self.keys.append(k)
         self.values.append(v)
         rows, latest = np.arange(k.data.shape[1]), len(self.keys) - 1
-        apart = rows[:, None] - rows
-        sees = [apart >= latest, *(apart == latest - number for number in range(1, latest + 1))]
+        distance = rows[:, None] - rows
+        sees = [distance >= latest, *(distance == latest - index for index in range(1, latest + 1))]
         return t.join(self.keys, 1), t.join(self.values, 1), np.concatenate(sees, 1)
 
 
 class Drafting(Trained):
-    """A block that drafts for `base`, whose weights are `fixed`. words: ids of the tokens that it can draft, rising.
-    alone: its file has nothing of the model."""
+    """A draft block for the model `base`, whose weights are `fixed`.
+
+    words: ids of the tokens that the block can draft, in rising order. alone: the block's file has no weights of the
+    model. passes: passes over a text in training, each of which drafts one token further.
+    """
 
     kind, layers, passes = "causal", 1, 3
     alone = False
@@ -42,22 +46,22 @@ class Drafting(Trained):
 
     @property
     def table(self) -> np.ndarray:
-        """The model's table of words [V, D], its output matrix too."""
+        """The model's embeddings [V, D], which are also its output matrix."""
         return self.fixed["model.embed_tokens.weight"].data
 
     def asked(self, ids: np.ndarray) -> dict:
-        """A batch of texts [B, T]: what the block reads, and what the model says, in each pass over them."""
+        """A training batch from texts [B, T]: inputs of the block, and the model's probabilities for every pass."""
         t, base = Tape(), self.base
         streams = base.streams(t, self.fixed, ids)
         normed = base.norm(t, self.fixed, "model.norm", streams[-1])
         wanted = softmax(normed.data[:, 1:] @ self.table[self.words].T)
         tokens, passes = ids.shape[1] - 1, self.passes
-        counts = np.arange(tokens) >= np.arange(passes)[:, None]  # a pass begins behind the one before
+        counts = np.arange(tokens) >= np.arange(passes)[:, None]  # each pass begins one token later
         return {"inputs": (ids[:, 1:], self.read(streams, normed)[:, :-1]), "targets": np.tile(wanted, (1, passes, 1)),
                 "counts": np.broadcast_to(counts.ravel(), (len(ids), passes * tokens))}
 
     def logits(self, t: Tape, w: dict[str, Value], ids: np.ndarray, known: np.ndarray) -> Value:
-        """ids [B, T] and what the model knew before each -> [B, passes * T, words], of what comes behind each."""
+        """ids [B, T] and the model's hidden state before each -> logits of the next tokens [B, passes * T, words]."""
         x, past, found = self.reduced(t, w, Value(known)), Past(), []
         for _ in range(self.passes):
             x, normed = self.step(t, w, Value(self.table[ids]), x, past)
@@ -66,25 +70,25 @@ class Drafting(Trained):
         return t.join(found, 1)
 
     def read(self, streams: list[Value], normed: Value) -> np.ndarray:
-        """Columns [B, T, W] that the block reads of the model."""
+        """Hidden state [B, T, W] of the model that the block reads."""
         raise NotImplementedError
 
     def reduced(self, t: Tape, w: dict[str, Value], known: Value) -> Value:
-        """The same at the model's width."""
+        """The model's hidden state, projected to the model's width."""
         return known
 
     def step(self, t: Tape, w: dict[str, Value], token: Value, known: Value, past: Past) -> tuple[Value, Value]:
-        """Rows [B, T, D] that the block hands on, and those that its output matrix reads."""
+        """The block's hidden state for the next pass [B, T, D], and the input of its output matrix [B, T, D]."""
         raise NotImplementedError
 
 
 class Further(Drafting):
-    """A model's own block that predicts a further token (arXiv 2412.19437, section 2.2): a projection and a layer."""
+    """A multi-token prediction block in the model's file (arXiv 2412.19437, section 2.2): a projection and a layer."""
 
     plain_norms = False
 
     def shapes(self) -> dict[str, tuple]:
-        d, layer = self.base.width, self.base.layers - 1  # the last one has attention
+        d, layer = self.base.width, self.base.layers - 1  # the last layer has attention
         return {"mtp.fc.weight": (d, 2 * d), "mtp.pre_fc_norm_embedding.weight": (d,),
                 "mtp.pre_fc_norm_hidden.weight": (d,), **self.base.layer_shapes(layer, "mtp.layers.0."),
                 "mtp.norm.weight": (d,)}
@@ -94,7 +98,7 @@ class Further(Drafting):
         return self.base.config | {"mtp_num_hidden_layers": 1}
 
     def saved(self, weights: dict[str, Value]) -> dict[str, np.ndarray]:
-        """The model with its block."""
+        """Tensors of the model and its block."""
         return super().saved(self.fixed | weights)
 
     def read(self, streams, normed):
@@ -112,14 +116,15 @@ class Further(Drafting):
 
 
 class Streams(Drafting):
-    """A layer in a file of its own that reads the model's streams at three depths (arXiv 2503.01840).
+    """An EAGLE-3 draft: a layer in its own file that reads the model's residual stream at three depths (arXiv
+    2503.01840).
 
-    Its attention reads the token and these side by side. Its words are the commonest of the model's, and its output
-    matrix has their rows of the model's table.
+    The input of its attention is the token's embedding and the projected streams, concatenated. It drafts the most
+    common tokens of the model, and its output matrix has their rows of the model's embeddings.
     """
 
     alone = True
-    depths = (2, 3, 4)  # layers that the streams enter; the last is behind all four
+    depths = (2, 3, 4)  # indices in Decoder.streams; 4 is after the last layer
 
     def shapes(self) -> dict[str, tuple]:
         d, layer = self.base.width, self.base.layer_shapes(0, "midlayer.")
@@ -130,13 +135,14 @@ class Streams(Drafting):
 
     @property
     def config(self) -> dict:
-        """A list of layers that begins with 1 has those that the streams leave."""
+        """config.json. The layer ids are those of the layers before each stream: depth - 1."""
         return self.base.config | self.names | {
             "num_hidden_layers": 1, "draft_vocab_size": len(self.words), "tie_word_embeddings": False,
             "eagle_aux_hidden_state_layer_ids": [depth - 1 for depth in self.depths]}
 
     def saved(self, weights: dict[str, Value]) -> dict[str, np.ndarray]:
-        """The block alone; d2t: of each of its words how far the model's id is ahead, t2d: the model's words it has."""
+        """Tensors of the block. d2t: the model's id of each draft token minus its draft id; t2d: mask of the model's
+        tokens that the block can draft."""
         made = super().saved(weights | {"lm_head.weight": Value(self.table[self.words])})
         return made | {"d2t": self.words - np.arange(len(self.words)),
                        "t2d": np.isin(np.arange(self.base.vocabulary), self.words)}

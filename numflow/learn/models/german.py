@@ -1,4 +1,4 @@
-"""Pairs of sentences of our own, English and German: genders, cases, and the verb in second place."""
+"""Generated pairs of English and German sentences, with correct genders, cases and word order."""
 
 import random
 from typing import NamedTuple
@@ -44,7 +44,7 @@ SHARES = {"rest": 28, "act": 30, "is": 10, "where": 8, "asks": 8, "not": 10, "fi
 
 
 def pair(rng: random.Random) -> tuple[str, str]:
-    """A sentence in English and the same in German."""
+    """A random English sentence and its German translation."""
     w = Writer(rng)
     made = {"rest": _rest, "act": _act, "is": _is, "where": _where, "asks": _asks, "not": _not,
             "fixed": lambda w: w.choose(FIXED)}[w.weighted(SHARES)]
@@ -67,7 +67,7 @@ def _a(word: str) -> str:
 
 
 def _ending(gender: str, case: str, definite: bool) -> str:
-    """Of an adjective: weak behind "der", mixed behind "ein"."""
+    """Ending of an adjective: weak declension after "der", mixed declension after "ein"."""
     if case == "dative" or (case == "accusative" and gender == "m"):
         return "en"
     return "e" if definite or gender == "f" else {"m": "er", "n": "es"}[gender]
@@ -87,7 +87,7 @@ def _place(w: Writer) -> tuple[str, str]:
 
 
 def _rest(w: Writer) -> tuple[str, str]:
-    """"The cat sleeps under the table"; a time in front puts the German verb before its subject."""
+    """"The cat sleeps under the table". After a leading time the German verb comes before its subject."""
     subject, verb, place = _noun_phrase(w, LIVING, "nominative"), w.choose(RESTS), _place(w)
     if w.weighted({True: 1, False: 2}):
         time = w.choose(WHEN)

@@ -1,9 +1,9 @@
-"""Sentences from templates, with the information in every choice: text without limit whose entropy is known.
+"""Sentences from templates, with the information content of every choice: unlimited text with a known entropy.
 
 A template has {slots}. A slot is filled with a word of its kind, the part of its name before the dot: {name.a} and
-{name.b} are two different names. A slot that comes twice holds the same word, so a reader, or a program, sees whether
-a model keeps to its own story. The bits of all choices of a text add up to its information. A mean over texts is the
-entropy, and no loss of a model can stay below it.
+{name.b} are two different names. A slot that occurs twice gets the same word, so that a program can check whether a
+model's story is consistent. The information of a text is the sum of the bits of its choices. The mean over texts is the
+entropy, which is a lower bound of the loss of any model.
 """
 
 import math
@@ -15,18 +15,18 @@ _SLOT = re.compile(r"\{([a-z]+(?:\.[a-z])?)\}")
 
 
 class Writer:
-    """Makes choices and counts their bits. rng: what chooses."""
+    """Makes random choices and sums their bits."""
 
     def __init__(self, rng: random.Random):
         self.rng, self.bits = rng, 0.0
 
     def choose(self, choices: Sequence):
-        """One of them, all equally likely."""
+        """One of the choices, with equal probabilities."""
         self.bits += math.log2(len(choices))
         return self.rng.choice(choices)
 
     def weighted(self, shares: Mapping):
-        """A key, as likely as its share among all."""
+        """A key of `shares`, with a probability in proportion to its share."""
         keys, weights = list(shares), list(shares.values())
         key = self.rng.choices(keys, weights)[0]
         self.bits -= math.log2(shares[key] / sum(weights))
@@ -34,7 +34,8 @@ class Writer:
 
     def fill(self, template: str, words: Mapping[str, Sequence[str]],
              derived: Callable[[str, dict], str | None] = lambda slot, filled: None) -> str:
-        """A template with its slots filled; derived: the word of a slot that follows from others, at no bits."""
+        """A template with filled slots. derived: returns the word of a slot that follows from other slots (0 bits), or
+        None."""
         filled: dict[str, str] = {}
 
         def word(match):
@@ -51,11 +52,11 @@ class Writer:
 
 
 def pattern(template: str, words: Mapping[str, Sequence[str]]) -> re.Pattern:
-    """A regular expression of a template's texts: any word of its kind in a slot, the same where it comes again."""
+    """A regular expression for the texts of a template: any word of the kind in a slot, the same word in later ones."""
     seen: set[str] = set()
 
-    def part(at: int, piece: str) -> str:
-        if at % 2 == 0:
+    def part(index: int, piece: str) -> str:
+        if index % 2 == 0:  # text between slots
             return re.escape(piece)
         group = piece.replace(".", "_")
         if group in seen:
@@ -63,4 +64,4 @@ def pattern(template: str, words: Mapping[str, Sequence[str]]) -> re.Pattern:
         seen.add(group)
         return f"(?P<{group}>{'|'.join(map(re.escape, words[piece.partition('.')[0]]))})"
 
-    return re.compile("".join(part(at, piece) for at, piece in enumerate(_SLOT.split(template))), re.IGNORECASE)
+    return re.compile("".join(part(i, piece) for i, piece in enumerate(_SLOT.split(template))), re.IGNORECASE)

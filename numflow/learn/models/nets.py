@@ -1,7 +1,7 @@
-"""Networks that are trained here, of functions of the tape; weights have the names that their families' files have.
+"""Networks for training, built from the functions of the tape. Weights have the names of their families' files.
 
-A network is a class with `config`, `shapes()` (of weights, by name) and `logits(t, w, ...)`. The specification that
-runs its files (files.toml names it) says the same once more: here it is in NumPy.
+A network is a class with `config`, `shapes()` (shape of each weight by name) and `logits(t, w, ...)`. The
+specification that runs its files (named in files.toml) describes the same network.
 """
 
 import tomllib
@@ -17,29 +17,32 @@ FILES = tomllib.loads((Path(__file__).parent / "files.toml").read_text(encoding=
 
 
 class Trained:
-    """A network as its files call it. `plain_norms`: the factors of norms are stored as they are, not less 1."""
+    """Base class of networks. plain_norms: files store the weights of norms as they are, not minus 1.
+
+    table_spread: standard deviation of the initial embeddings.
+    """
 
     kind: str
     plain_norms, table_spread = True, 0.05
 
     @property
     def spec(self) -> str:
-        """The specification that runs what is written."""
+        """Name of the specification that runs the written files."""
         return FILES[type(self).__name__]["spec"]
 
     @property
     def names(self) -> dict:
-        """The names that config.json begins with, and the type of the weights."""
+        """First entries of config.json: architecture, model type and dtype."""
         own = FILES[type(self).__name__]
-        return {"architectures": [own["architecture"]], "model_type": own["model_type"], "dtype": "float32"}
+        return {"architectures": [own["architecture"]], "model_type": own["model_type"], "dtype": "float16"}
 
     def saved(self, weights: dict[str, Value]) -> dict[str, np.ndarray]:
-        """Tensors of the file, float32, by name."""
-        return {name: np.ascontiguousarray(w.data.astype(np.float32)) for name, w in weights.items()}
+        """Tensors of the file, float16, by name."""
+        return {name: np.ascontiguousarray(w.data.astype(np.float16)) for name, w in weights.items()}
 
 
 class Decoder(Trained):
-    """A decoder: norms, rotary positions, grouped heads, gated feed-forward layers; embeddings are tied."""
+    """A decoder: RMSNorm, RoPE, grouped-query attention, gated feed-forward layers, tied embeddings."""
 
     kind = "causal"
 
@@ -80,7 +83,7 @@ class Decoder(Trained):
         return t.linear(self.norm(t, w, "model.norm", x), w["model.embed_tokens.weight"])
 
     def streams(self, t: Tape, w: dict[str, Value], ids: np.ndarray) -> list[Value]:
-        """The stream before each layer and behind the last one, [B, T, D]."""
+        """The residual stream before each layer and after the last layer, [B, T, D] each."""
         found = [t.embed(w["model.embed_tokens.weight"], ids)]
         for i in range(self.layers):
             p = f"model.layers.{i}."
@@ -95,7 +98,7 @@ class Decoder(Trained):
         return self.attend(t, w, p, x)
 
     def attend(self, t, w, p, x, past=None):
-        """Attention. past: keys and values beside those of x (drafts.py); None: there are no others."""
+        """Attention. past: further keys and values beside those of x (drafts.py); None: none."""
         q, k, v = (t.linear(x, w[f"{p}self_attn.{m}_proj.weight"]) for m in "qkv")
         y = self.look(t, t.rope(q, self.heads, 1e4), t.rope(k, self.groups, 1e4), v, past)
         return t.linear(y, w[p + "self_attn.o_proj.weight"])
@@ -110,7 +113,7 @@ class Decoder(Trained):
 
 
 class Mixture(Decoder):
-    """A dense decoder whose feed-forward layers are experts, the best `chosen` of which are added up."""
+    """A decoder with a mixture of experts: the outputs of the best `chosen` experts are summed."""
 
     def __init__(self, *args, experts: int, chosen: int):
         super().__init__(*args, num_local_experts=experts, num_experts_per_tok=chosen)
@@ -125,7 +128,7 @@ class Mixture(Decoder):
         return {p + "gate.weight": (self.experts, self.width), **own}
 
     def feed(self, t, w, p, x):
-        """All experts compute; gates of those that a token has not chosen are 0."""
+        """Run all experts for all tokens. The gates of experts that a token has not chosen are 0."""
         p = p + "block_sparse_moe."
         gates, y = t.gates(t.linear(x, w[p + "gate.weight"]), self.chosen), None
         for e in range(self.experts):
@@ -137,13 +140,13 @@ class Mixture(Decoder):
 
 
 class Hybrid(Decoder):
-    """Three layers with a recurrent state, the gated delta rule, to one of gated attention."""
+    """A hybrid decoder: three layers with a recurrent state (gated delta rule) for each layer of gated attention."""
 
     plain_norms = False
 
     def __init__(self, *args, state_heads: int, state_size: int):
         kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(args[2])]
-        pairs = args[5] // 4  # of columns that turn, shared out to three positions, which are one in a text
+        pairs = args[5] // 4  # rotated column pairs, divided among three position axes, which are equal in a text
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
                 "mrope_section": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3]}
         super().__init__(*args, layer_types=kinds, linear_num_key_heads=state_heads,
@@ -174,7 +177,7 @@ class Hybrid(Decoder):
         return (self.attend if self.kinds[i] == "full_attention" else self.recur)(t, w, p, x)
 
     def attend(self, t, w, p, x, past=None):
-        """Attention whose result a gate lets through; each head has its query and its gate as neighbours."""
+        """Attention whose output is multiplied by a gate. q_proj has query and gate of each head side by side."""
         p, both = p + "self_attn.", np.arange(2 * self.heads * self.size).reshape(self.heads, 2, self.size)
         q, k, v = (t.linear(x, w[f"{p}{m}_proj.weight"]) for m in "qkv")
         gate, q = t.take(q, both[:, 1].ravel()), t.take(q, both[:, 0].ravel())
@@ -186,17 +189,17 @@ class Hybrid(Decoder):
     def recur(self, t, w, p, x):
         p, h, wide = p + "linear_attn.", self.state_heads, self.state_heads * self.state_size
         qkv = t.conv(t.linear(x, w[p + "in_proj_qkv.weight"]), w[p + "conv1d.weight"])
-        q, k, v = (t.take(qkv, slice(at * wide, (at + 1) * wide)) for at in range(3))
+        q, k, v = (t.take(qkv, slice(part * wide, (part + 1) * wide)) for part in range(3))
         q, k = t.scale(t.l2_norm(q, h), self.state_size ** -0.5), t.l2_norm(k, h)
         steps = t.act(t.add(t.linear(x, w[p + "in_proj_a.weight"]), w[p + "dt_bias"]), "softplus")
-        fade = t.mul(steps, t.scale(t.act(w[p + "A_log"], "exp"), -1))
-        y = t.delta_rule(q, k, v, fade, t.act(t.linear(x, w[p + "in_proj_b.weight"]), "sigmoid"))
+        log_decay = t.mul(steps, t.scale(t.act(w[p + "A_log"], "exp"), -1))
+        y = t.delta_rule(q, k, v, log_decay, t.act(t.linear(x, w[p + "in_proj_b.weight"]), "sigmoid"))
         y = t.rms_norm(y, w[p + "norm.weight"], 1e-6, h)
         return t.linear(t.mul(y, t.act(t.linear(x, w[p + "in_proj_z.weight"]), "silu")), w[p + "out_proj.weight"])
 
 
 class Encoder(Trained):
-    """An encoder: every token sees all others; it guesses the words behind masks."""
+    """A masked language model: a bidirectional encoder that predicts masked tokens."""
 
     kind = "masked"
 
@@ -236,7 +239,7 @@ class Encoder(Trained):
             p = f"model.layers.{i}."
             n = norm(p + "attn_norm", x) if i else x
             qkv = t.linear(n, w[p + "attn.Wqkv.weight"])
-            q, k, v = (t.take(qkv, slice(at * d, (at + 1) * d)) for at in range(3))
+            q, k, v = (t.take(qkv, slice(part * d, (part + 1) * d)) for part in range(3))
             y = t.attention(t.rope(q, self.heads, 1e4), t.rope(k, self.heads, 1e4), v, self.heads,
                             scale=(d // self.heads) ** -0.5, causal=False, hidden=hidden)
             x = t.add(x, t.linear(y, w[p + "attn.Wo.weight"]))
@@ -248,7 +251,7 @@ class Encoder(Trained):
 
 
 class Translator(Trained):
-    """An encoder and a decoder that looks at it; positions are biases of distances."""
+    """An encoder-decoder with relative position biases."""
 
     kind, table_spread = "pairs", 1.0
 
@@ -282,7 +285,7 @@ class Translator(Trained):
         return own
 
     def logits(self, t: Tape, w: dict[str, Value], ids: np.ndarray, hidden: np.ndarray, written: np.ndarray) -> Value:
-        """Source ids [B, L], hidden [B, L] (padding), what the decoder reads [B, T] -> [B, T, V]."""
+        """Source ids [B, L], hidden [B, L] (padding), decoder input ids `written` [B, T] -> logits [B, T, V]."""
         seen = self.stack(t, w, "encoder", ids, hidden, None)
         x = self.stack(t, w, "decoder", written, hidden, seen)
         return t.linear(t.scale(x, self.width ** -0.5), w["shared.weight"])

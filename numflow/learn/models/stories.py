@@ -1,4 +1,4 @@
-"""English text of our own: short stories, sums, and questions with their answers."""
+"""Generated English text: short stories, sums, and questions with answers."""
 
 import random
 
@@ -46,7 +46,7 @@ CAPITALS = {"France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "M
 OPPOSITES = {"big": "small", "hot": "cold", "old": "young", "fast": "slow", "day": "night", "good": "bad",
              "high": "low", "wet": "dry", "full": "empty", "light": "dark"}
 SOUNDS = {"cat": "meow", "dog": "woof", "duck": "quack", "pig": "oink", "cow": "moo", "sheep": "baa"}
-# Questions in several wordings, and the answer.
+# (wordings of a question, answer)
 FACTS = (
     (("Why is the sky blue?", "What makes the sky blue?"),
      "The light of the sun is made of all colours. Air scatters blue light most, so blue comes to us from the "
@@ -104,7 +104,7 @@ USER, ASSISTANT = "<|user|>", "<|assistant|>"
 
 
 def document(rng: random.Random) -> tuple[str, float]:
-    """A text and the bits of information in it; a conversation has the marks USER and ASSISTANT."""
+    """A random text and its bits of information. A conversation has the marks USER and ASSISTANT."""
     w = Writer(rng)
     kind = w.weighted(SHARES)
     made = {"story": _story, "told": _told, "fact": _fact, "sum": _sum, "capital": _capital, "opposite": _opposite,
@@ -113,7 +113,7 @@ def document(rng: random.Random) -> tuple[str, float]:
 
 
 def is_story(text: str) -> bool:
-    """Whether a text is a story of ours that keeps to itself: the same words again, other words apart, sums right."""
+    """Whether a text is a consistent story: equal slots have equal words, other slots differ, and sums are right."""
     for plot in PATTERNS:
         if found := plot.fullmatch(text.strip()):
             words = {key: word.lower() for key, word in found.groupdict().items()}
@@ -125,7 +125,7 @@ def is_story(text: str) -> bool:
 
 
 def _asked(w: Writer, question: str, answer: str) -> str:
-    """A question and its answer as a conversation; one in six times the answer alone."""
+    """A question and its answer as a conversation; one time in six only the answer."""
     if w.weighted({True: 5, False: 1}):
         return f"{USER}{question}{ASSISTANT}{answer}"
     return answer
@@ -136,14 +136,13 @@ def _story(w: Writer) -> str:
 
 
 def _told(w: Writer) -> str:
-    """A story that somebody asked for."""
+    """A conversation in which the user asks for a story."""
     return f"{USER}{w.choose(('Tell me a story.', 'Please tell me a story.', 'Tell a story!'))}{ASSISTANT}{_story(w)}"
 
 
 def _derived(slot: str, filled: dict) -> str | None:
     if slot in ("sum", "less"):
         return NUMBERS[NUMBERS.index(filled["n"]) + NUMBERS.index(filled["m"]) - (slot == "less")]
-    # Numbers may be equal, names of one story not.
     return None
 
 

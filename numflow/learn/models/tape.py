@@ -1,7 +1,7 @@
-"""Derivatives of programs in NumPy: each function computes forward, and leaves on the tape how it is run backward.
+"""Reverse-mode automatic differentiation in NumPy: each function computes its result and records its backward pass.
 
-A Value is an array and, after `Tape.backward`, the derivative of the loss by it. The functions have the names and
-formulas of numflow/ops.py. Shapes: B texts, T tokens, D width, H query heads, G key heads, E head size.
+A Value is an array and, after `Tape.backward`, its gradient. The functions have the names and formulas of
+numflow/ops.py. Shapes: B texts, T tokens, D width, H query heads, G key heads, E head size.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ f32 = np.float32
 
 
 class Value:
-    """An array and the gradient of the loss by it, None until something has been added."""
+    """An array and the gradient of the loss with respect to it; the gradient is None until a term is added."""
 
     def __init__(self, data: np.ndarray):
         self.data = data
@@ -24,19 +24,19 @@ class Value:
 
 
 class Tape:
-    """Steps of a computation, in their order; `backward` goes through them from the end."""
+    """The steps of a computation in order. `backward` runs them in reverse."""
 
     def __init__(self):
         self.steps: list[tuple[Value, Callable]] = []
 
     def keep(self, data: np.ndarray, back) -> Value:
-        """A result; back(gradient of it) adds to the gradients of what it was made of."""
+        """Record a result. back(gradient of the result) adds to the gradients of the step's inputs."""
         made = Value(data)
         self.steps.append((made, back))
         return made
 
     def backward(self) -> None:
-        """Gradients of all values, where those of the last results have been set."""
+        """Compute the gradients of all values from the gradients of the last results."""
         for made, back in reversed(self.steps):
             if made.grad is not None:
                 back(made.grad)
@@ -64,7 +64,7 @@ class Tape:
         return self.keep(table.data[ids], back)
 
     def add(self, a: Value, b: Value) -> Value:
-        """a + b, of one shape, or b a row."""
+        """a + b of equal shapes, or with a row b."""
         def back(dy):
             a.add(dy)
             b.add(dy if b.data.ndim == dy.ndim else dy.reshape(-1, dy.shape[-1]).sum(0))
@@ -72,7 +72,7 @@ class Tape:
         return self.keep(a.data + b.data, back)
 
     def mul(self, a: Value, b: Value) -> Value:
-        """a * b, where the last axis of b may be 1, or b a row."""
+        """a * b, where b may have a last axis of length 1 or be a row."""
         def back(dy):
             a.add(dy * b.data)
             db = dy * a.data
@@ -87,7 +87,7 @@ class Tape:
         return self.keep(x.data * f32(by), lambda dy: x.add(dy * f32(by)))
 
     def take(self, x: Value, columns) -> Value:
-        """Columns of the last axis: a slice, or indices that are all different."""
+        """Columns of the last axis: a slice, or distinct indices."""
         def back(dy):
             whole = np.zeros_like(x.data)
             whole[..., columns] = dy
@@ -96,7 +96,7 @@ class Tape:
         return self.keep(x.data[..., columns], back)
 
     def join(self, parts: Iterable[Value], axis: int) -> Value:
-        """Values side by side, along the axis of tokens (1) or of columns (-1)."""
+        """Concatenation along the axis of tokens (1) or of columns (-1)."""
         parts = tuple(parts)
         ends = np.cumsum([part.data.shape[axis] for part in parts])[:-1]
 
@@ -107,7 +107,7 @@ class Tape:
         return self.keep(np.concatenate([part.data for part in parts], axis), back)
 
     def later(self, x: Value) -> Value:
-        """Rows of x [B, T, D] one token later, behind a row of zeros; the last one is left out."""
+        """Rows of x [B, T, D] shifted by one token: row 0 is zeros, the last row of x is dropped."""
         def shifted(data, ahead):
             return np.pad(data, ((0, 0), (ahead, 1 - ahead), (0, 0)))[:, 1 - ahead:data.shape[1] + 1 - ahead]
 
@@ -147,7 +147,7 @@ class Tape:
         return self.keep(n * weight.data, back)
 
     def l2_norm(self, x: Value, groups: int, eps: float = 1e-6) -> Value:
-        """Each group of the last axis at length 1."""
+        """Each group of the last axis scaled to length 1."""
         shape = x.data.shape
         grouped = x.data.reshape(*shape[:-1], groups, -1)
         r = 1 / np.sqrt(np.sum(grouped * grouped, -1, keepdims=True) + f32(eps))
@@ -179,8 +179,8 @@ class Tape:
                   sees: np.ndarray | None = None) -> Value:
         """softmax(scale q k^T + bias) v; q [B, T, H * E], k, v [B, L, G * E].
 
-        bias: a table [buckets, H] and the bucket of each pair [T, L]. hidden [B, L]: keys that nobody sees.
-        sees [T, L]: keys that each token sees, where these are not the ones before it (causal).
+        bias: a table [buckets, H] and the bucket of each pair [T, L]. hidden [B, L]: mask of padding keys.
+        sees [T, L]: mask of the keys that each token sees, instead of the causal mask.
         """
         size = q.data.shape[-1] // heads
         split = [_by_head(x.data, size) for x in (q, k, v)]
@@ -273,17 +273,19 @@ class Tape:
         return self.keep(p, lambda dy: logits.add(p * (dy - np.sum(dy * p, -1, keepdims=True))))
 
     def loss(self, logits: Value, targets: np.ndarray, counts: np.ndarray | None = None) -> float:
-        """Mean cross-entropy in nats over targets, ids [B, T] or probabilities [B, T, V], those that count [B, T]; sets
-        the gradient of the logits."""
+        """Mean cross-entropy in nats; also sets the gradient of the logits.
+
+        targets: ids [B, T] or probabilities [B, T, V]. counts [B, T]: mask of the targets that count; None: all.
+        """
         p = softmax(logits.data)
         weight = np.ones(p.shape[:2], f32) if counts is None else counts.astype(f32)
         if targets.ndim == p.ndim:
             missed = -np.sum(targets * np.log(p + f32(1e-30)), -1)
             p -= targets
         else:
-            at = (*np.indices(targets.shape, sparse=True), targets)
-            missed = -np.log(p[at] + f32(1e-30))
-            p[at] -= 1
+            index = (*np.indices(targets.shape, sparse=True), targets)
+            missed = -np.log(p[index] + f32(1e-30))
+            p[index] -= 1
         found = float(np.sum(weight * missed) / weight.sum())
         logits.add(p * (weight / weight.sum())[..., None])
         return found
@@ -345,7 +347,7 @@ def _softplus(x):
 
 
 def _gelu(x):
-    """x times the normal distribution's cumulative share: erf by Abramowitz and Stegun 7.1.26, to 1.5e-7."""
+    """x times the normal distribution function. erf by Abramowitz and Stegun 7.1.26, with an error of 1.5e-7."""
     z = np.abs(x) * f32(2**-0.5)
     t = 1 / (1 + f32(0.3275911) * z)
     poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
@@ -353,5 +355,5 @@ def _gelu(x):
     return (x * share).astype(x.dtype), (share + x * np.exp(-0.5 * x * x) * (2 * np.pi) ** -0.5).astype(x.dtype)
 
 
-# Functions of x that return y and dy / dx.
+# Activation functions: x -> (y, dy / dx).
 ACTS = {"silu": _silu, "relu": _relu, "gelu": _gelu, "sigmoid": _gate, "softplus": _softplus, "exp": _exp}

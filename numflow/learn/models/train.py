@@ -1,11 +1,11 @@
-"""Training of our models, on a processor, in NumPy alone.
+"""Training of the models that come with numflow, on a CPU, in NumPy.
 
     python -m numflow.learn.models.train tiny      train one of MODELS and write trained/tiny, beside this file
     python -m numflow.learn.models.train tiny --steps 60 --out D      a short run, for a test
-    python -m numflow.learn.models.train tiny-mtp       train one of DRAFTS for a model that is there
+    python -m numflow.learn.models.train tiny-mtp       train one of DRAFTS for a model in trained/
 
-It writes what transformers would: config.json, model.safetensors in float32 (as trained: who quantises them begins with
-all bits), tokenizer.json, and training.json with what it took.
+The folder is as transformers writes one: config.json, tokenizer.json, model.safetensors in float16 (training is in
+float32), and training.json with steps, loss and time.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from numflow.learn.models import batches, drafts, nets, stories
 from numflow.learn.models.tape import Tape, Value, f32
 
 TRAINED = Path(__file__).parent / "trained"
-# Network, tokens of its vocabulary, steps, texts a step, learning rate.
+# Network, vocabulary size, steps, texts per step, learning rate.
 MODELS = {
     "tiny": (lambda v: nets.Decoder(v, 96, 4, 6, 2, 16, 256), 768, 330, 24, 4e-3),
     "tiny-draft": (lambda v: nets.Decoder(v, 32, 2, 2, 1, 16, 96), 768, 930, 24, 6e-3),
@@ -34,9 +34,9 @@ MODELS = {
     "tiny-encoder": (lambda v: nets.Encoder(v, 64, 3, 4, 160), 768, 1900, 24, 4e-3),
     "tiny-translator": (lambda v: nets.Translator(v, 64, 2, 4, 16, 192), 512, 1800, 64, 4e-3),
 }
-# Block that drafts, its model, words that it drafts (None: all), steps, texts a step, learning rate.
+# Draft block, its model, number of tokens that it can draft (None: all), steps, texts per step, learning rate.
 DRAFTS = {
-    "tiny-mtp": (drafts.Further, "tiny-hybrid", None, 600, 24, 4e-3),  # a part of its model's file
+    "tiny-mtp": (drafts.Further, "tiny-hybrid", None, 600, 24, 4e-3),  # stored in the model's file
     "tiny-eagle": (drafts.Streams, "tiny", 384, 600, 24, 4e-3),
 }
 TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'user' %}"
@@ -47,18 +47,18 @@ TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'user' %}"
 
 
 def initial(net, rng: np.random.Generator) -> dict[str, Value]:
-    """Weights by name, matrices [outputs, inputs]; branches that end in a residual start smaller."""
+    """Initial weights by name, matrices [outputs, inputs]. Matrices that write to the residual stream start smaller."""
     made = {}
     for name, shape in net.shapes().items():
         if name.endswith(("A_log", ".bias")):
             data = np.zeros(shape)
         elif name.endswith("dt_bias"):
-            data = np.log(np.expm1(np.geomspace(0.01, 0.5, shape[0])))  # states that fade in 100 tokens, in 2
+            data = np.log(np.expm1(np.geomspace(0.01, 0.5, shape[0])))  # states that decay within 100 .. 2 tokens
         elif "relative_attention_bias" in name:
             data = np.zeros(shape)
         elif len(shape) == 1:
             plain = net.plain_norms or "linear_attn.norm" in name
-            data = np.full(shape, 1.0 if plain else 0.0)  # the others are added to 1
+            data = np.full(shape, 1.0 if plain else 0.0)  # other norms add 1 to the weight
         elif "embed" in name or "shared" in name:
             data = rng.normal(0, net.table_spread, shape)
         else:
@@ -71,10 +71,10 @@ def initial(net, rng: np.random.Generator) -> dict[str, Value]:
 
 
 class Optimiser:
-    """Muon for matrices, Adam for tables and vectors; a rate that rises and falls, gradients cut to length 1.
+    """Muon for matrices, Adam for embeddings and vectors, with warm-up, cosine decay and gradients clipped to length 1.
 
-    Muon (Jordan and others, 2024) makes all singular values of a matrix's mean gradient equal before it takes a step,
-    so rare directions learn as fast as common ones. Here it halves the steps that a loss needs.
+    Muon (Jordan and others, 2024) makes all singular values of a matrix's mean gradient equal before the update, so
+    that rare directions are learned as fast as common ones. Here it halves the number of steps for a given loss.
     """
 
     def __init__(self, weights: dict[str, Value], rate: float, steps: int):
@@ -82,7 +82,7 @@ class Optimiser:
         self.mean, self.square = ({name: np.zeros_like(w.data) for name, w in weights.items()} for _ in range(2))
 
     def __call__(self) -> float:
-        """Change the weights by their gradients; the length of all of them."""
+        """Update the weights by their gradients; return the length of the gradient."""
         self.step += 1
         warm = min(60, self.steps // 10 + 1)
         share = min(1, self.step / warm) * (0.02 + 0.98 * 0.5 * (1 + math.cos(
@@ -119,7 +119,7 @@ class Optimiser:
 
 
 def orthogonal(x: np.ndarray) -> np.ndarray:
-    """The nearest matrix with singular values of about 1, by five steps of a polynomial in x x^T."""
+    """The nearest matrix with singular values of about 1, by five Newton-Schulz steps (a polynomial in x x^T)."""
     x = x / f32(np.linalg.norm(x) + 1e-7)
     for _ in range(5):
         a = x @ x.T
@@ -128,7 +128,7 @@ def orthogonal(x: np.ndarray) -> np.ndarray:
 
 
 def train(net, source, steps: int, rate: float, log=print) -> tuple[dict[str, Value], list[float]]:
-    """Weights, and the loss of each step."""
+    """Train a network; return the weights and the loss of each step."""
     weights = initial(net, np.random.default_rng(0))
     change, losses, begin = Optimiser(weights, rate, steps), [], time.perf_counter()
     for step, batch in zip(range(1, steps + 1), source):
@@ -144,7 +144,7 @@ def train(net, source, steps: int, rate: float, log=print) -> tuple[dict[str, Va
 
 
 def held_out(net, weights, source, batches_: int = 20) -> tuple[float, float]:
-    """Mean loss in nats over texts that training has not seen, and the share of tokens that the largest logit names."""
+    """Mean loss in nats on held-out texts, and the accuracy of the largest logit."""
     losses, right = [], []
     for _, batch in zip(range(batches_), source):
         tape = Tape()
@@ -157,14 +157,14 @@ def held_out(net, weights, source, batches_: int = 20) -> tuple[float, float]:
 
 
 def entropy(tokenizer) -> float:
-    """Nats a token that the grammar's choices hold: the floor of a causal model's loss."""
+    """Entropy of the generated texts in nats per token: a lower bound of a causal model's loss."""
     rng = random.Random(10**6)
     made = [stories.document(rng) for _ in range(2000)]
     return sum(bits for _, bits in made) * math.log(2) / sum(len(tokenizer.encode(text).ids) for text, _ in made)
 
 
 def write(folder: Path, net, weights: dict[str, Value], tokenizer, facts: dict) -> None:
-    """A folder as transformers writes one. tokenizer: None for what is used beside a model that has one."""
+    """Write a model folder as transformers does. tokenizer: None for a draft, which uses its model's tokenizer."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,14 +181,14 @@ def write(folder: Path, net, weights: dict[str, Value], tokenizer, facts: dict) 
 
 
 def read(folder: Path) -> dict[str, Value]:
-    """Weights as they were written, in float32."""
+    """Weights of a written model, converted to float32."""
     from safetensors.numpy import load_file
 
     return {name: Value(data.astype(f32)) for name, data in load_file(folder / "model.safetensors").items()}
 
 
 def model_of(name: str):
-    """A network to be trained, its tokenizer, and its batches by seed and number of documents."""
+    """A network to train, its tokenizer, and a function that makes batches from a seed and a number of documents."""
     network, vocabulary, _, batch, _ = MODELS[name]
     kind = network(0).kind
     tokenizer = batches.tokenizer_of(kind, vocabulary)
@@ -197,7 +197,8 @@ def model_of(name: str):
 
 
 def draft_of(name: str):
-    """The same of a block, for its model as it is in TRAINED."""
+    """A draft block to train, its model's tokenizer, and a function that makes batches. The model is read from TRAINED.
+    """
     from tokenizers import Tokenizer
 
     kind, model, words, _, batch, _ = DRAFTS[name]
@@ -211,7 +212,7 @@ def draft_of(name: str):
 
 
 def make(name: str, steps: int | None = None, documents: int = 20000, out: Path | None = None) -> dict:
-    """Train one of MODELS or DRAFTS and write its folder; what it took."""
+    """Train one of MODELS or DRAFTS and write its folder; return facts on the training."""
     is_draft = name in DRAFTS
     net, tokenizer, source = draft_of(name) if is_draft else model_of(name)
     *_, planned, batch, rate = (DRAFTS if is_draft else MODELS)[name]

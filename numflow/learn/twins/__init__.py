@@ -1,1 +1,1 @@
-"""Plain twins of the hardest kernels: the same numbers in a screen of NumPy, without options."""
+"""Plain twins of the hardest kernels: the same computation in one screen of NumPy, without options."""

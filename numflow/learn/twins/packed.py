@@ -1,7 +1,7 @@
-"""The product with 3.5-bit weights, from the bytes of a file: twin of `numflow/cpu/linear/tile.py` with scheme q3h.
+"""Product with 3.5-bit weights, from the bytes of a file: twin of `numflow/cpu/linear/tile.py` with scheme q3h.
 
-The fast one has seven things more: 16 rows side by side, loads ahead of use, two look-ups in place of the divisions by
-11, int8 activations, outliers, biases, and tokens in tiles.
+The fast kernel has seven more features: 16 rows in one vector, prefetches, two table look-ups instead of divisions by
+11, int8 activations, outliers, biases, and tiles of several tokens.
 """
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy as np
 def product(rows, x):
     """y = W x: rows uint8 [N, row_bytes] of q3h (numflow/quant/layout.py), x f32 [K] -> y f32 [N]."""
     n, k = len(rows), len(x)
-    heads = rows[:, :2].copy().view("<u2")[:, 0].astype(np.int64)             # of each row: base, step, window
-    base, step, window = heads >> 7, heads >> 2 & 31, heads & 3
-    stream = 2 + -(-(k // 32) * 6 // 8)                                        # header of the row, of its blocks
+    headers = rows[:, :2].copy().view("<u2")[:, 0].astype(np.int64)           # row headers: base, step, window
+    base, step, window = headers >> 7, headers >> 2 & 31, headers & 3
+    stream = 2 + -(-(k // 32) * 6 // 8)                                        # bytes of row and block headers
     bits = np.unpackbits(rows[:, 2:stream], axis=1, bitorder="little")[:, :k // 32 * 6].reshape(n, -1, 2, 3)
     s, z = np.moveaxis(bits @ np.array([1, 2, 4]), 2, 0)                       # scale and zero code of each block
     scale = ((base + 108 << 21)[:, None] + s * ((4 + step % 4) << (step // 4 + 15))[:, None]).astype(np.uint32)

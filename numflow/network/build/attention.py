@@ -10,13 +10,15 @@ from numflow.network.build.projections import Heads, clip, convolved, projection
 from numflow.network.build.rope import alibi_slopes, rotate
 from numflow.ops import Cache, View
 
-_BIAS_COLUMNS = 8  # in which a key has what is added to its scores: as many as kernels take together
-MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
+_BIAS_COLUMNS = 8  # further columns of a key that hold the bias of its scores: the vector width of kernels
+MOST_INDEXED = 1 << 22  # limit of positions: each row of a batch has one bit per position
 
 
 def self_attention(b: Builder, x: View, width: int = 0) -> View:
-    """Attention over the sequence itself; x [T, D] is normalised already where the model does so. Returns [T, width],
-    0: as wide as x."""
+    """Self-attention of x [T, D], which the caller has normalised if the model does so.
+
+    Returns [T, width]; width 0: as wide as x.
+    """
     shape = Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
     if shape.heads % shape.kv_heads:
         raise SpecError(f"{b.where}: attention.heads: expected a multiple of attention.kv_heads {shape.kv_heads}, "
@@ -30,19 +32,19 @@ def self_attention(b: Builder, x: View, width: int = 0) -> View:
         _gate(b, x, y, shape)
     if b.option("attention", "sub_norm"):
         b.norm("attn_sub_norm", y, y)
-    found = b.linear("attn_output", y, b.view("branch", width or x.width))
-    return _times(b, "out_scale", found, found)
+    output = b.linear("attn_output", y, b.view("branch", width or x.width))
+    return _times(b, "out_scale", output, output)
 
 
 def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
-    """y times gates made of x, a number for each column or for each head: sigmoid of them, or as `gate_kind` says."""
+    """y *= gate_kind(gate(x)), with one gate per column or per head of y."""
     by_head, plain = b.option("attention", "gate_by_head"), b.option("attention", "gate_kind") == "softplus"
     gate = b.view("attention_gate", shape.heads if by_head else y.width)
     if b.option("attention", "qkv") == "gate_concat":
         b.linear("attn_qkv", x, gate, range(gate.width), ".gate")
     elif by_head or not b.option("attention", "gate_in_query"):
         _gate_of(b, x, gate, shape)
-    elif not b.option("latent", "rank"):  # of latent attention it is there already
+    elif not b.option("latent", "rank"):  # latent attention has computed the gate with its queries
         b.linear("attn_q", x, gate, query_and_gate_rows(shape)[1], ".gate")
     if plain:
         b.emit("softplus", (gate,), (gate,), "attn_gate_softplus")
@@ -55,7 +57,7 @@ def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
 
 
 def _gate_of(b: Builder, x: View, gate: View, shape: Heads) -> None:
-    """A matrix of its own; its bias may have one number for all columns of a head."""
+    """gate = attn_gate(x). The bias may have one value per head, which is repeated over the head's columns."""
     bias = b.names.find("attn_gate", "bias", b.layer, b.stack)
     if bias is None or tuple(bias.shape) != (shape.heads,) or gate.width == shape.heads:
         b.linear("attn_gate", x, gate)
@@ -66,14 +68,15 @@ def _gate_of(b: Builder, x: View, gate: View, shape: Heads) -> None:
 
 
 def _times(b: Builder, key: str, x: View, y: View) -> View:
-    """y = x times a factor of the section, where it is not 1."""
+    """y = x * option `key` of the section; no step if the option is 1."""
     if (factor := b.option("attention", key)) != 1.0:
         b.emit("scale", (x,), (y,), f"attn_{key}", scale=factor)
     return y
 
 
 def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Beside) -> None:
-    """Attention of `heads` query heads over a cache, as the spec has it; beside: its further inputs."""
+    """Emit attention of `heads` query heads over a cache, with the spec's options. beside: further inputs and
+    weights."""
     weights, chunk = position_biases(b, heads) | beside[1], b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
         smooth = ({"smooth": 2} if b.option("attention", "temperature_power") else
@@ -89,7 +92,8 @@ def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besid
 
 
 def _heads(b: Builder, x: View, shape: Heads) -> View:
-    """Keys and values of every key/value head are stored; what all query heads found, side by side."""
+    """Write keys and values of this layer to its cache, then attend. Returns the outputs of all query heads [T,
+    H*Ev]."""
     if (owner := _owner(b)) == b.layer:
         q, k, v = (convolved if b.option("attention", "convolved") else projections)(b, x, shape)
         clip(b, (q, k, v))
@@ -105,40 +109,41 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
             q, k = _biased_keys(b, q, k, v, shape)
         cache = b.caches[name] = Cache(name, shape.kv_heads, k.width // shape.kv_heads, shape.value_dim)
         b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
-        far = distances(b, q, k, shape.heads) if b.option("attention", "distances") else relative(b, x, shape.heads)
+        biases = distances(b, q, k, shape.heads) if b.option("attention", "distances") else relative(b, x, shape.heads)
     else:
-        far = relative(b, x, shape.heads)
+        biases = relative(b, x, shape.heads)
         q = b.linear("attn_q", x, b.view("qkv", shape.heads * shape.head_dim))
         clip(b, (q,))
         placed(b, [("q", q, shape.heads)], shape)
-        for module in ("attn_k", "attn_v", "attn_k_norm"):  # some files have them, and nobody reads them
+        for module in ("attn_k", "attn_v", "attn_k_norm"):  # mark as used: some files have them without need
             b.names.find(module, "weight", b.layer, b.stack)
         cache = b.caches[f"{b.prefix_of(owner)}self"]
     y = b.view("attention", shape.heads * shape.value_dim)
-    attend(b, q, y, cache, shape.heads, far)
+    attend(b, q, y, cache, shape.heads, biases)
     return _difference(b, y, shape) if b.option("attention", "differential") else y
 
 
 def _difference(b: Builder, y: View, shape: Heads) -> View:
-    """The earlier half of the heads' results minus a number times the later half's, normalised by head."""
-    start, size = b.option("attention", "differential"), shape.head_dim
+    """Differential attention: outputs of the first half of the heads minus lambda times those of the second half,
+    then a norm per head and the factor 1 - lambda_init. lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init."""
+    initial, size = b.option("attention", "differential"), shape.head_dim
     first, second = (View(y.buffer, y.start + half * y.width // 2, y.width // 2) for half in (0, 1))
-    one, two = (float(np.exp(np.sum(b.numbers(f"attn_diff_q{part}", size) * b.numbers(f"attn_diff_k{part}", size))))
+    term1, term2 = (float(np.exp(np.sum(b.numbers(f"attn_diff_q{part}", size) * b.numbers(f"attn_diff_k{part}", size))))
                 for part in (1, 2))
-    b.emit("add", (first, second), (first,), "attn_difference", scale=two - one - start)
+    b.emit("add", (first, second), (first,), "attn_difference", scale=term2 - term1 - initial)
     b.norm("attn_diff_norm", first, first, groups=shape.heads // 2)
-    b.emit("scale", (first,), (first,), "attn_diff_scale", scale=1 - start)
+    b.emit("scale", (first,), (first,), "attn_diff_scale", scale=1 - initial)
     return first
 
 
 def _biased_keys(b: Builder, q: View, k: View, v: View, s: Heads) -> tuple[View, View]:
-    """Queries and keys with further columns, whose products are what is added to the scores of a key."""
-    each = np.repeat(np.arange(s.kv_heads), _BIAS_COLUMNS)
+    """Queries and keys with further columns, whose products are the bias of a key's scores."""
+    head_of = np.repeat(np.arange(s.kv_heads), _BIAS_COLUMNS)
     b.expect_rows("attn_key_bias", s.kv_heads)
-    bias, ones = b.view("key_bias", len(each)), b.view("query_ones", _BIAS_COLUMNS)
-    b.linear("attn_key_bias", v, bias, each)
+    bias, ones = b.view("key_bias", len(head_of)), b.view("query_ones", _BIAS_COLUMNS)
+    b.linear("attn_key_bias", v, bias, head_of)
     b.emit("softplus", (bias,), (bias,), "key_bias_softplus")
-    rates = b.constant(f"{b.prefix}key_bias_rates", b.numbers("attn_key_bias_rate", s.kv_heads)[each])
+    rates = b.constant(f"{b.prefix}key_bias_rates", b.numbers("attn_key_bias_rate", s.kv_heads)[head_of])
     b.emit("scale", (bias,), (bias,), "key_bias_rate", {"weight": rates}, scale=1.0)
     b.emit("act", (bias,), (bias,), "key_bias", kind="exp")
     one = np.full(_BIAS_COLUMNS, 1 / (b.option("attention", "scale") * _BIAS_COLUMNS), np.float32)
@@ -152,7 +157,8 @@ def _biased_keys(b: Builder, q: View, k: View, v: View, s: Heads) -> tuple[View,
 
 
 def _owner(b: Builder) -> int | None:
-    """The layer whose keys and values are read: this one, or from `shared_from` on the last one before with its window.
+    """The layer whose keys and values this layer reads: itself; from `shared_from` on, the last one before that
+    index with the same window.
 
     Raises:
         SpecError: there is no such layer.
@@ -169,7 +175,7 @@ def _owner(b: Builder) -> int | None:
 
 
 def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None:
-    """Norms and rotation of queries and keys, each with its number of heads, in the order of the spec."""
+    """Emit norm and rotation of queries and keys in the spec's order. views: name, view and number of heads of each."""
     kind, late = b.option("attention", "q_norm"), b.option("attention", "norm_after_rope")
     for step in ("rope", "norm") if late else ("norm", "rope"):
         for name, view, heads in views:
@@ -181,7 +187,7 @@ def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None
 
 
 def cross_memory(b: Builder, memory: View) -> None:
-    """In the "encode" entry: keys and values of the encoder's output for one decoder layer's cross-attention."""
+    """In entry "encode": write keys and values of the encoder's output for one decoder layer's cross-attention."""
     shape = _cross_shape(b)
     kv = b.view("cross_kv", shape.kv_heads * (shape.head_dim + shape.value_dim))
     k = View(kv.buffer, 0, shape.kv_heads * shape.head_dim)
@@ -194,7 +200,7 @@ def cross_memory(b: Builder, memory: View) -> None:
 
 
 def cross_attention(b: Builder, x: View) -> View:
-    """Attention of the decoder over the encoder's output. Returns [T, D]."""
+    """Cross-attention of the decoder over the encoder's output. Returns [T, D]."""
     shape = _cross_shape(b)
     q = b.linear("cross_q", x, b.view("qkv", shape.heads * shape.head_dim))
     y = b.view("attention", shape.heads * shape.value_dim)
@@ -204,6 +210,7 @@ def cross_attention(b: Builder, x: View) -> View:
 
 
 def position_biases(b: Builder, heads: int) -> dict[str, str]:
+    """Weights of `attention` by role: ALiBi slopes, sinks, relative position buckets, as the spec has them."""
     weights = {}
     if b.option("attention", "alibi"):
         slopes = alibi_slopes(heads, b.option("attention", "alibi_max")) * b.option("attention", "alibi_scale")
@@ -223,11 +230,11 @@ def _cross_shape(b: Builder) -> Heads:
 
 
 def _latent_heads(b: Builder, x: View, s: Heads) -> View:
-    """Multi-head latent attention (arXiv 2405.04434, section 2.1), its matrices absorbed.
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1) with absorbed matrices.
 
-    The compressed keys and values c [rank] and a rotated part that all heads share are all that is stored of a token:
-    one key, whose first columns are its value. Instead of expanding c to the keys W_k c and the values W_v c of a head,
-    queries are multiplied with W_k^T, and what a head finds with W_v: q . (W_k c) = (W_k^T q) . c.
+    The cache has one key per token: the compressed key/value c [rank] and a rotated part that all heads share. The
+    first `rank` columns of the key are its value. c is not expanded to the keys W_k c and values W_v c of each head.
+    Instead, queries are multiplied with W_k^T and each head's output with W_v: q . (W_k c) = (W_k^T q) . c.
     """
     rank, rope_dim, nope_dim = (b.option("latent", key) for key in ("rank", "rope_dim", "nope_dim"))
     plain, rotated, low_query = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
@@ -254,8 +261,8 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
 
 
 def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: int) -> tuple[View, View, View]:
-    """The columns of all heads that are not rotated [T, H * nope_dim], those that will be [T, H * rope_dim], and the
-    compressed query. The gate of the output is made too, where its rows are in the query matrix."""
+    """Queries of all heads: columns without rotation [T, H * nope_dim], columns to rotate [T, H * rope_dim]; and the
+    compressed query. Also computes the output gate, where its rows are in the query matrix."""
     if q_rank := b.option("latent", "q_rank"):
         module, read = "attn_q_b", b.view("q_low", q_rank * (1 + b.option("latent", "q_raw")))
         low, raw = View(read.buffer, 0, q_rank), View(read.buffer, read.width - q_rank, q_rank)
@@ -275,23 +282,23 @@ def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: in
 
 
 def _compressed(b: Builder, norm: str, x: View, y: View, scale: str) -> None:
-    """y = norm(x) times a factor of the section."""
+    """y = norm(x) * option `scale` of section latent."""
     b.norm(norm, x, y, eps=b.option("latent", "norm_eps"))
     if (factor := b.option("latent", scale)) != 1.0:
         b.emit("scale", (y,), (y,), f"{norm}_scale", scale=factor)
 
 
 def index(b: Builder, x: View, low_query: View) -> tuple[View]:
-    """The keys that each query sees: the best by an index with small keys of its own.
+    """Select the top_k keys for each query by an index with small keys.
 
-    Returns bits i32 [T, context / 32], of this layer or of the last one before that has an index.
+    Returns a bit mask i32 [T, context / 32]: of this layer, or of the last layer before that has an index.
     """
     heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
     rope_dim = b.option("latent", "rope_dim")
     if (context := b.option("stack", "context")) > MOST_INDEXED:
         raise SpecError(f"{b.where}: stack.context: an index of keys has up to {MOST_INDEXED} positions, "
                         f"found {context}", ("stack.context",))
-    if b.option("rope", "scaling") == "dynamic":  # texts that reach as far as positions stretch
+    if b.option("rope", "scaling") == "dynamic":  # the longest text after scaling
         context = max(context, int(b.option("rope", "original_context") * b.option("rope", "factor")))
     chosen = b.view("chosen", -(-context // 32), dtype="i32")
     if not b.option("indexer", "own"):
@@ -301,7 +308,7 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     if rope_dim > size:
         raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",
                         ("indexer.head_dim", "latent.rope_dim"))
-    # The order of columns does not matter to products of queries and keys: those that turn come first.
+    # Products of queries and keys do not depend on the column order: rotated columns are moved to the front.
     order = np.roll(np.arange(size), rope_dim) if b.option("indexer", "last") else None
     rows = None if order is None else (np.arange(heads)[:, None] * size + order).reshape(-1)
     if order is not None:
@@ -323,8 +330,8 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
 
 
 def _latent_matrices(b: Builder, s: Heads, rank: int, nope_dim: int) -> tuple[str, str]:
-    """Of every head the matrix [rank, nope_dim] for queries and the one [value_dim, rank] for what was found."""
-    if b.has("attn_k_b.weight"):  # files that have the matrices of each head apart, the first turned already
+    """Absorbed matrices of every head: [rank, nope_dim] for queries, [value_dim, rank] for outputs."""
+    if b.has("attn_k_b.weight"):  # files with both matrices of each head, the first transposed already
         return (b.stack_of_matrices("attn_k_b", s.heads, rank, nope_dim),
                 b.stack_of_matrices("attn_v_b", s.heads, s.value_dim, rank))
     size, rows = nope_dim + s.value_dim, range(nope_dim)

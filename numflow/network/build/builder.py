@@ -1,4 +1,4 @@
-"""The hand that writes a network: makes buffers and weights, and appends steps."""
+"""Builder of a network: declares buffers, weights, caches and states, and appends steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from numflow.network.build.names import STACK_PREFIX, TensorNames
 from numflow.ops import Buffer, Cache, Network, Part, State, Step, View, Weight
 from numflow.spec.resolve import Resolved
 
-KEPT = "kept"  # name of rows of a batch that follow from its tokens (network/batch.py)
+KEPT = "kept"  # network input that executors compute from the token ids (network/batch.py, kept_rows)
 
 
 class Builder:
-    """Collects the parts of a network. Blocks call `linear`, `norm`, `emit`; `network` closes it."""
+    """Collects the parts of a network. Blocks call `linear`, `norm` and `emit`; `network` returns the result."""
 
     def __init__(self, resolved: Resolved, names: TensorNames, checkpoint: Checkpoint):
         self.resolved, self.names, self.checkpoint = resolved, names, checkpoint
@@ -29,27 +29,27 @@ class Builder:
         self.taps: Sequence[int] | None = None  # see residuals.py
         self.entry = "main"
         self._whole: dict[tuple, str] = {}
-        names.meant = self._meant
+        names.replacements = self._replacements
         naming = resolved.spec.section(checkpoint.naming)
         transposed = naming.get("transposed", resolved.spec.table.get("transposed", []))
         self.transposed = {transposed} if isinstance(transposed, str) else set(transposed)
 
-    # Where we stand: entry, stack (of STACK_PREFIX) and layer are set by the stack being built.
+    # Current position: entry, stack (a key of STACK_PREFIX) and layer are set by the function that builds the stack.
     stack: str = ""
     layer: int | None = None
 
     @property
     def prefix(self) -> str:
-        """ "blk.3." or "enc.blk.3.", how labels, weights and caches of this place begin."""
+        """ "blk.3." or "enc.blk.3.": prefix of labels, weights and caches at the current position."""
         return self.prefix_of(self.layer)
 
     def prefix_of(self, layer: int | None) -> str:
-        """The same of another layer of this stack."""
+        """The prefix for another layer of this stack."""
         stack = STACK_PREFIX[self.stack]
         return stack if layer is None else f"{stack}blk.{layer}."
 
-    def _meant(self, layer: int | None, stack: str) -> Mapping[str, int | str]:
-        """Words in braces in names of tensors, and what stands for them, beside the numbers of layer and expert."""
+    def _replacements(self, layer: int | None, stack: str) -> Mapping[str, int | str]:
+        """Replacements of words in braces in tensor names, except {layer} and {expert}."""
         words: dict[str, int | str] = {}
         if language := self.resolved.option("stack", "language", None, stack):
             words["{language}"] = language
@@ -59,11 +59,11 @@ class Builder:
 
     @property
     def where(self) -> str:
-        """Beginning of messages on the spec's values: the checkpoint's path and the spec's name."""
+        """Prefix of error messages: the checkpoint's path and the spec's name."""
         return f"{self.checkpoint.path} and spec {self.resolved.spec.name!r}"
 
     def with_keys(self, error: SpecError) -> SpecError:
-        """The same error, with the keys of the configuration that its options come from."""
+        """The error with the configuration keys that its options come from."""
         options = [option.split(".") for option in error.options]
         found = set().union(*(self.resolved.keys_of(section, key, self.layer, self.stack) for section, key in options))
         if not found:
@@ -77,19 +77,20 @@ class Builder:
         return self.names.has(name, self.layer, self.stack)
 
     def view(self, buffer: str, width: int, rows: str = "tokens", dtype: str = "f32") -> View:
-        """The first `width` columns of a buffer, made or widened as needed; encoder entries have their own."""
+        """The first `width` columns of a buffer, which is declared or widened. Other entries than "main" have other
+        buffers."""
         name = buffer if self.entry == "main" else f"{self.entry}.{buffer}"
         old = self.buffers.get(name)
         self.buffers[name] = Buffer(name, rows, max(width, old.width if old else 0), dtype)
         return View(name, 0, width)
 
     def given(self, name: str, width: int) -> View:
-        """Rows that the batch brings."""
+        """Declare a network input (Batch.given) [T, width]."""
         view = self.inputs[name] = self.view(f"given.{name}", width)
         return view
 
     def state(self, label: str, *shape: int, axis: int = 0, dtype: str = "f32") -> str:
-        """Memory of a recurrent step that stands here; its name."""
+        """Declare the state of a recurrent step at the current position; its name."""
         state = State(f"{self.prefix}{label}", shape, axis, dtype)
         self.states[state.name] = state
         return state.name
@@ -102,14 +103,15 @@ class Builder:
     # Weights
 
     def constant(self, name: str, value: np.ndarray) -> str:
+        """Declare a weight with this value; its name."""
         self.weights[name] = Weight(name, value.shape, constant=value, types=("F32",))
         return name
 
     def vector(self, module: str, role: str, width: int | None = None, rows: Any = None, add: float = 0.0,
                flat: bool = False, suffix: str = "", written: tuple[int, ...] = ()) -> str:
-        """A vector weight of `width` elements (any, if None); `rows` picks elements of the stored one.
+        """Declare a vector of `width` elements (None: any number); `rows` are indices into the stored tensor.
 
-        flat: the stored tensor may have any shape. written: its shape in GGUF files that are written, if not [width].
+        flat: the stored tensor may have any shape. written: its shape in written GGUF files, if not [width].
         """
         tensor = self.names.need(module, role, self.layer, self.stack)
         if not tensor.shape:
@@ -123,7 +125,7 @@ class Builder:
 
     def matrix(self, module: str, rows: int | None, columns: int, select: Any = None, suffix: str = "",
                normalize_rows: bool = False) -> str:
-        """A matrix [rows, columns]; `select` are the stored rows it consists of, else all."""
+        """Declare a matrix [rows, columns]. select: indices of the stored rows, None for all."""
         tensor = self.names.need(module, "weight", self.layer, self.stack)
         transpose = module in self.transposed and not tensor.turned
         stored = (tensor.columns, tensor.rows) if transpose else (tensor.rows, tensor.columns)
@@ -136,39 +138,39 @@ class Builder:
                                 normalize_rows=normalize_rows, types=(tensor.type.name,)))
 
     def matrix_across(self, modules: Sequence[str], module: str, start: int, rows: int, columns: int) -> str:
-        """Matrix [rows, columns] of a module: rows from `start` on of the tensors of `modules`, one below the other."""
+        """Declare a matrix [rows, columns]: rows from `start` on of the stacked tensors of `modules`."""
         parts, types, begin = [], [], 0
         for tensor in (self.names.need(name, "weight", self.layer, self.stack) for name in modules):
             if tensor.columns != columns:
                 raise self._wrong_shape(tensor, f"[{tensor.rows}, {columns}]")
-            own = range(max(start - begin, 0), min(start + rows - begin, tensor.rows))
+            select = range(max(start - begin, 0), min(start + rows - begin, tensor.rows))
             begin += tensor.rows
-            if len(own):
-                parts.append(Part(tensor.name, own))
+            if len(select):
+                parts.append(Part(tensor.name, select))
                 types.append(tensor.type.name)
         return self._add(Weight(f"{self.prefix}{module}.weight", (rows, columns), tuple(parts), types=tuple(types)))
 
     def stack_of_matrices(self, module: str, groups: int, rows: int, columns: int, select: Any = None,
                           transpose: bool = False, suffix: str = "") -> str:
-        """`groups` matrices [rows, columns]: one stored stack [groups, N, columns], one tensor of them one below the
-        other, or one tensor per group.
+        """Declare `groups` matrices [rows, columns], stored as one tensor [groups, N, columns], one tensor
+        [groups * N, columns], or one tensor per group.
 
-        select: rows taken of each stored matrix, None = all.
+        select: indices of the rows taken from each stored matrix, None for all.
         """
         whole, tensors = self._grouped_tensors(module, "weight", groups)
         count = groups if whole else 1
         parts: list[Part] = []
         for tensor in tensors:
-            below = whole and groups > 1 and len(tensor.shape) == 2 and tensor.rows % groups == 0
-            shape = ((groups, tensor.rows // groups, tensor.columns) if below else
+            flat = whole and groups > 1 and len(tensor.shape) == 2 and tensor.rows % groups == 0
+            shape = ((groups, tensor.rows // groups, tensor.columns) if flat else
                      tensor.shape if len(tensor.shape) == 3 else (1, *tensor.shape))
-            # A stack that only fits as it stands is taken so, whatever the spec says of others.
+            # A stack whose shape only fits without transposing is not transposed, whatever the spec says.
             other_way = transpose and not tensor.turned and not (len(shape) == 3 and shape[1] != columns == shape[2])
             stored = (shape[0], shape[2], shape[1]) if other_way else shape
             if len(shape) != 3 or stored[0] != count or stored[2] != columns or not _covers(stored[1], rows, select):
                 raise self._wrong_shape(tensor, f"{[count] if whole else ''}[{rows}, {columns}]")
             chosen = select
-            if below and other_way:
+            if flat and other_way:
                 if select is not None:
                     raise self._wrong_shape(tensor, f"[{count}][{stored[1]}, {columns}]")
                 parts.extend(Part(tensor.name, range(columns * group, columns * (group + 1)), turned=True)
@@ -183,7 +185,8 @@ class Builder:
 
     def head_matrices(self, module: str, heads: int, size: int, rows: range, columns: int, suffix: str,
                       turned: bool = False) -> str:
-        """A matrix for each head: `rows` of the `size` stored rows that a head has; turned: [columns, rows]."""
+        """Declare a matrix per head: `rows` of the `size` stored rows of each head. turned: transposed, [columns,
+        rows]."""
         self.expect_rows(module, heads * size)
         name = self.matrix(module, heads * size, columns, range(heads * size), suffix)
         whole = self.weights[name]
@@ -195,7 +198,7 @@ class Builder:
 
     def projected(self, name: str, roles: Mapping[str, tuple[str, str, tuple[int, ...]]], shape: tuple[int, int],
                   groups: int, eps: float) -> str:
-        """A table through a matrix (Weight.project); roles: module and role of each part, and the shape it has."""
+        """Declare a table projected by a matrix (Weight.project). roles: module, role and shape of each part."""
         parts, types = [], []
         for module, role, expected in roles.values():
             tensor = self.names.need(module, role, self.layer, self.stack)
@@ -208,7 +211,7 @@ class Builder:
 
     def stack_of_vectors(self, module: str, role: str, groups: int, rows: int, select: Any = None, suffix: str = "",
                          add: float = 0.0) -> str:
-        """`groups` vectors of `rows` elements, stored as one tensor [groups, rows] or one per group."""
+        """Declare `groups` vectors of `rows` elements, stored as one tensor [groups, rows] or one per group."""
         whole, tensors = self._grouped_tensors(module, role, groups)
         parts = []
         for tensor in tensors:
@@ -222,26 +225,26 @@ class Builder:
                                 add=add, types=tuple(t.type.name for t in tensors)))
 
     def _grouped_tensors(self, module: str, role: str, groups: int) -> tuple[bool, list[Tensor]]:
-        """Whether all groups are in one tensor; that one, or one for each."""
-        place = (module, role, self.layer, self.stack)
-        whole = self.names.find(*place)
-        return (True, [whole]) if whole else (False, [self.names.need(*place, group) for group in range(groups)])
+        """Whether one tensor has all groups; and that tensor, or a tensor per group."""
+        key = (module, role, self.layer, self.stack)
+        whole = self.names.find(*key)
+        return (True, [whole]) if whole else (False, [self.names.need(*key, group) for group in range(groups)])
 
     def expect_rows(self, module: str, count: int) -> None:
-        """Before rows are chosen from a stored matrix one by one: it has so many, so that the choice is no larger."""
+        """Check that a stored matrix has at least `count` rows, before an index array of that size is allocated."""
         tensor = self.names.need(module, "weight", self.layer, self.stack)
         stored = tensor.columns if module in self.transposed and not tensor.turned else tensor.rows
         if count > stored:
             raise self._wrong_shape(tensor, f">= {count} rows")
 
     def _add(self, weight: Weight) -> str:
-        """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings), and so
-        is one made of the same rows for the same module (layers that run again)."""
+        """Add a weight; its name. An equal earlier weight is reused: of the same whole tensors (tied embeddings), or of
+        the same rows for the same module (layers that run again)."""
         if all(part.rows is None or isinstance(part.rows, range) for part in weight.parts):
-            some = any(part.rows is not None for part in weight.parts)  # of which others may be made by a later change
-            same = (*((part.tensor, part.rows) for part in weight.parts), weight.shape, weight.add,
-                    weight.normalize_rows, weight.name.removeprefix(self.prefix) if some else "")
-            first = self._whole.setdefault(same, weight.name)
+            partial = any(part.rows is not None for part in weight.parts)  # a later pass may cut these rows
+            key = (*((part.tensor, part.rows) for part in weight.parts), weight.shape, weight.add,
+                    weight.normalize_rows, weight.name.removeprefix(self.prefix) if partial else "")
+            first = self._whole.setdefault(key, weight.name)
             if first != weight.name:
                 return first
         self.weights[weight.name] = weight
@@ -252,18 +255,18 @@ class Builder:
                          f"but spec {self.resolved.spec.name!r} expects {expected}")
 
     def number(self, module: str) -> float:
-        """A number that the file has as a tensor, read now: it becomes a parameter of a step.
+        """A scalar tensor, read now, because it becomes a parameter of a step.
 
         Raises:
-            SpecError: the tensor is missing, holds more than one number, or none that is finite.
+            SpecError: the tensor is missing, has more than one element, or is not finite.
         """
         return float(self.numbers(module, 1)[0])
 
     def numbers(self, module: str, count: int) -> np.ndarray:
-        """So many numbers f32 [count] that the file has as a tensor, read now.
+        """A tensor of `count` elements, read now: f32 [count].
 
         Raises:
-            SpecError: the tensor is missing, holds another count, or one that is not finite.
+            SpecError: the tensor is missing, has another number of elements, or one that is not finite.
         """
         tensor = self.names.need(module, "weight", self.layer, self.stack)
         if int(np.prod(tensor.shape)) != count:
@@ -277,7 +280,7 @@ class Builder:
     # Steps that many blocks use
 
     def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "", biased: str = "") -> View:
-        """y = x W^T + b, with a bias where the file has one. biased: whose bias it is if the matrix has none."""
+        """y = x W^T + b, with a bias where the file has one. biased: module whose bias is used if `module` has none."""
         weights = {"weight": self.matrix(module, y.width, x.width, select, suffix)}
         if self.has(f"{module}.bias"):
             weights["bias"] = self.vector(module, "bias", y.width, select, suffix=suffix)
@@ -289,14 +292,14 @@ class Builder:
         return y
 
     def _add_low_rank(self, module: str, x: View, y: View, select: Any, suffix: str) -> None:
-        """y += up (down x), of matrices that the model has for this use of another that layers share."""
+        """y += up (down x), the low-rank matrices of this layer beside a shared matrix."""
         low = self.linear(f"{module}_low", x, self.view("low", self.option("side", "rank")))
         up = self.linear(f"{module}_low_up", low, self.view("low_up", y.width), select, suffix)
         self.emit("add", (y, up), (y,), f"{module}{suffix}_low_add")
 
     def norm(self, module: str, x: View, y: View, groups: int = 1, eps: float | None = None, kind: str = "",
              offset: float | None = None) -> View:
-        """RMS or layer norm as the spec says; weights are optional only if the file has none anywhere."""
+        """y = RMS or layer norm of x, by section norm unless the arguments say otherwise."""
         kind = kind or self.option("norm", "kind")
         eps, offset = (self.option("norm", key) if given is None else given
                        for key, given in (("eps", eps), ("offset", offset)))
@@ -307,7 +310,8 @@ class Builder:
         return y
 
     def _norm_vector(self, module: str, role: str, groups: int, x: View, add: float = 0.0) -> str:
-        """A norm's weight or bias: one for x, one per group in one tensor, or a tensor for each group."""
+        """A norm's weight or bias: a vector for all of x, a tensor of one group's or all groups' values, or a tensor
+        per group."""
         if any(self.names.candidates(module, role, self.layer, self.stack)):
             shape, one = self.names.need(module, role, self.layer, self.stack).shape, x.width // groups
             width = one if groups > 1 and np.prod(shape) == one else x.width
@@ -315,18 +319,19 @@ class Builder:
         return self.stack_of_vectors(module, role, groups, x.width // groups, add=add)
 
     def _weighted(self, module: str) -> bool:
-        """Norms without weights exist (a spec says so by naming no tensor for them, or of all of a file's)."""
-        place = (module, "weight", self.layer, self.stack)
-        named = any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0))
+        """Whether a norm has weights: norm.weighted holds, and the spec names a tensor for the module."""
+        key = (module, "weight", self.layer, self.stack)
+        named = any(self.names.candidates(*key)) or any(self.names.candidates(*key, 0))
         return named and self.option("norm", "weighted")
 
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
+        """The finished network."""
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,
                        self.caches, self.outputs, dict(facts), self.states, self.inputs)
 
 
 def _covers(stored: int, rows: int, select: Any) -> bool:
-    """Whether `stored` rows are the ones wanted, or have all that `select`, in order or backwards, takes of them."""
+    """Whether `stored` rows are as many as `rows`, or contain all indices of `select` (ascending or descending)."""
     if select is None:
         return stored == rows
     return len(select) == rows and (not rows or max(int(select[0]), int(select[-1])) < stored)

@@ -1,4 +1,4 @@
-"""Checks of steps that read or write keys and values: names, shapes and dtypes, held against the op table."""
+"""Checks of steps that read or write KV caches: names, shapes and dtypes, against the op table."""
 
 from numflow.errors import NetworkError, did_you_mean
 from numflow.ops import Cache, Network, Step, View, param
@@ -41,7 +41,7 @@ def index_select(step: Step, network: Network) -> None:
 
 
 def pool(step: Step, network: Network) -> None:
-    """Gates and values of one token after the other; a bias for each place in a window."""
+    """The cache has gates and values of each token; the bias has a row per position in a window."""
     cache, y, every, series = _cache(step, network), step.outputs[0], param(step, "every"), param(step, "series")
     if every < 1 or series < 1:
         raise NetworkError(f"{step}: every and series should be 1 or more, are {every} and {series}")
@@ -63,15 +63,16 @@ def attention(step: Step, network: Network) -> None:
         raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
     expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)
     expect(step, "width of the output", heads * cache.value_dim, step.outputs[0].width)
-    far = "places" in step.weights
+    relative = "places" in step.weights
     for view in step.inputs[1:]:
-        what = "products with distances" if far else "chosen"
-        expect(step, f"dtype of {what}", "f32" if far else "i32", network.buffers[view.buffer].dtype)
-        expect(step, f"width of {what}", step.inputs[1].width if far else view.width, view.width)
-    expect(step, "number of inputs", max(len(step.inputs), 2) if far else min(len(step.inputs), 2), len(step.inputs))
-    if far and (cache.kind, step.inputs[1].width % heads) != ("self", 0):
+        what = "products with distances" if relative else "chosen"
+        expect(step, f"dtype of {what}", "f32" if relative else "i32", network.buffers[view.buffer].dtype)
+        expect(step, f"width of {what}", step.inputs[1].width if relative else view.width, view.width)
+    count = len(step.inputs)
+    expect(step, "number of inputs", max(count, 2) if relative else min(count, 2), count)
+    if relative and (cache.kind, step.inputs[1].width % heads) != ("self", 0):
         raise NetworkError(f"{step}: distances go with attention over the text itself, and columns for each head")
-    if far and len(step.inputs) == 3 and (param(step, "causal"), cache.kv_heads) != (False, heads):
+    if relative and len(step.inputs) == 3 and (param(step, "causal"), cache.kv_heads) != (False, heads):
         raise NetworkError(f"{step}: keys meet distances in attention both ways of as many key heads")
     for role in ("slopes", "sinks"):
         if role in step.weights:

@@ -1,4 +1,4 @@
-"""Blocks whose states are a few numbers for each channel: convolutions, gated recurrences, fading means."""
+"""Blocks with a state of a few values per channel: convolutions, gated recurrences, wkv."""
 
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ def short_convolution(b: Builder, x: View) -> View:
     """out(after * conv(before * x')), where (before, after, x') = in(x) (arXiv 2511.23404). Returns [T, D]."""
     width = x.width
     whole = b.view("conv_in", 3 * width)
-    parts = [View(whole.buffer, at * width, width) for at in range(3)]
-    for at, suffix in enumerate((".before", ".after", ".x")):
-        b.linear("conv_in", x, parts[at], range(at * width, (at + 1) * width), suffix)
+    parts = [View(whole.buffer, i * width, width) for i in range(3)]
+    for i, suffix in enumerate((".before", ".after", ".x")):
+        b.linear("conv_in", x, parts[i], range(i * width, (i + 1) * width), suffix)
     before, after, inner = parts
     b.emit("mul", (before, inner), (inner,), "conv_before")
     y = convolution(b, "conv", inner, b.view("conv", width))
@@ -24,35 +24,36 @@ def short_convolution(b: Builder, x: View) -> View:
 
 def convolution(b: Builder, module: str, x: View, y: View, kind: str = "none", weight: str = "",
                 biased: bool = True) -> View:
-    """Causal depthwise convolution of x [T, C] with the taps [C, K] of a module, and its bias where the file has one.
+    """y = act(causal depthwise convolution of x [T, C]) with a module's weights [C, K] and its bias, if the file has
+    one.
 
-    kind: the activation behind it, or "none". y: another view than x. weight: the taps, if not those of the module.
-    biased: with that bias. A single tap is a factor for each column, and needs no state.
+    kind: the activation, or "none". y: a view that does not overlap x. weight: name of other weights.
+    biased: False for no bias. With K = 1 the convolution is a factor per column and needs no state.
     """
     taps = b.option("conv", "taps")
     bias = b.vector(module, "bias", x.width) if biased and b.has(f"{module}.bias") else ""
     if taps == 1:
         factors = weight or b.vector(module, "weight", x.width, flat=True)
         b.emit("scale", (x,), (y,), module, {"weight": factors} | ({"shift": bias} if bias else {}), scale=1.0)
-        within = "none"
+        fused = "none"
     else:
         weights = {"weight": weight or b.matrix(module, x.width, taps)} | ({"bias": bias} if bias else {})
-        within = kind if kind in CONV_KINDS else "none"
+        fused = kind if kind in CONV_KINDS else "none"
         b.emit("causal_conv", (x,), (y,), module, weights, state=b.state(module, taps - 1, x.width, axis=1),
-               kind=within)
-    if within != kind:
+               kind=fused)
+    if fused != kind:
         b.emit("act", (y,), (y,), f"{module}_act", kind=kind)
     return y
 
 
 def add_convolution(b: Builder, module: str, x: View) -> None:
-    """x = x + the convolution of x, in place."""
+    """x += causal depthwise convolution of x, in place."""
     y = convolution(b, module, x, b.view("convolved", x.width))
     b.emit("add", (x, y), (x,), f"{module}_add")
 
 
 def gated_recurrence(b: Builder, x: View) -> View:
-    """out(h * act(gate(x))), h the gated recurrence of a convolution of in(x) (arXiv 2402.19427). Returns [T, D]."""
+    """out(h * act(gate(x))), h the gated linear recurrence over conv(in(x)) (arXiv 2402.19427). Returns [T, D]."""
     width, blocks = b.option("recurrent", "heads") * b.option("recurrent", "value_dim"), b.option("recurrent", "heads")
     size = width // blocks
     gate = b.linear("lru_gate", x, b.view("recurrent_gate", width))
@@ -61,7 +62,7 @@ def gated_recurrence(b: Builder, x: View) -> View:
     parts = [View(both.buffer, start, width) for start in (0, width)]
     weights = {"rate": b.vector("lru_rate", "weight", width)}
     for view, name in zip(parts, ("entry", "fade")):
-        # A matrix for each block of columns, stored [blocks, inputs, outputs]
+        # Block-diagonal: a matrix per block of columns, stored [blocks, inputs, outputs]
         matrix = b.head_matrices(f"lru_{name}", blocks, size, range(size), size, "", turned=True)
         b.emit("head_linear", (inner,), (view,), f"lru_{name}", {"weight": matrix}, heads=blocks)
         weights[f"{name}_bias"] = b.vector(f"lru_{name}_bias", "weight", width, flat=True)
@@ -72,10 +73,10 @@ def gated_recurrence(b: Builder, x: View) -> View:
 
 
 def weighted_keys(b: Builder, x: View) -> View:
-    """out(sigmoid(gate(x)) * y), y a mean of values that keys weigh, which fades (arXiv 2305.13048). Returns [T, D]."""
+    """out(sigmoid(gate(x)) * wkv), wkv the mean of values with weights e^key that decay (arXiv 2305.13048). [T, D]."""
     width = b.option("recurrent", "heads") * b.option("recurrent", "value_dim")
     before = token_before(b, "shift", x, b.view("before", x.width))
-    gate, k, v = (b.linear(module, _between(b, f"{module}_mix", x, before), b.view(module, width))
+    gate, k, v = (b.linear(module, _mix(b, f"{module}_mix", x, before), b.view(module, width))
                   for module in ("attn_gate", "attn_k", "attn_v"))
     weights = {"decay": b.vector("wkv_decay", "weight", width, flat=True),
                "first": b.vector("wkv_first", "weight", width, flat=True)}
@@ -87,11 +88,11 @@ def weighted_keys(b: Builder, x: View) -> View:
 
 
 def shifted_feed_forward(b: Builder, x: View) -> View:
-    """sigmoid(gate(x)) * down(act(up(x))), gate and up with shares of the token before. Returns [T, D]."""
+    """sigmoid(gate(x)) * down(act(up(x))), where gate and up read a mix of x and the previous token's x. [T, D]."""
     before = token_before(b, "ffn_shift", x, b.view("before", x.width))
     hidden = b.view("ffn", b.option("ffn", "width"))
-    gate = b.linear("ffn_gate", _between(b, "ffn_gate_mix", x, before), b.view("ffn_gate", x.width))
-    b.linear("ffn_up", _between(b, "ffn_up_mix", x, before), hidden)
+    gate = b.linear("ffn_gate", _mix(b, "ffn_gate_mix", x, before), b.view("ffn_gate", x.width))
+    b.linear("ffn_up", _mix(b, "ffn_up_mix", x, before), hidden)
     b.emit("act", (hidden,), (hidden,), "ffn_act", kind=b.option("ffn", "activation"))
     y = b.linear("ffn_down", hidden, b.view("branch", x.width))
     b.emit("act_mul", (gate, y), (y,), "ffn_gated", kind="sigmoid")
@@ -99,14 +100,14 @@ def shifted_feed_forward(b: Builder, x: View) -> View:
 
 
 def token_before(b: Builder, label: str, x: View, y: View) -> View:
-    """x of the token before, zeros before the first: a convolution whose taps are 1 and 0."""
+    """y = x of the previous token, 0 for the first: a causal convolution with weights 1, 0."""
     taps = b.constant(f"shift.{x.width}", np.tile(np.array([1, 0], np.float32), (x.width, 1)))
     b.emit("causal_conv", (x,), (y,), label, {"weight": taps}, state=b.state(label, 1, x.width, axis=1))
     return y
 
 
-def _between(b: Builder, module: str, x: View, before: View) -> View:
-    """before + share * (x - before), a share [D] of each channel."""
+def _mix(b: Builder, module: str, x: View, before: View) -> View:
+    """before + mix * (x - before), with a module's vector mix [D]."""
     y = b.view("between", x.width)
     b.emit("add", (x, before), (y,), f"{module}.change", scale=-1.0)
     b.emit("scale", (y,), (y,), module, {"weight": b.vector(module, "weight", x.width, flat=True)}, scale=1.0)

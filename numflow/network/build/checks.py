@@ -1,4 +1,4 @@
-"""Checks that the steps of a network fit together: arity, names, shapes and dtypes, held against the op table."""
+"""Checks of a network's steps against the op table: arity, names, shapes and dtypes."""
 
 from functools import cache
 from math import isqrt
@@ -96,13 +96,13 @@ def _check_names(step: Step, op: Op) -> None:
 
 @cache
 def _names_of(name: str) -> tuple[int, set[str], list[str]]:
-    """Of an op: how many inputs it needs at least, the roles of its weights, and the roles that it needs."""
+    """An op's minimal number of inputs, the roles of its weights, and the required roles."""
     op = OPS.get(name) or EXCHANGES.get(name) or ADAPTING[name]
     return (sum(not each.endswith("?") for each in op.inputs), {role.rstrip("?") for role in op.weights},
             [role for role in op.weights if not role.endswith("?")])
 
 
-# Shape rules: one short function per op. They know arity only through OPS.
+# Shape rules, one function per op. Arity is checked before, by OPS.
 
 def _same(step: Step, network: Network) -> None:
     """Every view has the shape of the first output, in f32."""
@@ -110,7 +110,7 @@ def _same(step: Step, network: Network) -> None:
     for x in (*step.inputs, *step.outputs):
         buffer = network.buffers[x.buffer]
         if (x.width, buffer.rows, buffer.dtype) == (y.width, rows(step, network, y), "f32"):
-            continue  # most steps are right: no words are made for them
+            continue  # most steps are right: no message is formatted for them
         expect(step, f"width of {x}", y.width, x.width)
         expect(step, f"rows of {x}", rows(step, network, y), rows(step, network, x))
         expect(step, f"dtype of {x}", "f32", network.buffers[x.buffer].dtype)
@@ -123,7 +123,7 @@ def _table(step: Step, network: Network) -> None:
 
 
 def _embed(step: Step, network: Network) -> None:
-    """A table, or rows of one."""
+    """The table is complete, or consists of rows of a table of `vocabulary` rows."""
     _table(step, network)
     rows, first, vocabulary = (network.weights[step.weights["table"]].shape[0], param(step, "first"),
                                param(step, "vocabulary"))
@@ -222,7 +222,7 @@ def _linear_attention(step: Step, network: Network) -> None:
 
 
 def _by_channel(step: Step, network: Network) -> None:
-    """Every weight and every state has a number for each column, that of `wkv` three."""
+    """Weights and states have one value per column, the state of `wkv` three."""
     _same(step, network)
     width = step.outputs[0].width
     for name in step.weights.values():
@@ -233,7 +233,7 @@ def _by_channel(step: Step, network: Network) -> None:
 
 def _act(step: Step, network: Network) -> None:
     _same(step, network)
-    # Clamped forms need gate and up together; the one with numbers of its own has no gate.
+    # Clamped activations need gate and up together; xielu has no gate.
     kinds = [k for k in ACTIVATIONS if (k != "xielu" if step.op == "act_mul" else not k.endswith("_clamp"))]
     if param(step, "kind") not in kinds:
         raise NetworkError(f"{step}: no activation {param(step, 'kind')!r}{did_you_mean(param(step, 'kind'), kinds)}")
@@ -353,6 +353,6 @@ _SHAPES = {
     "select_rows": _select, "adapt": _adapt, "adapt_rows": _adapt,
     "moe_route": _route, "expert_scale": _combine, "expert_linear": _expert_linear, "expert_combine": _combine,
     "linear_attention": _linear_attention, **dict.fromkeys(("softplus", "gated_recurrence", "wkv"), _by_channel),
-    **dict.fromkeys(("send", "receive"), lambda step, network: None),  # they take whatever the other side has
+    **dict.fromkeys(("send", "receive"), lambda step, network: None),  # any shape: the other device determines it
     "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

@@ -1,10 +1,11 @@
-"""Attention over the last tokens and, beside them, over entries that each stand for a window of tokens.
+"""Attention over the last tokens and over compressed entries, one entry for each window of earlier tokens.
 
-A token's key is its value too, one for all heads. As it turned with its position, what a head has found is turned back
-by the query's. An entry is a mean of what the tokens of its window have for it, column by column, by weights that they
-have as well; it may take from the window before too, of which other columns count then. An index may choose entries.
+All heads share one key per token, and the key is the value too. The key is rotated by its position, so each head's
+output is rotated back by the query's position. An entry is, column by column, a weighted mean of vectors of the tokens
+in its window; the weights are a softmax of gates of these tokens. With overlap, the previous window adds further
+vectors, from columns of their own. An index may select the entries that a query attends to.
 
-And attention whose queries and output are those of experts that a token chooses, over keys and values of all tokens.
+Also here: attention whose query and output matrices are those of the experts that a router chose for the token.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ from numflow.ops import Cache, View
 
 
 def compressed_attention(b: Builder, x: View) -> View:
-    """x [T, D] -> [T, D]."""
+    """Mixer of kind "compressed": x [T, D] -> [T, D]."""
     shape = Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
     heads, size = shape.heads, shape.head_dim
     _check(b, shape)
@@ -46,15 +47,15 @@ def compressed_attention(b: Builder, x: View) -> View:
         if heads % groups:
             raise SpecError(f"{b.where}: compressed.out_groups: expected a divisor of attention.heads {heads}, found "
                             f"{groups}", ("compressed.out_groups", "attention.heads"))
-        rank, found = b.option("compressed", "out_rank"), y
+        rank, attended = b.option("compressed", "out_rank"), y
         y = b.view("attention_groups", groups * rank)
-        weight = b.head_matrices("attn_output_a", groups, rank, range(rank), found.width // groups, "")
-        b.emit("head_linear", (found,), (y,), "attn_output_a", {"weight": weight}, heads=groups)
+        weight = b.head_matrices("attn_output_a", groups, rank, range(rank), attended.width // groups, "")
+        b.emit("head_linear", (attended,), (y,), "attn_output_a", {"weight": weight}, heads=groups)
     return b.linear("attn_output", y, b.view("branch", x.width))
 
 
 def _check(b: Builder, shape: Heads) -> None:
-    """That nothing is asked for which this attention does not have.
+    """Refuse options that this attention does not have.
 
     Raises:
         SpecError: naming the option and what was expected.
@@ -73,9 +74,10 @@ def _check(b: Builder, shape: Heads) -> None:
 
 
 def _entries(b: Builder, x: View, module: str, size: int) -> str:
-    """The cache of entries [size] that modules named `module` make of x.
+    """Emit the steps that compute entries [size] from x, by modules whose names begin with `module`; name of their
+    cache.
 
-    Gates and values of the last tokens are in a cache of their own, whose window is what an entry is made of.
+    Gates and values of the last tokens are in another cache. Its window is the tokens that an entry covers.
     """
     every, series = b.option("compressed", "every"), 1 + b.option("compressed", "overlap")
     rows = b.view(f"{module}_rows", 2 * series * size)
@@ -96,7 +98,7 @@ def _entries(b: Builder, x: View, module: str, size: int) -> str:
 
 
 def _index(b: Builder, x: View, low: View) -> View:
-    """Bits i32 [T, entries / 32] of the entries that each query sees: the best by entries of an index of its own."""
+    """Bit mask i32 [T, entries / 32] of the top_k entries for each query, by an index with entries of its own."""
     heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
     if (context := b.option("stack", "context")) > MOST_INDEXED:
         raise SpecError(f"{b.where}: stack.context: an index has up to {MOST_INDEXED} positions, found {context}",
@@ -113,10 +115,11 @@ def _index(b: Builder, x: View, low: View) -> View:
 
 
 def attention_of_experts(b: Builder, x: View) -> View:
-    """Each expert that a token chooses has a query matrix and an output matrix (arXiv 2210.05144); what they return is
-    summed by gates. All have as many heads as there are keys. x [T, D] -> [T, D].
+    """Mixture of attention heads (arXiv 2210.05144): x [T, D] -> [T, D].
 
-    Of each choice in turn the queries are taken out of those of all, by gates of 1 and 0.
+    Each expert has a query matrix and an output matrix, with as many heads as there are key heads. The outputs of a
+    token's chosen experts are summed with their gates. Attention runs once for each of the `chosen` choices; the
+    queries of a choice are extracted by `expert_combine` with gates 1 and 0.
     """
     shape = Heads(*(b.option("attention", key) for key in ("kv_heads", "kv_heads", "head_dim", "value_dim")))
     experts, chosen = b.option("moe", "experts"), b.option("moe", "top_k")
@@ -137,7 +140,7 @@ def attention_of_experts(b: Builder, x: View) -> View:
     name = f"{b.prefix}self"
     cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
     b.emit("cache_write", (k, v), (), "cache_write", cache=name)
-    queries, found = b.view("expert_queries", width, "routes"), b.view("expert_found", x.width, "routes")
+    queries, outputs = b.view("expert_queries", width, "routes"), b.view("expert_found", x.width, "routes")
     b.emit("expert_linear", (x, ids), (queries,), "attn_q_exps",
            {"weight": b.stack_of_matrices("attn_q_exps", experts, width, x.width)})
     output = b.stack_of_matrices("attn_output_exps", experts, x.width, width)
@@ -149,10 +152,10 @@ def attention_of_experts(b: Builder, x: View) -> View:
         b.emit("expert_combine", (queries, one), (q,), f"attn_query.{choice}")
         placed(b, [("q", q, shape.kv_heads)], shape)
         attend(b, q, y, cache, shape.kv_heads, ((), {}))
-        b.emit("expert_linear", (y, ids), (found,), f"attn_output_exps.{choice}", {"weight": output})
+        b.emit("expert_linear", (y, ids), (outputs,), f"attn_output_exps.{choice}", {"weight": output})
         b.emit("mul", (gates, one), (one,), f"attn_gate.{choice}")
-        to = part if choice else total
-        b.emit("expert_combine", (found, one), (to,), f"attn_found.{choice}")
+        target = part if choice else total
+        b.emit("expert_combine", (outputs, one), (target,), f"attn_found.{choice}")
         if choice:
             b.emit("add", (total, part), (total,), f"attn_sum.{choice}")
     return add_bias_of_experts(b, "attn_output_bias", total)

@@ -1,7 +1,7 @@
-"""Vectors of distances between tokens: what queries meet beside keys, and keys beside queries; tokens at a distance.
+"""Relative position scores (disentangled attention), and convolutions over the tokens around each token.
 
-A table has a vector for each distance, or for several; the layer makes a key and a query of each, as it does of tokens.
-The score of query i and key j is q_i . k_j + q_i . K[n] + Q[n] . k_j, n the number of their distance.
+A table has one embedding per bucket of distances. The layer projects each embedding to a key K and a query Q, as it
+projects tokens. The score of query i and key j is q_i . k_j + q_i . K[n] + Q[n] . k_j, n the bucket of their distance.
 """
 
 import math
@@ -14,18 +14,18 @@ from numflow.network.build.builder import Builder
 from numflow.network.build.projections import by_head
 from numflow.ops import Cache, View
 
-Beside = tuple[tuple[View, ...], dict[str, str]]  # further inputs of an attention, and weights for them
-_KEY = 8  # columns of keys that are all zero
-_SURE = 1e4  # a logit next to which all others count for nothing
-_FARTHEST = 1 << 20  # distance up to which numbers are told apart
+Beside = tuple[tuple[View, ...], dict[str, str]]  # further inputs and weights of an attention step
+_ZERO_KEY = 8  # columns of keys that are all zero
+_CERTAIN = 1e4  # a logit next to which the softmax of all others is 0
+_FARTHEST = 1 << 20  # limit of the bucket table
 
 
 def distances(b: Builder, q: View, k: View, heads: int) -> Beside:
-    """Further inputs and weights of `attention`: products of q [T, H*E] and k [T, H*E] with keys and queries of
-    distances; none where the spec has no such vectors.
+    """Further inputs and weights of `attention`: products of q [T, H*E] and k [T, H*E] with projected keys and
+    queries of the relative position embeddings; empty if the spec has none.
 
     Raises:
-        SpecError: they do not go with other options, or the numbers of distances make no sense.
+        SpecError: other options exclude relative position embeddings, or their number or reach is wrong.
     """
     count = b.option("attention", "distances")
     if not count:
@@ -37,46 +37,46 @@ def distances(b: Builder, q: View, k: View, heads: int) -> Beside:
                         "head, and queries and keys as their matrices make them", ("attention.distances",))
     reach, size = b.option("attention", "distance_reach"), q.width // heads
     own, which = b.option("attention", "own_distances"), b.option("attention", "distance_products")
-    numbers, found = f"places.{count}.{reach}", []
-    if numbers not in b.weights:
-        b.constant(numbers, places(b, count, reach))
-    for x, name, made, letter in ((q, "of_queries", "keys", "k"), (k, "of_keys", "queries", "q")):
+    table, products = f"places.{count}.{reach}", []
+    if table not in b.weights:
+        b.constant(table, buckets(b, count, reach))
+    for x, name, kind, letter in ((q, "of_queries", "keys", "k"), (k, "of_keys", "queries", "q")):
         y = b.view(name, heads * count)
-        if which in ("both", made):
+        if which in ("both", kind):
             matrix = _projected(b, f"{'dist' if own else 'attn'}_{letter}", name, count, heads, size)
         else:
-            matrix = b.constant(f"no_{made}.{heads * count}", np.zeros((heads * count, size), np.float32))
+            matrix = b.constant(f"no_{kind}.{heads * count}", np.zeros((heads * count, size), np.float32))
             b.weights[matrix] = replace(b.weights[matrix], groups=heads)
         b.emit("head_linear", (x,), (y,), name, {"weight": matrix}, heads=heads)
-        found.append(y)
-    return tuple(found), {"places": numbers}
+        products.append(y)
+    return tuple(products), {"places": table}
 
 
 def relative(b: Builder, x: View, heads: int) -> Beside:
-    """The further input and weight of `attention` where each head of a token has a number for each distance to a key
-    before it: sums of some learned numbers by distance, by shares that a matrix reads off x. Else nothing."""
+    """Further input and weight of `attention` for biases by distance to earlier keys: per head a sum of learned
+    values of that distance, weighed by attn_rel(x). Empty if the spec has none."""
     if not (reach := b.option("attention", "relative")):
         return (), {}
     size = b.option("attention", "relative_dim")
-    shares = b.linear("attn_rel", x, b.view("relative", heads * size))
-    # The score is multiplied as a whole; farther keys have the zero behind the last number.
-    numbers = b.numbers("attn_rel_numbers", size * reach).reshape(size, reach) / b.option("attention", "scale")
-    y, away = b.view("of_queries", heads * (reach + 1)), np.arange(reach, -reach - 1, -1)
-    by_head(b, f"{b.prefix}attn_rel_numbers", shares, y, np.pad(numbers.T, ((0, 1), (0, 0))), heads)
+    weights = b.linear("attn_rel", x, b.view("relative", heads * size))
+    # Divided by the scale, which multiplies the whole score. Keys beyond the reach have the zero behind the last value.
+    values = b.numbers("attn_rel_numbers", size * reach).reshape(size, reach) / b.option("attention", "scale")
+    y, distance = b.view("of_queries", heads * (reach + 1)), np.arange(reach, -reach - 1, -1)
+    by_head(b, f"{b.prefix}attn_rel_numbers", weights, y, np.pad(values.T, ((0, 1), (0, 0))), heads)
     name = f"places_before.{reach}"
     if name not in b.weights:
-        b.constant(name, np.where((away >= 0) & (away < reach), away, reach).astype(np.float32))
+        b.constant(name, np.where((distance >= 0) & (distance < reach), distance, reach).astype(np.float32))
     return (y,), {"places": name}
 
 
-def places(b: Builder, count: int, reach: int) -> np.ndarray:
-    """The number 0 .. count - 1 of the vector for each distance (key - query position): f32 [2R + 1], -R .. R.
+def buckets(b: Builder, count: int, reach: int) -> np.ndarray:
+    """Bucket 0 .. count - 1 for each distance (key - query position) -R .. R: f32 [2R + 1].
 
-    Half of the vectors are for keys before the query, nearest last. With a reach the nearer half of each side is exact,
-    and the others grow logarithmically up to it.
+    Half of the buckets are for keys before the query, nearest last. With a reach, the nearer half of each side has one
+    distance per bucket, and the other buckets grow logarithmically up to the reach.
 
     Raises:
-        SpecError: there are too few vectors, an odd number of them, or the reach is no farther than what is exact.
+        SpecError: too few buckets, an odd number of them, or a reach that is within the exact distances.
     """
     side, exact = count // 2, count // 4
     if count % 2 or (reach and (exact < 2 or reach < exact + 2)):
@@ -86,17 +86,17 @@ def places(b: Builder, count: int, reach: int) -> np.ndarray:
     farthest = side
     if reach:
         farthest = math.ceil(exact * ((reach - 1) / exact) ** ((side - exact) / (exact - 1))) + 1
-    away = np.arange(min(farthest, _FARTHEST) + 1)
-    if reach:  # in float32, as those who train such models
-        far = np.log(np.maximum(away, exact).astype(np.float32) / np.float32(exact))
+    bucket = np.arange(min(farthest, _FARTHEST) + 1)
+    if reach:  # in float32, as in training
+        far = np.log(np.maximum(bucket, exact).astype(np.float32) / np.float32(exact))
         far /= np.log(np.float32((reach - 1) / exact))
-        away = np.where(away <= exact, away, exact + np.ceil(far * np.float32(exact - 1)).astype(np.int64))
-    before = np.minimum(side + away, count - 1)
-    return np.concatenate([before[:0:-1], np.maximum(side - away, 0)]).astype(np.float32)
+        bucket = np.where(bucket <= exact, bucket, exact + np.ceil(far * np.float32(exact - 1)).astype(np.int64))
+    before = np.minimum(side + bucket, count - 1)
+    return np.concatenate([before[:0:-1], np.maximum(side - bucket, 0)]).astype(np.float32)
 
 
 def _projected(b: Builder, module: str, name: str, count: int, heads: int, size: int) -> str:
-    """The keys or queries that the matrix of a module makes of the vectors, `count` rows for each head."""
+    """Keys or queries projected from the embeddings by a module's matrix, `count` rows for each head."""
     width = b.option("stack", "width")
     roles: dict[str, tuple[str, str, tuple[int, ...]]] = {
         "table": ("dist_embd", "weight", (count, width)), "matrix": (module, "weight", (heads * size, width))}
@@ -108,10 +108,10 @@ def _projected(b: Builder, module: str, name: str, count: int, heads: int, size:
 
 
 def convolution_around(b: Builder, entry: View, x: View) -> None:
-    """x = norm(x + act(conv(entry))): of a text that is there as a whole, a convolution over the tokens around each.
+    """x = norm(x + act(conv(entry))), a convolution over the tokens around each token. Needs whole texts.
 
     Raises:
-        SpecError: the text is not there as a whole, or the tensor has another shape.
+        SpecError: attention is causal, an option is wrong, or the tensor has another shape.
     """
     taps, groups = b.option("conv", "around"), b.option("conv", "around_groups")
     tensor = b.names.need("around", "weight", b.layer, b.stack)
@@ -122,45 +122,45 @@ def convolution_around(b: Builder, entry: View, x: View) -> None:
         raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r} is {list(tensor.shape)}, expected "
                         f"{[x.width, x.width // groups, taps]}")
     matrix = np.zeros((groups, x.width // groups, groups, x.width // groups, taps), np.float32)
-    each = np.arange(groups)
-    matrix[each, :, each] = tensor.f32().reshape(groups, x.width // groups, x.width // groups, taps)
+    group = np.arange(groups)
+    matrix[group, :, group] = tensor.f32().reshape(groups, x.width // groups, x.width // groups, taps)
     matrix = matrix.reshape(x.width, x.width, taps).transpose(0, 2, 1).reshape(x.width, -1)
-    found, y = tokens_around(b, entry, taps), b.view("branch", x.width)
+    around, y = tokens_around(b, entry, taps), b.view("branch", x.width)
     weights = {"weight": b.constant(f"{b.prefix}around.weight", np.ascontiguousarray(matrix))}
     if b.has("around.bias"):
         weights["bias"] = b.vector("around", "bias", x.width)
-    b.emit("linear", (found,), (y,), "around", weights)
+    b.emit("linear", (around,), (y,), "around", weights)
     b.emit("act", (y,), (y,), "around_act", kind=b.option("conv", "around_activation"))
     b.emit("add", (x, y), (x,), "around_add")
     b.norm("around_norm", x, x)
 
 
 def tokens_around(b: Builder, x: View, taps: int) -> View:
-    """The rows of the `taps` tokens around each, the earliest first, zeros beyond the text's ends: [T, taps * D].
+    """Rows of the `taps` tokens around each token, earliest first, zeros beyond the ends of the text: [T, taps * D].
 
-    Attention does it. For each distance there are heads that are sure of the token there, and a sink takes all where
-    there is none.
+    The gather is an attention step. The heads of one distance give all probability to the token at that distance; where
+    there is no such token, a sink takes the probability.
     """
     half, parts, width = taps // 2, b.option("attention", "heads"), x.width
     heads = taps * parts
-    numbers = np.arange(-1, taps + 1)  # of distances -half - 1 .. half + 1
-    places = b.constant(f"around_places.{taps}", np.where(numbers < 0, taps, numbers).astype(np.float32))
-    sure = np.repeat(np.eye(taps, taps + 1, dtype=np.float32) * _SURE, parts, axis=0).reshape(-1)
-    of_queries, of_keys = b.view("around_queries", len(sure)), b.view("around_keys", len(sure))
+    index = np.arange(-1, taps + 1)  # for distances -half - 1 .. half + 1
+    table = b.constant(f"around_places.{taps}", np.where(index < 0, taps, index).astype(np.float32))
+    logits = np.repeat(np.eye(taps, taps + 1, dtype=np.float32) * _CERTAIN, parts, axis=0).reshape(-1)
+    of_queries, of_keys = b.view("around_queries", len(logits)), b.view("around_keys", len(logits))
     one = View(x.buffer, x.start, 1)
-    none = {"weight": b.constant(f"around_none.{len(sure)}", np.zeros((len(sure), 1), np.float32))}
+    none = {"weight": b.constant(f"around_none.{len(logits)}", np.zeros((len(logits), 1), np.float32))}
     b.emit("linear", (one,), (of_queries,), "around_distances",
-           {**none, "bias": b.constant(f"around_sure.{taps}.{parts}", sure)})
+           {**none, "bias": b.constant(f"around_sure.{taps}.{parts}", logits)})
     b.emit("scale", (of_queries,), (of_keys,), "around_no_queries", scale=0.0)
-    k, v = b.view("around_k", heads * _KEY), b.view("around_v", taps * width)
+    k, v = b.view("around_k", heads * _ZERO_KEY), b.view("around_v", taps * width)
     b.emit("linear", (one,), (k,), "around_zero",
            {"weight": b.constant(f"around_none.{k.width}", np.zeros((k.width, 1), np.float32))})
     for i in range(taps):
         b.emit("copy", (x,), (View(v.buffer, i * width, width),), "around_copy")
-    cache = b.caches[f"{b.prefix}around"] = Cache(f"{b.prefix}around", heads, _KEY, width // parts)
+    cache = b.caches[f"{b.prefix}around"] = Cache(f"{b.prefix}around", heads, _ZERO_KEY, width // parts)
     b.emit("cache_write", (k, v), (), "around_write", cache=cache.name)
     y = b.view("around", v.width)
-    sinks = b.constant(f"around_sinks.{heads}", np.full(heads, _SURE / 2, np.float32))
-    b.emit("attention", (k, of_queries, of_keys), (y,), "around_tokens", {"places": places, "sinks": sinks},
+    sinks = b.constant(f"around_sinks.{heads}", np.full(heads, _CERTAIN / 2, np.float32))
+    b.emit("attention", (k, of_queries, of_keys), (y,), "around_tokens", {"places": table, "sinks": sinks},
            cache=cache.name, heads=heads, scale=1.0, causal=False, window=half + 1)
     return y

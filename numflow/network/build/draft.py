@@ -1,8 +1,8 @@
-"""Blocks that draft for a model: its own that predicts a further token (MTP), or one of another checkpoint (EAGLE-3).
+"""Draft blocks: the model's own block that predicts a further token (MTP), or a checkpoint of its own (EAGLE-3).
 
-Both are a network of their own with one layer. Row i of a batch has the token at i + 1 and, as input "hidden", what the
-model knew at i; its logits are those of the token at i + 2. Output "hidden" takes the place of the input for the token
-after that. Entry "reduce" of an EAGLE-3 draft makes rows of "hidden" of the model's "streams".
+Both are networks of one layer. Row i of a batch has the token at i + 1 and, as input "hidden", the model's hidden state
+at i. Its logits predict the token at i + 2. Output "hidden" is the next row's input. Entry "reduce" of an EAGLE-3 draft
+projects the model's "streams" to rows of "hidden".
 """
 
 import numpy as np
@@ -16,37 +16,37 @@ from numflow.ops import View
 
 
 def further_block(b: Builder) -> None:
-    """The first block behind the last layer: x = W [norm(embedding); norm(hidden)], a layer, a norm, the model's head
+    """The first MTP block: x = W [norm(embedding); norm(hidden)], one layer, a norm, the model's head
     (arXiv 2412.19437, section 2.2)."""
     width = b.option("stack", "width")
     b.stack = "draft"
     b.layer = b.option("stack", "layers")
     hidden = b.given("hidden", width)
     both = b.view("both", 2 * width)
-    token, known = View(both.buffer, 0, width), View(both.buffer, width, width)
+    token, state = View(both.buffer, 0, width), View(both.buffer, width, width)
     _embed(b, token)
     b.norm("mtp_embd_norm", token, token)
-    b.norm("mtp_hidden_norm", hidden, known)
+    b.norm("mtp_hidden_norm", hidden, state)
     x = transformer_layer(b, b.linear("mtp_proj", both, b.view("x", width)))
     head(b, x, "mtp_norm")
 
 
 def eagle_block(b: Builder, streams: int) -> None:
-    """A layer whose attention reads [norm(embedding); norm(hidden)], and a head of its own (arXiv 2503.01840).
+    """An EAGLE-3 draft: a layer whose attention reads [norm(embedding); norm(hidden)], and a head (arXiv 2503.01840).
 
-    streams: columns of the streams that the model hands over.
+    streams: columns of the model's output "streams".
     """
     width = b.option("stack", "width")
     _reduce(b, streams, width)
     b.layer = 0
     hidden = b.given("hidden", width)
     both = b.view("both", 2 * width)
-    token, known = View(both.buffer, 0, width), View(both.buffer, width, width)
+    token, state = View(both.buffer, 0, width), View(both.buffer, width, width)
     _embed(b, token)
     b.norm("attn_norm", token, token)
-    b.norm("eagle_hidden_norm", hidden, known)
+    b.norm("eagle_hidden_norm", hidden, state)
     x = b.view("x", width)
-    b.emit("copy", (known if b.option("eagle", "norm_before_residual") else hidden,), (x,), "residual")
+    b.emit("copy", (state if b.option("eagle", "norm_before_residual") else hidden,), (x,), "residual")
     b.emit("add", (x, self_attention(b, both, width)), (x,), "attn_add")
     y = feed_forward(b, b.norm("ffn_norm", x, b.view("normed", width)))
     b.emit("add", (x, y), (x,), "ffn_add")
@@ -57,10 +57,10 @@ def eagle_block(b: Builder, streams: int) -> None:
 
 
 def draft_words(b: Builder, vocabulary: int) -> np.ndarray | None:
-    """The model's id of each word of the draft, int64 [words]; None where they are the same.
+    """The model's token id for each id of the draft, int64 [V of the draft]; None if they are the same.
 
     Raises:
-        SpecError: there are not as many as logits, or one is no id of the model.
+        SpecError: their number is not that of the draft's logits, or one is no id of the model, or two are equal.
     """
     count, tensor = b.outputs["logits"].width, b.names.find("eagle_words")
     if tensor is None:
@@ -82,6 +82,7 @@ def draft_words(b: Builder, vocabulary: int) -> np.ndarray | None:
 
 
 def _reduce(b: Builder, streams: int, width: int) -> None:
+    """Entry "reduce": projection of the model's streams [T, streams] to hidden states [T, width]."""
     b.entry = "reduce"
     given = b.given("streams", streams)
     if b.option("eagle", "norm_before_fc"):
@@ -91,5 +92,5 @@ def _reduce(b: Builder, streams: int, width: int) -> None:
 
 
 def _embed(b: Builder, y: View) -> None:
-    """Plain rows of the table."""
+    """Token embeddings without scale or norm."""
     b.emit("embed", (), (y,), "token_embd", {"table": b.matrix("token_embd", None, y.width)})

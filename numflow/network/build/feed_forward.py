@@ -11,12 +11,12 @@ from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
 from numflow.ops import View
 
-_AT_ANY_RATE = 1e4  # beside scores up to 1
+_ALWAYS_CHOSEN = 1e4  # bias of experts that are always chosen; scores are at most 1
 _STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
 
 
 def feed_forward(b: Builder, x: View, routed_by: View | None = None) -> View:
-    """x [T, D] -> [T, D]. routed_by: what the router of experts reads, if not x."""
+    """The feed-forward block: x [T, D] -> [T, D]. routed_by: the router's input, if not x."""
     if not b.option("moe", "enabled"):
         return _dense(b, x)
     if not b.option("moe", "late"):
@@ -26,10 +26,10 @@ def feed_forward(b: Builder, x: View, routed_by: View | None = None) -> View:
 
 
 def add_late(b: Builder, x: View) -> None:
-    """Behind a layer: add what experts of the layer before returned, where they do so late.
+    """At the end of a layer, add the output of the previous layer's experts, if these are `late`.
 
     Raises:
-        SpecError: those of the last layer do, or those of two layers one after the other.
+        SpecError: the last layer, or two layers in a row, have late experts.
     """
     late, before = (layer is not None and layer >= 0 and b.resolved.option("moe", "enabled", layer, b.stack)
                     and b.resolved.option("moe", "late", layer, b.stack)
@@ -45,8 +45,8 @@ def _dense(b: Builder, x: View, name: str = "branch") -> View:
 
 
 def dense_and_experts(b: Builder, x: View, stream: View) -> View:
-    """A dense part, which reads x, and experts, which read the stream by a norm of their own, as does their router.
-    Each result has its norm before they are added."""
+    """A dense block, which reads x, and experts, which read the residual stream through their own norm, as does their
+    router. Each output is normalised, then both are added."""
     dense = _dense(b, x, "dense")
     b.norm("ffn_post_norm_dense", dense, dense)
     routed_by = b.norm("ffn_gate_inp_norm", stream, b.view("router_normed", stream.width))
@@ -57,7 +57,7 @@ def dense_and_experts(b: Builder, x: View, stream: View) -> View:
 
 
 def dense_and_early_experts(b: Builder, x: View, entry: View) -> View:
-    """A dense part, which reads x, and experts, which read what the layer does by a norm of their own."""
+    """A dense block, which reads x, and experts, which read the layer's input `entry` through their own norm."""
     dense = _dense(b, x, "dense")
     early = b.norm("ffn_norm_exps", entry, b.view("normed_exps", entry.width))
     y = _experts(b, early, early)
@@ -66,14 +66,15 @@ def dense_and_early_experts(b: Builder, x: View, entry: View) -> View:
 
 
 def adapter(b: Builder, x: View) -> None:
-    """x, the sum behind the feed-forward part, and up(act(down(norm(x)))) of it, in its place."""
+    """x += up(act(down(norm(x)))), or norm(x) + that, in place; x is the residual stream behind the feed-forward
+    block."""
     h = x
     if any(b.names.candidates("adapter_norm", "weight", b.layer, b.stack)):
         h = b.norm("adapter_norm", x, b.view("normed", x.width))
     low = b.linear("adapter_down", h, b.view("adapter", b.option("ffn", "adapter_width")))
     b.emit("act", (low,), (low,), "adapter_act", kind=b.option("ffn", "activation"))
-    found = b.linear("adapter_up", low, b.view("branch", x.width))
-    b.emit("add", (h if b.option("ffn", "adapter_adds") == "normed" else x, found), (x,), "adapter_add")
+    y = b.linear("adapter_up", low, b.view("branch", x.width))
+    b.emit("add", (h if b.option("ffn", "adapter_adds") == "normed" else x, y), (x,), "adapter_add")
 
 
 def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = "") -> View:
@@ -109,14 +110,14 @@ def _down(b: Builder, hidden: View, y: View, suffix: str) -> View:
 
 
 def _times(b: Builder, key: str, x: View) -> View:
-    """x times a factor of the section, in place."""
+    """x *= option `key` of the section, in place."""
     if (factor := b.option("ffn", key)) != 1.0:
         b.emit("scale", (x,), (x,), f"ffn_{key}", scale=factor)
     return x
 
 
 def _xielu(b: Builder) -> dict[str, Any]:
-    """Numbers of xIELU (arXiv 2411.13010) from those that the file has, as tensors where the spec names them."""
+    """Parameters of xIELU (arXiv 2411.13010), from tensors where the spec names them, else from options."""
     positive, negative, beta, eps = (
         b.number(f"ffn_act_{name}") if any(b.names.candidates(f"ffn_act_{name}", "weight", b.layer, b.stack))
         else b.option("ffn", f"xielu_{name}") for name in ("positive", "negative", "beta", "eps"))
@@ -128,7 +129,7 @@ def _softplus(x: float) -> float:
 
 
 def _gated(b: Builder, gate: View, up: View, y: View, label: str, kind: str, cut: float) -> None:
-    """y = act(gate) * up, both cut at -cut and cut where there is one."""
+    """y = act(gate) * up, both factors clamped to [-cut, cut] unless cut is 0."""
     if cut:
         b.emit("act", (gate,), (gate,), label, kind=kind)
         for view, part in ((gate, "gate"), (up, "up")):
@@ -146,7 +147,7 @@ def _gate_up_views(b: Builder, width: int, rows: str, name: str = "gate_up") -> 
 
 
 def _halves(layout: str, width: int):
-    """Rows of gate and of up in a fused matrix."""
+    """Row indices of gate and up in a fused matrix."""
     if layout == "interleaved":
         return range(0, 2 * width, 2), range(1, 2 * width, 2)
     first, second = range(width), range(width, 2 * width)
@@ -154,10 +155,8 @@ def _halves(layout: str, width: int):
 
 
 def _experts(b: Builder, x: View, routed_by: View | None = None, name: str = "branch") -> View:
-    """Mixture of experts: route, gate and up of the chosen experts, down, weighted sum, shared expert.
-
-    routed_by: what the router reads, if not x.
-    """
+    """Mixture of experts: router, gate and up of the chosen experts, down, weighted sum, shared expert. routed_by: the
+    router's input, if not x."""
     experts, width = (b.option("moe", key) for key in ("experts", "width"))
     token = x
     through, void = (b.option("moe", key) for key in ("through_experts", "void_experts"))
@@ -165,8 +164,8 @@ def _experts(b: Builder, x: View, routed_by: View | None = None, name: str = "br
         return _none_chosen(b, x, b.view(name, x.width), experts + b.option("moe", "spare_experts") + through + void)
     scores, ids, gates = _route(b, x if routed_by is None else routed_by, experts + through + void,
                                 b.option("moe", "always"))
-    # Kernels leave out experts that a stack has not, where they are told the number of its first.
-    some = {"first": 0} if through or void else {}
+    # With `first`, kernels skip expert ids outside the stack (identity and zero experts).
+    subset = {"first": 0} if through or void else {}
     for expert in range(experts, experts + b.option("moe", "spare_experts") + through + void):
         for module in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
             b.names.find(module, "weight", b.layer, b.stack, expert)
@@ -176,14 +175,14 @@ def _experts(b: Builder, x: View, routed_by: View | None = None, name: str = "br
         b.emit("expert_scale", (token, gates), (x,), "expert_in")
     if latent := b.option("moe", "latent_width"):
         x = b.linear("ffn_latent_down", x, b.view("experts_latent", latent))
-    hidden = _expert_hidden(b, x, ids, experts, width, some)
+    hidden = _expert_hidden(b, x, ids, experts, width, subset)
     routed = b.view("expert_out", x.width, "routes")
-    _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts, some)
+    _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts, subset)
     y = b.view(name, token.width)
-    found = b.view("experts_found", latent) if latent else y
-    b.emit("expert_combine", (routed, gates), (found,), "experts_sum", **weighted)
+    total = b.view("experts_found", latent) if latent else y
+    b.emit("expert_combine", (routed, gates), (total,), "experts_sum", **weighted)
     if latent:
-        b.linear("ffn_latent_up", found, y)
+        b.linear("ffn_latent_up", total, y)
     add_bias_of_experts(b, "ffn_exps_bias", y)
     if through:
         _pass_through(b, token, y, (scores, ids, gates), np.repeat([0, 1, 0], (experts, through, void)))
@@ -193,7 +192,7 @@ def _experts(b: Builder, x: View, routed_by: View | None = None, name: str = "br
 
 
 def add_bias_of_experts(b: Builder, module: str, y: View) -> View:
-    """A vector added to y, a sum over experts, in place, where a file has one."""
+    """Add a bias to y, a sum over experts, in place, where the file has one."""
     if b.has(f"{module}.weight") or b.has(f"{module}.bias"):
         role = "weight" if b.has(f"{module}.weight") else "bias"
         b.emit("scale", (y,), (y,), module, {"shift": b.vector(module, role, y.width)}, scale=1.0)
@@ -201,7 +200,7 @@ def add_bias_of_experts(b: Builder, module: str, y: View) -> View:
 
 
 def _none_chosen(b: Builder, x: View, y: View, experts: int) -> View:
-    """Zeros for tokens that use no expert, plus the shared expert. Tensors of the others have no effect."""
+    """y = 0 (top_k is 0), plus the shared expert. Tensors of routed experts are marked as used."""
     for module in ("ffn_gate_inp", "exp_probs_b", "ffn_scale_exps", "ffn_latent_down", "ffn_latent_up", *_STACKS):
         for expert in (None, *range(experts if module in _STACKS else 0)):
             for role in ("weight", "bias"):
@@ -213,9 +212,9 @@ def _none_chosen(b: Builder, x: View, y: View, experts: int) -> View:
 
 
 def _pass_through(b: Builder, x: View, y: View, route: tuple[View, View, View], through: np.ndarray) -> None:
-    """Add x times the gates of chosen experts that return what they read. through [X]: 1 for these.
+    """Add x times the gates of the chosen identity experts. through [X]: 1 for identity experts, else 0.
 
-    Their gates are summed as if each expert had one row: no weights, and a bias of 1 or 0.
+    The gates are summed by an expert product of one row per expert: weight 0, bias `through`.
     """
     (scores, ids, gates), experts = route, len(through)
     weight = b.constant(f"no_rows.{experts}", np.zeros((experts, 1), np.float32))
@@ -231,28 +230,28 @@ def _pass_through(b: Builder, x: View, y: View, route: tuple[View, View, View], 
     b.emit("add", (y, passed), (y,), "passed_add")
 
 
-def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int, some: dict[str, int]) -> View:
-    """Columns between the two matrices of the chosen experts, a row per route."""
+def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int, subset: dict[str, int]) -> View:
+    """Hidden activations of the chosen experts [T * S, width], one row per route."""
     hidden = b.view("expert_hidden", width, "routes")
     if not b.option("ffn", "gated"):
-        _expert_linear(b, "ffn_up_exps", x, ids, hidden, experts, some)
+        _expert_linear(b, "ffn_up_exps", x, ids, hidden, experts, subset)
         b.emit("act", (hidden,), (hidden,), "experts_act", kind=b.option("moe", "activation"))
         return hidden
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
     if layout == "separate":
-        _expert_linear(b, "ffn_gate_exps", x, ids, gate, experts, some)
-        _expert_linear(b, "ffn_up_exps", x, ids, up, experts, some)
+        _expert_linear(b, "ffn_gate_exps", x, ids, gate, experts, subset)
+        _expert_linear(b, "ffn_up_exps", x, ids, up, experts, subset)
     else:
         rows_gate, rows_up = _halves(layout, width)
-        _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, some, rows_gate, ".gate")
-        _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, some, rows_up, ".up")
+        _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, subset, rows_gate, ".gate")
+        _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, subset, rows_up, ".up")
     _gated(b, gate, up, hidden, "experts_act", b.option("moe", "activation"), b.option("moe", "cut"))
     return hidden
 
 
 def _route(b: Builder, x: View, experts: int, always: int) -> tuple[View, View, View]:
-    """The router's scores, and ids and gates of each token's experts; `always` behind them are chosen at any rate."""
+    """Router logits, and the ids and gates of each token's experts. The last `always` experts are always chosen."""
     top_k = b.option("moe", "top_k")
     rules = {key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups", "group_best")}
     _check_rules(b.where, experts, top_k, **rules)
@@ -271,32 +270,31 @@ def _route(b: Builder, x: View, experts: int, always: int) -> tuple[View, View, 
     if cap := b.option("moe", "softcap"):
         b.emit("softcap", (scores,), (scores,), "router_softcap", cap=cap)
     weights = {}
-    given = _experts_of(b, top_k, **rules) if b.option("moe", "by_token") else ()
+    table = _experts_of(b, top_k, **rules) if b.option("moe", "by_token") else ()
     if always:
         weights["bias"] = _bias_of_all(b, experts, always)
-    elif rules["score"] != "sparsemixer" and not given and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
+    elif rules["score"] != "sparsemixer" and not table and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
         role = "weight" if b.has("exp_probs_b.weight") else "bias"
         spare = b.option("moe", "spare_experts")
         weights["bias"] = b.vector("exp_probs_b", role, experts, range(experts) if spare else None, flat=spare > 0)
     if b.has("ffn_scale_exps.weight"):
         weights["scales"] = b.vector("ffn_scale_exps", "weight", experts)
     ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
-    b.emit("moe_route", (scores, *given), (ids, gates), "route", weights, **rules)
+    b.emit("moe_route", (scores, *table), (ids, gates), "route", weights, **rules)
     return scores, ids, gates
 
 
 def _bias_of_all(b: Builder, experts: int, always: int) -> str:
-    """Numbers that are added for choosing, of all experts: of the last ones, which are always chosen, more than any
-    score.
+    """Selection bias of all experts; for the last ones, which are always chosen, larger than any score.
 
     Raises:
-        SpecError: scores may be larger, or other options choose as well.
+        SpecError: scores have no upper limit, or groups or a table choose experts.
     """
-    chosen_so = b.option("moe", "groups") > 1 or b.option("moe", "by_token")
-    if chosen_so or b.option("moe", "score") not in ("softmax", "sigmoid"):
+    otherwise = b.option("moe", "groups") > 1 or b.option("moe", "by_token")
+    if otherwise or b.option("moe", "score") not in ("softmax", "sigmoid"):
         raise SpecError(f"{b.where}: moe.always: expected scores of softmax or sigmoid, and neither groups nor a table "
                         "of experts", ("moe.always",))
-    bias = np.full(experts, _AT_ANY_RATE, np.float32)
+    bias = np.full(experts, _ALWAYS_CHOSEN, np.float32)
     roles = [role for role in ("bias", "weight") if b.has(f"exp_probs_b.{role}")]
     bias[:-always] = 0
     if roles:
@@ -306,7 +304,8 @@ def _bias_of_all(b: Builder, experts: int, always: int) -> str:
 
 
 def _deep_router(b: Builder, x: View, width: int) -> View:
-    """act(W2 act(W1 norm(h))), h = down(x) + factors * h of the layer before: all [T, width]."""
+    """Input of the router's last matrix: act(W2 act(W1 norm(h))), h = down(x) + factors * h of the layer before. [T,
+    width]."""
     carried = b.view("router_carried", width)
     low = b.linear("router_down", x, b.view("router_low", width))
     if b.layer and b.has("router_carry.weight"):
@@ -323,10 +322,10 @@ def _deep_router(b: Builder, x: View, width: int) -> View:
 
 
 def _experts_of(b: Builder, top_k: int, score: str, groups: int, **_) -> tuple[View]:
-    """Numbers of the experts of each token, which a table has.
+    """Expert ids of each token, looked up in a table by token id.
 
     Raises:
-        SpecError: experts are chosen as no table can, or the table has numbers that no expert has.
+        SpecError: options need a choice by score, or the table has ids that are no experts.
     """
     if score == "sparsemixer" or groups > 1:
         raise SpecError(f"{b.where}: moe.by_token: expected neither groups of experts nor the score 'sparsemixer'",
@@ -344,7 +343,7 @@ def _experts_of(b: Builder, top_k: int, score: str, groups: int, **_) -> tuple[V
 
 
 def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: int, group_best: int, **_) -> None:
-    """That so many experts, groups and choices go together."""
+    """Check that the numbers of experts, groups and choices fit together."""
     if experts < 1 or experts % groups:
         raise SpecError(f"{where}: moe.experts: expected a multiple of moe.groups {groups}, found {experts}",
                         ("moe.experts", "moe.groups"))
@@ -360,7 +359,7 @@ def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: 
                         ("moe.top_k",))
 
 
-def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, some: dict[str, int],
+def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, subset: dict[str, int],
                    select=None, suffix: str = "") -> None:
     transposed = b.option("moe", "transposed") or module in b.transposed
     weights = {"weight": b.stack_of_matrices(module, experts, y.width, x.width, select, transposed, suffix)}
@@ -369,28 +368,28 @@ def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts
     if always := b.option("moe", "always"):
         for role, name in weights.items():
             _join_shared(b, name, role, suffix[1:] or module.split("_")[1], always, (y.width, x.width))
-    b.emit("expert_linear", (x, ids), (y,), module + suffix, weights, **some)
+    b.emit("expert_linear", (x, ids), (y,), module + suffix, weights, **subset)
 
 
 def _join_shared(b: Builder, name: str, role: str, part: str, count: int, shape: tuple[int, int]) -> None:
-    """Put the matrices [count, *shape] of shared experts, or their biases, behind those of others. part: "gate", "up"
-    or "down"."""
+    """Append the matrices [count, *shape] of shared experts, or their biases, to the stack of routed experts.
+    part: "gate", "up" or "down"."""
     layout, whole = b.option("moe", "shared_layout"), f"ffn_{part}_shexp"
     rows, suffix = None, ""
     if part != "down" and layout != "separate":
         whole, rows, suffix = "ffn_gate_up_shexp", _halves(layout, shape[0])[part == "up"], f".{part}"
     shared = b.stack_of_matrices(whole, count, *shape, rows, suffix=suffix) if role == "weight" else \
         b.stack_of_vectors(whole, role, count, shape[0], rows, suffix)
-    own, other = b.weights[name], b.weights.pop(shared)
-    # Parts say how many rows they are, as those of the two need not be alike.
+    routed, appended = b.weights[name], b.weights.pop(shared)
+    # Parts get explicit rows, because parts of both stacks may differ in size.
     parts = tuple(replace(part, rows=range(stack.shape[0] // len(stack.parts)) if part.rows is None else part.rows)
-                  for stack in (own, other) for part in stack.parts)
-    b.weights[name] = replace(own, shape=(own.shape[0] + other.shape[0], *own.shape[1:]), parts=parts,
-                              groups=own.groups + other.groups, types=own.types + other.types)
+                  for stack in (routed, appended) for part in stack.parts)
+    b.weights[name] = replace(routed, shape=(routed.shape[0] + appended.shape[0], *routed.shape[1:]), parts=parts,
+                              groups=routed.groups + appended.groups, types=routed.types + appended.types)
 
 
 def _shared_expert(b: Builder, x: View, y: View) -> None:
-    """Add the expert that every token uses to y, gated by sigmoid(w . x) where the model does so."""
+    """Add the shared expert's output to y, multiplied by sigmoid(w . x) if the model has a gate."""
     width, layout = b.option("moe", "shared_width"), b.option("moe", "shared_layout")
     shared = _mlp(b, x, b.view("shared", x.width), width, layout, "_shexp")
     if b.option("moe", "shared_gate"):

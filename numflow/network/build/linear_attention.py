@@ -1,6 +1,6 @@
-"""Blocks of linear attention: a state of keys times values in place of a cache.
+"""Blocks of linear attention: a state (sum of keys times values) in place of a KV cache.
 
-Those of state space models are such blocks too: their steps scale what is written.
+State space models are linear attention too: their step sizes scale the values that are written.
 """
 
 import math
@@ -15,13 +15,13 @@ from numflow.network.build.channels import convolution
 from numflow.network.build.feed_forward import feed_forward
 from numflow.ops import View
 
-_NORM_EPS = 1e-6  # below the root of queries and keys of length 1
+_NORM_EPS = 1e-6  # epsilon of the L2 norm of queries and keys
 
 
 def delta_rule(b: Builder, x: View) -> View:
     """Gated delta rule (arXiv 2412.06464, with a decay for each key column 2510.26692). Returns [T, D].
 
-    Queries, keys and values pass a convolution; queries and keys have length 1; what is found is normed and gated.
+    Queries, keys and values pass a convolution. Queries and keys are L2-normalised. The output is normalised and gated.
     """
     heads, key_heads, key_dim, value_dim = _sizes(b)
     (q, k, v), z = _inputs(b, x, heads, key_heads, key_dim, value_dim)
@@ -39,7 +39,7 @@ def delta_rule(b: Builder, x: View) -> View:
 
 
 def decaying_attention(b: Builder, x: View) -> View:
-    """Linear attention whose state fades at a rate that head and layer fix (arXiv 2401.04658). Returns [T, D]."""
+    """Linear attention with a fixed decay for each head and layer (arXiv 2401.04658). Returns [T, D]."""
     heads, key_heads, key_dim, value_dim = _sizes(b)
     if key_heads != heads or key_dim != value_dim:
         raise SpecError(f"{b.where}: recurrent.key_heads and key_dim: expected {heads} and {value_dim}, as many and as "
@@ -76,10 +76,10 @@ def _sizes(b: Builder) -> tuple[int, int, int, int]:
 
 
 def _matrix(b: Builder, label: str, heads: int, key_dim: int, value_dim: int) -> str:
-    """The state of all heads, stored as the spec says.
+    """Declare the state [H, dk, dv] in the spec's storage type; its name.
 
     Raises:
-        SpecError: heads of one column are stored as float32 alone.
+        SpecError: value heads of one column need float32.
     """
     dtype = b.option("recurrent", "state_type")
     if value_dim == 1 and dtype != "f32":
@@ -89,25 +89,27 @@ def _matrix(b: Builder, label: str, heads: int, key_dim: int, value_dim: int) ->
 
 
 def _rates(b: Builder, *shape: int) -> str:
-    """Negative factors of the steps in the exponent, so many of them, which files may have as logarithms."""
+    """Decay rates, negative, of this shape; files may store the logarithms of their absolute values."""
     name = b.vector("ssm_a", "weight", math.prod(shape), flat=True, written=shape)
     b.weights[name] = replace(b.weights[name], negative_exp=b.option("recurrent", "log_rates"))
     return name
 
 
 def _gated(b: Builder, y: View, gate: View, groups: int, weights: int) -> None:
-    """y = norm(y) * act(gate), or norm(y * act(gate)), over `groups` column groups with so many weights in all; without
-    a norm y * act(gate)."""
-    place, kind = b.option("recurrent", "norm"), b.option("recurrent", "gate")
-    if place == "before_gate":
+    """y = norm(y) * act(gate), norm(y * act(gate)), or y * act(gate) without a norm.
+
+    groups: column groups of the norm. weights: number of its weights.
+    """
+    order, kind = b.option("recurrent", "norm"), b.option("recurrent", "gate")
+    if order == "before_gate":
         _norm(b, y, groups, weights)
     b.emit("act_mul", (gate, y), (y,), "gated", kind=kind)
-    if place == "after_gate":
+    if order == "after_gate":
         _norm(b, y, groups, weights)
 
 
 def _norm(b: Builder, y: View, groups: int, weights: int) -> None:
-    """RMS norm with plain weights, whatever the model's other norms are."""
+    """RMS norm with plain weights, independent of section norm."""
     shape = (groups, weights // groups) if weights == y.width else (weights,)
     weight = {"weight": b.vector("ssm_norm", "weight", weights, flat=True, written=shape)}
     b.emit("rms_norm", (y,), (y,), "ssm_norm", weight, eps=b.option("recurrent", "norm_eps"), groups=groups)
@@ -115,7 +117,7 @@ def _norm(b: Builder, y: View, groups: int, weights: int) -> None:
 
 def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
             value_dim: int) -> tuple[list[View], View]:
-    """q, k, v after their convolution, and the gate of the output."""
+    """q, k and v after their convolution, and the output gate."""
     widths = (key_heads * key_dim, key_heads * key_dim, heads * value_dim)
     starts = (0, widths[0], 2 * widths[0])
     before, after = b.view("qkv", sum(widths)), b.view("qkv_conv", sum(widths))
@@ -145,13 +147,13 @@ def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
         modules, taps = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), b.option("conv", "taps")
         stored = [b.names.find(module, "weight", b.layer, b.stack) for module in modules]
         heights = [0 if tensor is None else tensor.rows for tensor in stored]
-        # A program that has them in one writes a third of all rows under each name, whatever the widths are.
-        dealt = heights != [*widths] and sum(heights) == sum(widths)
+        # Some programs split one convolution [q k v] into three tensors of equal size, although the widths differ.
+        resplit = heights != [*widths] and sum(heights) == sum(widths)
         for module, view, y, start, width in zip(modules, parts, found, starts, widths):
-            weight = b.matrix_across(modules, module, start, width, taps) if dealt else ""
-            if dealt and taps == 1:
-                every = np.concatenate([tensor.f32().reshape(-1) for tensor in stored if tensor is not None])
-                weight = b.constant(weight, every[start:start + width])
+            weight = b.matrix_across(modules, module, start, width, taps) if resplit else ""
+            if resplit and taps == 1:
+                values = np.concatenate([tensor.f32().reshape(-1) for tensor in stored if tensor is not None])
+                weight = b.constant(weight, values[start:start + width])
             convolution(b, module, view, y, kind, weight)
     else:
         convolution(b, "ssm_conv1d", before, after, kind)
@@ -159,7 +161,7 @@ def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
 
 
 def _gate(b: Builder, x: View, gate: View) -> None:
-    """The gate of the output, from one matrix or two of low rank."""
+    """The output gate, from one matrix or from two low-rank ones."""
     if b.has("ssm_g_a.weight"):
         x = b.linear("ssm_g_a", x, b.view("low_rank", b.option("recurrent", "value_dim")))
         b.linear("ssm_g_b", x, gate)
@@ -168,7 +170,7 @@ def _gate(b: Builder, x: View, gate: View) -> None:
 
 
 def _strengths(b: Builder, x: View, heads: int, key_heads: int, key_dim: int) -> tuple[View, View]:
-    """beta [T, H], how much of a token is written, and the steps that the state fades by: [T, H] or [T, H * dk]."""
+    """beta [T, H], the write strength, and the decay steps [T, H] or [T, H * dk]."""
     both = b.view("strengths", heads * (1 + key_dim) if b.option("recurrent", "by_column") else 2 * heads)
     beta, steps = View(both.buffer, 0, heads), View(both.buffer, heads, both.width - heads)
     layout = "whole" if b.option("recurrent", "qkv") == "whole" else b.option("recurrent", "strengths")
@@ -191,13 +193,13 @@ def _strengths(b: Builder, x: View, heads: int, key_heads: int, key_dim: int) ->
         else:
             _steps(b, "ssm_alpha", x, steps)
     b.emit("act", (beta,), (beta,), "beta_act", kind="sigmoid")
-    if (most := b.option("recurrent", "beta")) != 1.0:
-        b.emit("scale", (beta,), (beta,), "beta_scale", scale=most)
+    if (factor := b.option("recurrent", "beta")) != 1.0:
+        b.emit("scale", (beta,), (beta,), "beta_scale", scale=factor)
     return beta, steps
 
 
 def _steps(b: Builder, module: str, x: View, steps: View) -> None:
-    """Steps of the decay, with their bias where it is not softplus that adds it."""
+    """Decay steps from a matrix; with their bias, unless a later softplus adds the bias."""
     if not b.option("recurrent", "fade"):
         b.linear(module, x, steps)
         return
@@ -208,13 +210,13 @@ def _steps(b: Builder, module: str, x: View, steps: View) -> None:
 
 
 def _fading(b: Builder, steps: View, heads: int) -> str:
-    """Steps as they come from their matrix become those that rates multiply; the rates' name."""
+    """Apply the activation to the decay steps in place; returns the name of the rates that multiply them."""
     fade = b.option("recurrent", "fade")
     if not fade:
         _softplus(b, steps)
         return _rates(b, heads, *[1] * (steps.width > heads))
-    each = np.repeat(np.arange(heads), steps.width // heads)
-    name = b.vector("ssm_a", "weight", steps.width, each, flat=True)
+    head_of = np.repeat(np.arange(heads), steps.width // heads)
+    name = b.vector("ssm_a", "weight", steps.width, head_of, flat=True)
     b.weights[name] = replace(b.weights[name], negative_exp=b.option("recurrent", "log_rates"))
     b.emit("scale", (steps,), (steps,), "steps_scale", {"weight": name}, scale=-1.0)
     b.emit("act", (steps,), (steps,), "steps_act", kind="sigmoid")
@@ -222,20 +224,21 @@ def _fading(b: Builder, steps: View, heads: int) -> str:
 
 
 def _softplus(b: Builder, steps: View) -> None:
-    """steps = softplus(steps + bias) within the spec's limits."""
+    """steps = softplus(steps + bias), clamped to [least_step, most_step]."""
     weights = {"bias": b.vector("ssm_dt", "bias", steps.width, flat=True)} if b.has("ssm_dt.bias") else {}
     limits = {key: b.option("recurrent", f"{key}_step") for key in ("least", "most")}
     b.emit("softplus", (steps,), (steps,), "softplus", weights, **limits)
 
 
 def grouped_rows(groups: int, sizes: tuple[int, ...]) -> list[np.ndarray]:
-    """Rows of each part of a matrix that has, group by group, `sizes` rows of all parts."""
+    """Row indices of each part in a matrix that stores, group by group, `sizes` rows of every part."""
     first, starts = np.arange(groups)[:, None] * sum(sizes), np.cumsum((0, *sizes))
     return [(first + start + np.arange(size)).reshape(-1) for start, size in zip(starts, sizes)]
 
 
 def state_space(b: Builder, x: View) -> View:
-    """One step and one rate for each head, keys and queries (B, C) shared by groups (arXiv 2405.21060). [T, D]."""
+    """State space model: one step and one rate per head, B and C shared by groups of heads (arXiv 2405.21060). [T,
+    D]."""
     heads, groups, size, head_dim = _sizes(b)
     inner, shared = heads * head_dim, groups * size
     whole = b.linear("ssm_in", _scaled(b, x, "in_scale"), b.view("ssm_in", 2 * inner + 2 * shared + heads))
@@ -252,8 +255,8 @@ def state_space(b: Builder, x: View) -> View:
 
 
 def selective_scan(b: Builder, x: View) -> View:
-    """A step for each channel and a rate for each number of its state (arXiv 2312.00752); where heads have several
-    values, one step and one rate for each head. Returns [T, D]."""
+    """Selective scan: one step per channel, one rate per element of the channel's state (arXiv 2312.00752). Heads with
+    several values have one step and one rate each. Returns [T, D]."""
     heads, _, size, value_dim = _sizes(b)
     inner, groups = heads * value_dim, b.option("recurrent", "groups")
     if heads % groups:
@@ -280,6 +283,7 @@ def selective_scan(b: Builder, x: View) -> View:
 
 
 def _gate_and_values(b: Builder, x: View, heads: int, value_dim: int) -> tuple[View, View]:
+    """Output gate and values of a scan, [T, heads * value_dim] each."""
     inner = heads * value_dim
     whole = b.view("ssm_in", 2 * inner)
     first, second = View(whole.buffer, 0, inner), View(whole.buffer, inner, inner)
@@ -294,7 +298,7 @@ def _gate_and_values(b: Builder, x: View, heads: int, value_dim: int) -> tuple[V
 
 
 def _steps_and_keys(b: Builder, v: View, size: int) -> tuple[View, View, View]:
-    """Inputs of the steps, keys B and queries C."""
+    """Low-rank input of the steps, keys B and queries C."""
     rank = b.option("recurrent", "rank")
     low = b.linear("ssm_x", v, b.view("ssm_x", rank + 2 * size))
     start, keys = (2 * size, 0) if b.option("recurrent", "rows") == "heads" else (0, rank)
@@ -302,7 +306,7 @@ def _steps_and_keys(b: Builder, v: View, size: int) -> tuple[View, View, View]:
 
 
 def _steps_and_keys_of_groups(b: Builder, v: View, size: int) -> tuple[View, View, View]:
-    """The same, of each group of channels; those of all groups side by side."""
+    """The same for each group of channels, all groups side by side."""
     groups, rank = b.option("recurrent", "groups"), b.option("recurrent", "rank")
     views, start = [], 0
     for suffix, count in ((".steps", rank), (".b", size), (".c", size)):
@@ -316,34 +320,35 @@ def _steps_and_keys_of_groups(b: Builder, v: View, size: int) -> tuple[View, Vie
 
 
 def state_space_beside_attention(b: Builder, x: View) -> View:
-    """Both mixers on the same input, and the sum of what they return (arXiv 2507.22448). Returns [T, D]."""
+    """State space model and attention on the same input, outputs added (arXiv 2507.22448). Returns [T, D]."""
     y = b.view("beside", x.width)
     b.emit("copy", (state_space(b, x),), (y,), "ssm_keep")
-    found = self_attention(b, x)
-    b.emit("add", (y, found), (found,), "mixers_add")
-    return found
+    attended = self_attention(b, x)
+    b.emit("add", (y, attended), (attended,), "mixers_add")
+    return attended
 
 
 def begin_side(b: Builder, x: View) -> None:
-    """Keep the embeddings x for layers that read them beside their input, where there are such layers."""
+    """Copy the embeddings x for layers with a side block (section side), if there are any."""
     if any(b.resolved.option("side", "enabled", layer, b.stack) for layer in range(b.option("stack", "layers"))):
         b.emit("copy", (x,), (b.view("embeddings", x.width),), "side_embeddings")
 
 
 def beside(b: Builder, x: View) -> View:
-    """x and what attention and a feed-forward part, which several layers share, make of it and of the embeddings
-    (arXiv 2411.15242). Between the two there is a norm, and no residual. Returns [T, D], apart from x."""
+    """x + side_output(feed_forward(norm(attention(norm([x, embeddings]))))), a block whose weights several layers share
+    (arXiv 2411.15242). Returns [T, D] in another buffer than x."""
     both = b.view("side_both", 2 * x.width)
     b.emit("copy", (x,), (View(both.buffer, 0, x.width),), "side_input")
     b.emit("copy", (b.view("embeddings", x.width),), (View(both.buffer, x.width, x.width),), "side_beside")
     b.norm("side_norm", both, both)
-    found = feed_forward(b, b.norm("ffn_norm", self_attention(b, both, x.width), b.view("normed", x.width)))
-    y = b.linear("side_output", found, b.view("side", x.width))
+    hidden = feed_forward(b, b.norm("ffn_norm", self_attention(b, both, x.width), b.view("normed", x.width)))
+    y = b.linear("side_output", hidden, b.view("side", x.width))
     b.emit("add", (x, y), (y,), "side_add")
     return y
 
 
 def _scan(b: Builder, q: View, k: View, v: View, steps: View, heads: int, groups: int, rate: str) -> View:
+    """The step `linear_attention` of a state space model; its output [T, H * dv]."""
     y, size = b.view("recurrent", v.width), q.width // groups
     shape = (heads,) if v.width == heads else (heads, 1)
     weights = {"rate": rate, "skip": b.vector("ssm_d", "weight", heads, flat=True, written=shape)}
@@ -353,7 +358,7 @@ def _scan(b: Builder, q: View, k: View, v: View, steps: View, heads: int, groups
 
 
 def _scaled(b: Builder, x: View, key: str) -> View:
-    """x times an option of the section: a new view of the input, the output in place."""
+    """x * option `key` of the section: a copy for in_scale, in place for out_scale."""
     factor = b.option("recurrent", key)
     if factor == 1.0:
         return x
@@ -363,7 +368,7 @@ def _scaled(b: Builder, x: View, key: str) -> View:
 
 
 def _multiply_parts(b: Builder, whole: View, widths: tuple[int, ...]) -> None:
-    """A factor for each of the parts z, x, B, C and steps of the input projection."""
+    """Multiply the parts z, x, B, C and steps of the input projection by their options."""
     start = 0
     for name, width in zip(("z", "x", "b", "c", "dt"), widths):
         factor = b.option("recurrent", f"{name}_scale")

@@ -1,4 +1,4 @@
-"""Assignment of stored tensors to modules: a spec's name tables tried on a checkpoint's tensors."""
+"""Assignment of stored tensors to modules, by a spec's tables of tensor names."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,18 +11,18 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.spec.reader import Spec
 from numflow.spec.resolve import Resolved
 
-# Ends of tensor names by role; the empty one is for patterns that are whole names already.
+# Suffixes of tensor names by role; the empty suffix is for patterns that are complete names.
 SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bias")}
 STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
-_EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # in a pattern, of its layer
+_EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # an expression in a pattern
 _LAYER = re.compile(r"\blayer\b")
-_OWNER, _TURN = "{owner}", "{use}"  # in patterns of what several layers have together
-_BEYOND = 16  # blocks behind the last layer that a pattern stands for
+_OWNER, _TURN = "{owner}", "{use}"  # in patterns of tensors that several layers share
+_BEYOND = 16  # number of layer indices behind the last layer that {beyond} matches
 
 
 def _matched(pattern: str, suffixes: Iterable[str], name: str) -> tuple[str | None, str | None] | None:
-    """Numbers of the layer and the expert of a name that a pattern stands for."""
+    """Layer and expert of a tensor name that matches a pattern; None for no match."""
     numbered = re.escape(pattern).replace(r"\{layer\}", r"(?P<layer>\d+)", 1).replace(r"\{layer\}", r"(?P=layer)")
     numbered = numbered.replace(r"\{expert\}", r"(?P<expert>\d+)", 1)
     found = re.fullmatch(f"{numbered}(?:{'|'.join(map(re.escape, suffixes))})", name)
@@ -30,7 +30,7 @@ def _matched(pattern: str, suffixes: Iterable[str], name: str) -> tuple[str | No
 
 
 class TensorNames:
-    """Finds tensors by standard name and remembers which ones were used."""
+    """Look-up of tensors by standard name; records which tensors were used."""
 
     def __init__(self, spec: Spec, checkpoint: Checkpoint):
         self.spec, self.checkpoint = spec, checkpoint
@@ -44,12 +44,12 @@ class TensorNames:
         self.ignored = [*spec.table.get("ignore", []), *naming.get("ignore", [])]
         self.draft_layer = naming.get("draft_layer", "layers.{layer}")
         self.used: set[str] = set()
-        # What stands for further words in braces; nothing does before a configuration is read.
-        self.meant: Callable[[int | None, str], Mapping[str, int | str]] = lambda layer, stack: {}
+        # Replacements of further words in braces; none before the configuration is read.
+        self.replacements: Callable[[int | None, str], Mapping[str, int | str]] = lambda layer, stack: {}
 
     def candidates(self, module: str, role: str, layer: int | None, stack: str,
                    expert: int | None = None) -> Iterator[str]:
-        """Every stored name that `module` could have, best first."""
+        """All tensor names that `module` may have, first choice first."""
         patterns = self.patterns.get(STACK_PREFIX[stack] + module, self.patterns.get(module, []))
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             if stack == "draft":
@@ -63,8 +63,8 @@ class TensorNames:
                 pattern = pattern.replace(f"{{{text}}}", self._value(text, layer))
             base = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
             if "{" in base:
-                for word, meant in self.meant(layer, stack).items():
-                    base = base.replace(word, str(meant))
+                for word, value in self.replacements(layer, stack).items():
+                    base = base.replace(word, str(value))
                 if "{" in base:
                     continue
             for prefix in self.prefixes:
@@ -72,7 +72,7 @@ class TensorNames:
                     yield prefix + base + suffix
 
     def _value(self, text: str, layer: int | None) -> str:
-        """An expression in a pattern: "layer // 2" in layer 5 is 2."""
+        """The value of an expression in a pattern: "layer // 2" in layer 5 is 2."""
         return str(self._resolved.evaluate(f"{self.checkpoint.naming}.tensors", text, layer))
 
     @cached_property
@@ -80,8 +80,8 @@ class TensorNames:
         return Resolved(self.spec, self.checkpoint.config, self.checkpoint.naming, self.has)
 
     def renamed(self, name: str) -> str | None:
-        """The stored name of what has another one of its module's names, which comes without a prefix; None for no such
-        tensor."""
+        """The stored name of the tensor that a name without a prefix stands for, where a module has several names; None
+        for no such tensor."""
         for module, role, layer, expert in self.modules_of(name):
             patterns = self.patterns[module]
             for stored in self.candidates(module, role, layer, "", expert) if isinstance(patterns, list) else ():
@@ -90,7 +90,7 @@ class TensorNames:
         return None
 
     def modules_of(self, name: str) -> Iterator[tuple[str, str, int | None, int | None]]:
-        """Every module that a name without a prefix may be of, with role, layer and expert."""
+        """Module, role, layer and expert of every module that may have this name, which has no prefix."""
         for module, patterns in self.patterns.items():
             for pattern in [patterns] if isinstance(patterns, str) else patterns:
                 for role, suffixes in SUFFIXES.items():
@@ -101,31 +101,31 @@ class TensorNames:
 
     @cached_property
     def _expressed(self) -> Mapping[str, Sequence[tuple[str, str, int | None, int | None]]]:
-        """Modules whose patterns have expressions, by their names without a prefix."""
-        own = [module for module, patterns in self.patterns.items()
+        """Module, role, layer and expert by tensor name without a prefix, for patterns with expressions."""
+        modules = [module for module, patterns in self.patterns.items()
                if any(map(_EXPRESSION.search, [patterns] if isinstance(patterns, str) else patterns))]
-        layers = range(self._resolved.option("stack", "layers")) if own else ()
+        layers = range(self._resolved.option("stack", "layers")) if modules else ()
         found: dict[str, list[tuple[str, str, int | None, int | None]]] = {}
-        for module, role, layer in product(own, SUFFIXES, layers):
+        for module, role, layer in product(modules, SUFFIXES, layers):
             for name in self.candidates(module, role, layer, ""):
                 short = next(name.removeprefix(prefix) for prefix in self.prefixes if name.startswith(prefix))
                 found.setdefault(short, []).append((module, role, layer, None))
         return found
 
     def in_turns(self, module: str) -> tuple[bool, bool]:
-        """Whether several layers may have a module together, and whether it is one of as many as there are turns."""
+        """Whether several layers may share a module ({owner}), and whether each use has its own tensor ({use})."""
         patterns = self.patterns.get(module, ())
         return any(_OWNER in pattern for pattern in patterns), any(_TURN in pattern for pattern in patterns)
 
     def _of_others(self, stored: str, name: str, role: str, layer: int | None, expert: int | None) -> bool:
-        """Whether a module has the first of two names and not the second, which comes without a prefix."""
-        forms = {prefix + name for prefix in self.prefixes}
-        every = ({*self.candidates(module, role, layer, "", expert)} for module in self.patterns)
-        return any(stored in names and not forms & names for names in every)
+        """Whether a module has the name `stored` and not `name`, which has no prefix."""
+        prefixed = {prefix + name for prefix in self.prefixes}
+        names_of = ({*self.candidates(module, role, layer, "", expert)} for module in self.patterns)
+        return any(stored in names and not prefixed & names for names in names_of)
 
     def find(self, module: str, role: str = "weight", layer: int | None = None, stack: str = "",
              expert: int | None = None) -> Tensor | None:
-        """The tensor of a module, marked as used; None if the file has none."""
+        """The tensor of a module, which is marked as used; None if the file has none."""
         for name in self.candidates(module, role, layer, stack, expert):
             if name in self.checkpoint.tensors and not self._of_another(name, module, role, layer, stack, expert):
                 self.used.add(name)
@@ -133,7 +133,7 @@ class TensorNames:
         return None
 
     def has(self, name: str, layer: int | None = None, stack: str = "") -> bool:
-        """Whether "attn_q.bias" is there, without marking it; a per-layer module is looked up in layer 0 by default."""
+        """Whether the file has "attn_q.bias", without marking it as used. Default layer: 0."""
         module, _, role = name.rpartition(".")
         layer = 0 if layer is None else layer
         return any(candidate in self.checkpoint.tensors
@@ -142,19 +142,19 @@ class TensorNames:
 
     def _of_another(self, name: str, module: str, role: str, layer: int | None, stack: str,
                     expert: int | None) -> bool:
-        """Whether a bias stands beside a matrix that another module has."""
-        beside = f"{name.removesuffix('.bias')}.weight"
-        if role != "bias" or beside not in self.checkpoint.tensors:
+        """Whether a bias belongs to another module: the weight with the same name is another module's."""
+        weight_name = f"{name.removesuffix('.bias')}.weight"
+        if role != "bias" or weight_name not in self.checkpoint.tensors:
             return False
         weights = self.candidates(module, "weight", layer, stack, expert)
-        return next((weight for weight in weights if weight in self.checkpoint.tensors), beside) != beside
+        return next((weight for weight in weights if weight in self.checkpoint.tensors), weight_name) != weight_name
 
     def need(self, module: str, role: str = "weight", layer: int | None = None, stack: str = "",
              expert: int | None = None) -> Tensor:
-        """As find.
+        """The tensor of a module, which is marked as used.
 
         Raises:
-            SpecError: the tensor is missing; says under which names it was looked for.
+            SpecError: the tensor is missing; names the tensor names that were tried.
         """
         tensor = self.find(module, role, layer, stack, expert)
         if tensor is not None:
@@ -169,8 +169,8 @@ class TensorNames:
                         f"{' and ' + str(len(tried) - 1) + ' other names' if len(tried) > 1 else ''}{near}")
 
     def left_over(self, layers: int) -> list[str]:
-        """Tensors with values that no part of the network uses and no `ignore` pattern names; {layers} in one is their
-        number, and {beyond} that or a number above it."""
+        """Tensors, except empty ones, that the network does not use and no `ignore` pattern matches. In patterns,
+        {layers} is the number of layers and {beyond} any index from there on."""
         ignored = [pattern.replace("{layers}", str(layers)).replace("{beyond}", str(number)) for pattern in self.ignored
                    for number in range(layers, layers + (_BEYOND if "{beyond}" in pattern else 1))]
         return [name for name, tensor in self.checkpoint.tensors.items() if name not in self.used

@@ -1,4 +1,4 @@
-"""Queries, keys and values of a layer, whatever way the file lays out their matrices."""
+"""Projections to queries, keys and values, for all layouts of their matrices in files."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +10,7 @@ from numflow.network.build.builder import Builder
 from numflow.network.build.channels import convolution, token_before
 from numflow.ops import View
 
-_LEAST = 1e-20  # of the mean square of a query or key, whose length counts
+_LEAST = 1e-20  # epsilon of the norm of queries and keys in compressed convolutional attention
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Heads:
 
 
 def projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
-    """q [T, H*E], k [T, G*E], v [T, G*Ev], side by side in one buffer whatever the file's layout."""
+    """q [T, H*E], k [T, G*E], v [T, G*Ev], side by side in one buffer, for every layout of the file."""
     widths = (s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim)
     qkv = b.view("qkv", sum(widths))
     starts = (0, widths[0], widths[0] + widths[1])
@@ -41,21 +41,21 @@ def projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
         return q, k, v
     if layout in ("concat", "gate_concat"):
         first = s.heads * s.value_dim if layout == "gate_concat" else 0
-        chosen: list[Any] = [range(first + start, first + start + width) for start, width in zip(starts, widths)]
+        selects: list[Any] = [range(first + start, first + start + width) for start, width in zip(starts, widths)]
     else:
         b.expect_rows("attn_qkv", sum(widths))
-        chosen = _grouped_rows(s) if layout == "groups" else _quartered_rows(b, widths)
-    for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
+        selects = _grouped_rows(s) if layout == "groups" else _quartered_rows(b, widths)
+    for view, rows, part in zip((q, k, v), selects, (".q", ".k", ".v"), strict=True):
         b.linear("attn_qkv", x, view, select=rows, suffix=part, biased=f"attn_{part[1]}")
     return q, k, v
 
 
 def _paired_values(b: Builder, s: Heads) -> np.ndarray:
-    """Rows of values of differential attention: each head has those of a head of the earlier half and of one of the
-    later half.
+    """Row indices of values in differential attention: each value head joins a head of the first half with the same
+    head of the second half.
 
     Raises:
-        SpecError: the number of heads or the width of values does not allow it.
+        SpecError: an odd number of heads, or values that are not twice as wide as keys.
     """
     if s.kv_heads % 2 or s.value_dim != 2 * s.head_dim:
         raise SpecError(f"{b.where}: attention.differential: expected an even number of key/value heads and values "
@@ -68,20 +68,20 @@ def _paired_values(b: Builder, s: Heads) -> np.ndarray:
 
 
 def clip(b: Builder, views: tuple[View, ...]) -> None:
-    """Cut queries, keys and values, where the spec says so."""
+    """Clamp queries, keys and values to [-clip, clip], unless attention.clip is 0."""
     limit = b.option("attention", "clip")
     for view in views if limit else ():
         b.emit("clamp", (view,), (view,), "qkv_clip", limit=limit)
 
 
 def query_and_gate_rows(s: Heads) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of queries and of gates in a matrix that goes [q gate] per head."""
+    """Row indices of queries and gates in a matrix [q gate] per head."""
     rows = np.arange(2 * s.heads * s.head_dim).reshape(s.heads, 2, s.head_dim)
     return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
 
 
 def _grouped_rows(s: Heads) -> list[np.ndarray]:
-    """Rows of q, k and v in a fused matrix that goes [q .. q k v] per key/value head."""
+    """Row indices of q, k and v in a fused matrix [q .. q k v] per key/value head."""
     per_group = s.heads // s.kv_heads
     size = (per_group + 1) * s.head_dim + s.value_dim
     first = np.arange(s.kv_heads)[:, None] * size
@@ -92,10 +92,10 @@ def _grouped_rows(s: Heads) -> list[np.ndarray]:
 
 
 def _quartered_rows(b: Builder, widths: tuple[int, int, int]) -> list[np.ndarray]:
-    """Rows of q, k and v in a fused matrix that goes [q v k], a quarter of each, four times.
+    """Row indices of q, k and v in a fused matrix of four parts [q v k], each with a quarter of the columns.
 
     Raises:
-        SpecError: the three are not equally wide, or cannot be cut so.
+        SpecError: the three are not equally wide, or their width is no multiple of 4.
     """
     size, left = divmod(widths[0], 4)
     if left or len(set(widths)) != 1:
@@ -106,10 +106,11 @@ def _quartered_rows(b: Builder, widths: tuple[int, int, int]) -> list[np.ndarray
 
 
 def convolved(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
-    """Queries, keys and values of compressed convolutional attention (arXiv 2510.04476), as of `projections`.
+    """Queries, keys and values of compressed convolutional attention (arXiv 2510.04476), as in `projections`.
 
-    Queries and keys are what two convolutions make of them, plus (q + k) / 2: a query with the key of its head, a key
-    with the mean of its queries. Each has the length sqrt(E), a key times a number of its head.
+    Queries and keys pass two convolutions. (q + k) / 2 of the inputs is added: to a query with the key of its head, to
+    a key with the mean of its queries. Each is normalised to the length sqrt(E); keys are multiplied by a factor per
+    head.
     """
     if s.value_dim != s.head_dim or s.kv_heads % 2 or b.option("attention", "qkv") != "separate":
         raise SpecError(f"{b.where}: attention.convolved: expected separate matrices, values as wide as keys and an "
@@ -121,12 +122,12 @@ def convolved(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
                         for part, start, width in (("q", 0, q_width), ("k", q_width, k_width)))
     _two_convolutions(b, raw, View(qkv.buffer, 0, raw.width), mixed, s)
     q, k = View(qkv.buffer, 0, q_width), View(qkv.buffer, q_width, k_width)
-    # The key beside each of its queries, halved; and the mean of those sums. Each head is a matrix of ones.
-    one, mean = np.eye(size, dtype=np.float32), b.view("qk_mean", k_width)
+    # both = (q + k) / 2 per query head, mean = its mean over the queries of a key head, by block-identity matrices.
+    identity, mean = np.eye(size, dtype=np.float32), b.view("qk_mean", k_width)
     both = b.view("qk_both", q_width)
-    by_head(b, "keys_to_queries", plain_k, both, np.tile(0.5 * one, (per_head, 1)), s.kv_heads)
+    by_head(b, "keys_to_queries", plain_k, both, np.tile(0.5 * identity, (per_head, 1)), s.kv_heads)
     b.emit("add", (both, plain_q), (both,), "qk_both", scale=0.5)
-    by_head(b, "mean_of_queries", both, mean, np.tile(one / per_head, (1, per_head)), s.kv_heads)
+    by_head(b, "mean_of_queries", both, mean, np.tile(identity / per_head, (1, per_head)), s.kv_heads)
     b.emit("add", (q, both), (q,), "q_add")
     b.emit("add", (k, mean), (k,), "k_add")
     scales = b.constant(f"{b.prefix}attn_k_scale", np.repeat(b.numbers("attn_k_scale", s.kv_heads), size))
@@ -141,8 +142,11 @@ def convolved(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
 
 
 def _two_convolutions(b: Builder, x: View, y: View, room: View, s: Heads) -> None:
-    """y = the convolution of x by columns, then by heads. Biases of both are added last, as numbers: what is before a
-    text passes the second one as the first one's bias."""
+    """y = second convolution (all columns of a head) of the first, depthwise convolution of x. room: the buffer
+    between.
+
+    Both biases are added at the end: positions before the text then count as the first bias in the second convolution.
+    """
     heads, taps = s.heads + s.kv_heads, b.option("attention", "convolved")
     convolution(b, "attn_conv", x, room, biased=False)
     matrices = b.numbers("attn_conv_heads", x.width * s.head_dim * taps).reshape(heads, s.head_dim, s.head_dim, taps)
@@ -150,9 +154,9 @@ def _two_convolutions(b: Builder, x: View, y: View, room: View, s: Heads) -> Non
     bias = np.einsum("hnkt,hk->hn", matrices, bias).reshape(-1) + _bias(b, "attn_conv_heads", x.width)
     part = b.view("qk_part", x.width)
     for tap in range(taps - 1, -1, -1):
-        to = y if tap == taps - 1 else part
-        by_head(b, f"{b.prefix}attn_conv_heads.{tap}", room, to, np.ascontiguousarray(matrices[..., tap]), heads)
-        if to is part:
+        target = y if tap == taps - 1 else part
+        by_head(b, f"{b.prefix}attn_conv_heads.{tap}", room, target, np.ascontiguousarray(matrices[..., tap]), heads)
+        if target is part:
             b.emit("add", (y, part), (y,), f"attn_conv_sum.{tap}")
         if tap:
             room = token_before(b, f"qk_before.{tap}", room, b.view(f"qk_before.{tap}", x.width))
@@ -160,7 +164,7 @@ def _two_convolutions(b: Builder, x: View, y: View, room: View, s: Heads) -> Non
 
 
 def _bias(b: Builder, module: str, width: int) -> np.ndarray:
-    """A module's bias f32 [width], read now; zeros where the file has none."""
+    """A module's bias f32 [width], read now; zeros if the file has none."""
     tensor = b.names.find(module, "bias", b.layer, b.stack)
     if tensor is None:
         return np.zeros(width, np.float32)
@@ -170,7 +174,7 @@ def _bias(b: Builder, module: str, width: int) -> np.ndarray:
 
 
 def by_head(b: Builder, name: str, x: View, y: View, matrices: np.ndarray, heads: int) -> None:
-    """y = matrices [H, N, K], or one for all heads [N, K], times each head of x."""
+    """y = matrices [H, N, K] times the heads of x; a single matrix [N, K] serves all heads."""
     shape = matrices.shape[-2:]
     whole = np.ascontiguousarray(np.broadcast_to(matrices, (heads, *shape)), np.float32).reshape(-1, shape[1])
     weight = name if name.startswith(b.prefix) else f"{name}.{heads}.{shape[0]}.{shape[1]}"

@@ -1,22 +1,22 @@
-"""Several residual streams in place of one.
+"""Several residual streams, passes over the same layers, per-layer embeddings, and streams as an output.
 
-Alternating updates (AltUp, arXiv 2301.13310): a layer computes one of them, predicts the others before and corrects
-them behind, by coefficients that a router reads off a stream. Beside attention there may be a learned residual of low
-rank (LAuReL, arXiv 2411.07501).
+Alternating updates (AltUp, arXiv 2301.13310): a layer computes one stream. It predicts the other streams before, and
+corrects them after, with coefficients that a router computes from a stream. Attention may have a learned low-rank
+residual beside it (LAuReL, arXiv 2411.07501).
 
-Hyper-connections (arXiv 2409.19606): a block reads a sum of all streams, and what it finds is added to each, by gates
-that are read off all of them. The streams may be mixed with one another as well, by a matrix with rows and columns that
-add up to 1 (arXiv 2512.24880).
+Hyper-connections (arXiv 2409.19606): a block reads a gated sum of all streams, and its output is added to each stream
+by further gates. Gates are computed from all streams. The streams may also be mixed by a doubly stochastic matrix,
+whose rows and columns sum to 1 (arXiv 2512.24880).
 
-Passes (arXiv 2506.21734): some layers run again and again, and what they find becomes one of two streams, the sum of
-which the next pass reads.
+Passes (arXiv 2506.21734): a pass reads the sum of two streams and replaces one of them. Passes repeat the same layers.
 
-Per-layer embeddings are a second, wide table of which each layer reads columns of its own: p [T, layers * P] is made
-once, (norm of each layer's columns of (per_layer_model x / sqrt(D)) + embeddings of the tokens) / sqrt(2). Layer i adds
-norm(per_layer_proj (act(per_layer_gate x) * p[:, columns of i])) to its stream. Without the table p is that norm alone.
+Per-layer embeddings: p [T, layers * P] is computed once, (norm per layer of (per_layer_model x / sqrt(D)) + embeddings
+of the tokens from a second table) / sqrt(2). Layer i adds norm(per_layer_proj (act(per_layer_gate x) * p[:, columns of
+i])) to its stream. Without the table, p is the norm alone.
 
-Something may draft by a network's streams: output "streams", of every row of the batch. `Builder.taps` says which:
-None: none; (): the hidden state behind the last norm; else the stream before each of these layers, side by side.
+A draft may read a network's residual streams: output "streams", one row per token of the batch. `Builder.taps` lists
+them. None: no output; (): the hidden state behind the last norm; else the stream before each of these layers, side by
+side.
 """
 
 import math
@@ -30,9 +30,9 @@ from numflow.network.build.attention import self_attention
 from numflow.network.build.builder import Builder
 from numflow.ops import Part, View
 
-_LEAST = 1e-5  # of the mean square of a stream that is brought to the size of another
+_LEAST = 1e-5  # lower limit of a stream's mean square, where its RMS is matched to another stream's
 
-# What else options of a layer could ask for, of which several streams have none: option -> its only value.
+# Options of a layer that several streams do not support: option -> its only value.
 _ONLY = {("block", "parallel"): False, ("block", "pre_norm"): True, ("block", "attention_norm"): True,
          ("block", "residual"): "plain", ("block", "residual_scale"): 1.0, ("block", "ffn_residual_scale"): 1.0,
          ("ffn", "enabled"): True, ("ffn", "token_shift"): False, ("moe", "beside"): False, ("moe", "early"): False}
@@ -42,21 +42,21 @@ _ONLY_HYPER = {**_ONLY, ("block", "post_norm"): "none", ("block", "output_scale"
 
 
 def begin_streams(b: Builder, x: View) -> View:
-    """Streams [T, S * D]: the embeddings x, and what matrices make of them, brought to their size."""
+    """Streams [T, S * D]: the embeddings x, and projections of x with the RMS of x."""
     streams = b.view("streams", _count(b) * x.width)
     b.emit("copy", (x,), (_one(streams, x.width, 0),), "altup_first")
     if _count(b) == 1:
         return streams
     others = _others(streams, x.width)
     name = b.stack_of_matrices("altup_proj", _count(b) - 1, x.width, x.width)
-    b.weights[name] = replace(b.weights[name], groups=1)  # all of them read x
+    b.weights[name] = replace(b.weights[name], groups=1)  # one linear: all matrices read x
     b.emit("linear", (x,), (others,), "altup_proj", {"weight": name})
     b.emit("match_rms", (others, x), (others,), "altup_size", least=_LEAST)
     return streams
 
 
 def altup_layer(b: Builder, streams: View, x: View, feed_forward: Callable[[View], None]) -> None:
-    """One layer on all streams; x [T, D] is room for the one that it computes, to which `feed_forward` adds."""
+    """One layer on all streams. x [T, D]: buffer of the computed stream, to which `feed_forward` adds."""
     _check_layer(b, "altup", _ONLY_ALTUP)
     active, count = b.option("altup", "active"), _count(b)
     predicted = b.view("predicted", streams.width)
@@ -72,7 +72,7 @@ def altup_layer(b: Builder, streams: View, x: View, feed_forward: Callable[[View
     if b.option("per_layer", "width"):
         first = _one(streams, x.width, active)
         if not b.option("altup", "scale"):
-            b.names.find("altup_scale", "weight", b.layer, b.stack)  # some files have it all the same
+            b.names.find("altup_scale", "weight", b.layer, b.stack)  # mark as used: some files have it without need
         else:
             scaled = b.view("altup_scaled", x.width)
             b.emit("scale", (first,), (scaled,), "altup_scale", {"weight": b.vector("altup_scale", "weight", x.width)},
@@ -82,7 +82,7 @@ def altup_layer(b: Builder, streams: View, x: View, feed_forward: Callable[[View
 
 
 def end_streams(b: Builder, streams: View, x: View) -> None:
-    """x = the mean of the first stream and of what matrices make of the others, brought to its size."""
+    """x = mean of the first stream and of projections of the others, with the RMS of the first."""
     first, count = _one(streams, x.width, 0), _count(b)
     if count == 1:
         b.emit("copy", (first,), (x,), "altup_first")
@@ -116,8 +116,8 @@ def _count(b: Builder) -> int:
     return count
 
 
-def _one(streams: View, width: int, number: int) -> View:
-    return View(streams.buffer, streams.start + number * width, width)
+def _one(streams: View, width: int, index: int) -> View:
+    return View(streams.buffer, streams.start + index * width, width)
 
 
 def _others(streams: View, width: int) -> View:
@@ -150,7 +150,7 @@ def _attention(b: Builder, before: View, x: View) -> None:
 
 
 def begin_hyper(b: Builder, x: View) -> View:
-    """Streams [T, S * D], each of them the embeddings x."""
+    """Streams [T, S * D], each a copy of the embeddings x."""
     count = b.option("hyper", "streams")
     streams = b.view("streams", count * x.width)
     for i in range(count):
@@ -159,37 +159,37 @@ def begin_hyper(b: Builder, x: View) -> View:
 
 
 def hyper_layer(b: Builder, streams: View, x: View, blocks: Iterable[tuple[str, Callable]]) -> None:
-    """One layer on all streams; x [T, D] is room for what a block reads. blocks: "attn" and "ffn" with their blocks."""
+    """One layer on all streams. x [T, D]: buffer of a block's input. blocks: ("attn", block), ("ffn", block)."""
     _check_layer(b, "hyper", _ONLY_HYPER)
     count, times = b.option("hyper", "streams"), b.option("hyper", "balance")
     for name, block in blocks:
         gates = _gates(b, f"hyper_{name}", streams, (count, count, count ** 2) if times else (count, count))
-        reading, back = View(gates.buffer, 0, 2 * count), View(gates.buffer, count, count)
-        b.emit("act", (reading,), (reading,), f"hyper_{name}_act", kind="sigmoid")
+        read_write, write = View(gates.buffer, 0, 2 * count), View(gates.buffer, count, count)
+        b.emit("act", (read_write,), (read_write,), f"hyper_{name}_act", kind="sigmoid")
         _read(b, f"hyper_{name}", streams, View(gates.buffer, 0, count), x)
         base = _mixed(b, f"hyper_{name}", streams, View(gates.buffer, 2 * count, count ** 2)) if times else streams
         y = block(b, b.norm(f"{name}_norm", x, b.view("normed", x.width)))
         if (magnitude := b.option("hyper", "magnitude")) != 1.0:
-            b.emit("scale", (back,), (back,), f"hyper_{name}_magnitude", scale=magnitude)
-        b.emit("mix", (base, y, back), (streams,), f"hyper_{name}_write", parts=count,
+            b.emit("scale", (write,), (write,), f"hyper_{name}_magnitude", scale=magnitude)
+        b.emit("mix", (base, y, write), (streams,), f"hyper_{name}_write", parts=count,
                plus=b.option("hyper", "write_eps"))
 
 
 def end_hyper(b: Builder, streams: View, x: View) -> None:
-    """x = a sum of the streams by gates of its own."""
+    """x = gated sum of the streams, with gates of the head."""
     gates = _gates(b, "hyper_head", streams, (b.option("hyper", "streams"),))
     b.emit("act", (gates,), (gates,), "hyper_head_act", kind="sigmoid")
     _read(b, "hyper_head", streams, gates, x)
 
 
 def _read(b: Builder, label: str, streams: View, gates: View, x: View) -> None:
-    """x = the sum of the streams, each times its gate and eps."""
+    """x = sum of the streams, each times (its gate + eps)."""
     b.emit("scale", (View(streams.buffer, 0, x.width),), (x,), f"{label}_zero", scale=0.0)
     b.emit("mix", (x, streams, gates), (x,), f"{label}_read", parts=1, plus=b.option("hyper", "eps"))
 
 
 def _mixed(b: Builder, label: str, streams: View, scores: View) -> View:
-    """Sums of the streams, by a matrix that is made of scores [T, S * S]."""
+    """Streams mixed by the doubly stochastic matrix computed from scores [T, S * S]."""
     count, y = b.option("hyper", "streams"), b.view("hyper_streams", streams.width)
     matrix = b.view("hyper_matrix", scores.width)
     b.emit("balance", (scores,), (matrix,), f"{label}_balance", times=b.option("hyper", "balance"),
@@ -200,7 +200,7 @@ def _mixed(b: Builder, label: str, streams: View, scores: View) -> View:
 
 
 def _gates(b: Builder, module: str, streams: View, parts: tuple[int, ...]) -> View:
-    """scale * (W norm(streams)) + base [T, the sum of parts]; each part has a scale."""
+    """scale * (W norm(streams)) + base: [T, sum of parts], one scale per part."""
     width = sum(parts)
     normed = b.view("streams_normed", streams.width)
     b.emit("rms_norm", (streams,), (normed,), f"{module}_norm", eps=b.option("norm", "eps"))
@@ -214,10 +214,10 @@ def _gates(b: Builder, module: str, streams: View, parts: tuple[int, ...]) -> Vi
 
 
 def begin_passes(b: Builder, x: View) -> tuple[View, View]:
-    """Two streams [T, D]: the embeddings x, and the same stored numbers in each row.
+    """Two streams [T, D]: the embeddings x, and a stored vector in each row.
 
     Raises:
-        SpecError: layers do not make whole passes, or the last pass is not the first stream's.
+        SpecError: the number of layers is no multiple of passes.layers, or the last pass is not of the first stream.
     """
     count, layers = b.option("passes", "layers"), b.option("stack", "layers")
     if not layers or layers % count or not b.resolved.option("passes", "first", layers - 1, b.stack):
@@ -225,7 +225,7 @@ def begin_passes(b: Builder, x: View) -> tuple[View, View]:
                         f"the first stream, found {count}", ("passes.layers",))
     first, second = b.view("stream_first", x.width), b.view("stream_second", x.width)
     b.emit("copy", (x,), (first,), "stream_first")
-    # A norm whose weights are zero leaves its bias.
+    # A layer norm with weight 0 writes its bias.
     weights = {"weight": b.constant("no_weights", np.zeros(x.width, np.float32)),
                "bias": b.vector("pass_start", "weight", x.width, flat=True)}
     b.emit("layer_norm", (x,), (second,), "stream_second", weights, eps=b.option("norm", "eps"))
@@ -233,30 +233,30 @@ def begin_passes(b: Builder, x: View) -> tuple[View, View]:
 
 
 def begin_pass(b: Builder, streams: tuple[View, View], x: View) -> None:
-    """At the first layer of a pass: x = the sum of the streams."""
+    """At the first layer of a pass: x = sum of both streams."""
     if b.layer is not None and b.layer % b.option("passes", "layers") == 0:
         b.emit("add", streams, (x,), "pass_in")
 
 
 def end_pass(b: Builder, streams: tuple[View, View], x: View) -> None:
-    """At the last layer of a pass: x = its norm, which becomes one of the streams."""
+    """At the last layer of a pass: x = norm(x), which replaces one of the streams."""
     if b.layer is not None and (b.layer + 1) % b.option("passes", "layers") == 0:
         b.norm("pass_norm", x, x)
         b.emit("copy", (x,), (streams[0 if b.option("passes", "first") else 1],), "pass_out")
 
 
 def tap(b: Builder, x: View) -> None:
-    """Keep the stream that enters the layer which is being built, where it is wanted."""
-    for place, layer in enumerate(b.taps or ()):
+    """Copy the residual stream that enters the current layer to output "streams", if `taps` lists the layer."""
+    for index, layer in enumerate(b.taps or ()):
         if layer == b.layer:
-            _keep(b, x, place)
+            _keep(b, x, index)
 
 
 def tap_last(b: Builder, x: View) -> None:
-    """Keep what leaves the last layer, where it is wanted.
+    """Copy the residual stream behind the last layer to output "streams", if `taps` lists it.
 
     Raises:
-        SpecError: streams of this network cannot be had.
+        SpecError: the network has several residual streams, or `taps` lists no layer of it.
     """
     if b.taps is None:
         return
@@ -267,24 +267,24 @@ def tap_last(b: Builder, x: View) -> None:
     if wrong := [layer for layer in b.taps if not 0 <= layer <= layers]:
         raise SpecError(f"{b.where}: a draft reads the stream of layer {wrong[0]}: expected 0 .. {layers}")
     if not b.taps:
-        kept = b.outputs["streams"] = b.view("streams", x.width)
+        stream = b.outputs["streams"] = b.view("streams", x.width)
         if b.option("head", "norm"):
-            b.norm("output_norm", x, kept)
+            b.norm("output_norm", x, stream)
         else:
-            b.emit("copy", (x,), (kept,), "streams")
-    for place, layer in enumerate(b.taps):
+            b.emit("copy", (x,), (stream,), "streams")
+    for index, layer in enumerate(b.taps):
         if layer == layers:
-            _keep(b, x, place)
+            _keep(b, x, index)
 
 
-def _keep(b: Builder, x: View, place: int) -> None:
+def _keep(b: Builder, x: View, index: int) -> None:
     assert b.taps is not None
     b.outputs["streams"] = b.view("streams", len(b.taps) * x.width)
-    b.emit("copy", (x,), (View("streams", place * x.width, x.width),), f"stream_{place}")
+    b.emit("copy", (x,), (View("streams", index * x.width, x.width),), f"stream_{index}")
 
 
 def per_layer_inputs(b: Builder, x: View) -> None:
-    """Buffer "per_layer" [T, layers * P] from the tokens and from their embeddings x."""
+    """Buffer "per_layer" [T, layers * P], from token ids and token embeddings x."""
     layers, width = b.option("stack", "layers"), b.option("per_layer", "width")
     p = b.linear("per_layer_model", x, b.view("per_layer", layers * width))
     b.emit("scale", (p,), (p,), "per_layer_model_scale", scale=x.width ** -0.5)
@@ -299,11 +299,11 @@ def per_layer_inputs(b: Builder, x: View) -> None:
 
 
 def per_layer_branch(b: Builder, x: View, *streams: View) -> None:
-    """Add what this layer makes of its columns and of x to each stream."""
+    """Add norm(per_layer_proj (act(per_layer_gate x) * columns of this layer)) to each stream."""
     width = b.option("per_layer", "width")
     gate = b.linear("per_layer_gate", x, b.view("per_layer_gate", width))
-    own = View("per_layer", b.layer * width, width)
-    b.emit("act_mul", (gate, own), (gate,), "per_layer_act", kind=b.option("ffn", "activation"))
+    columns = View("per_layer", b.layer * width, width)
+    b.emit("act_mul", (gate, columns), (gate,), "per_layer_act", kind=b.option("ffn", "activation"))
     y = b.linear("per_layer_proj", gate, b.view("branch", x.width))
     b.norm("per_layer_post_norm", y, y)
     for stream in streams:
@@ -311,8 +311,7 @@ def per_layer_branch(b: Builder, x: View, *streams: View) -> None:
 
 
 def _per_layer_table(b: Builder, columns: int) -> str:
-    """The table of these embeddings, with as many rows as the model has tokens: where it has fewer, tokens beyond them
-    have its first row."""
+    """The table of per-layer embeddings with one row per token id. Ids beyond the stored rows get the first row."""
     name = b.matrix("per_layer_embd", None, columns)
     table, vocabulary = b.weights[name], b.names.need("token_embd").rows
     if missing := max(vocabulary - table.shape[0], 0):

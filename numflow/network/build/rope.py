@@ -1,4 +1,4 @@
-"""Rotary frequencies and ALiBi slopes: the constants that positions are turned into.
+"""Constants of positions: rotary frequencies, ALiBi slopes, sinusoids.
 
 RoPE: Su et al. (arXiv 2104.09864). YaRN: Peng et al. (arXiv 2309.00071), section 3. LongRoPE: Ding et al.
 (arXiv 2402.13753). ALiBi: Press et al. (arXiv 2108.12409), section 3.
@@ -17,14 +17,14 @@ from numflow.network.build.builder import Builder
 from numflow.ops import View
 from numflow.spec.schema import SECTIONS
 
-_LARGEST_TABLE = 1 << 25  # of positions; those of models that have one end at 4096 of 2048
-_FASTEST = 1e30  # frequency, so that angles of all positions are float32 numbers
+_LARGEST_TABLE = 1 << 25  # values of a table of sinusoids; the largest known one is 4096 x 2048
+_FASTEST = 1e30  # largest frequency; angles of all positions are then finite in float32
 
 
 def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
-    """That the values of a [rope] section go together, before anything of their sizes is made.
+    """Check that the values of section rope fit together, before arrays of their sizes are allocated.
 
-    columns: of a head, from the first that is rotated. where: what messages begin with.
+    columns: columns of a head. where: prefix of messages.
 
     Raises:
         SpecError: naming the option and what was expected.
@@ -51,8 +51,8 @@ def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
 
 
 def pairs(dims: int) -> int:
-    """Pairs of columns that turn where a file says `dims` columns; of an odd number one column more turns, by the
-    frequencies base^(-2i / dims) all the same."""
+    """Number of rotated pairs for `dims` rotated columns. With an odd number one column more is rotated; the
+    frequencies remain base^(-2i / dims)."""
     return (dims + 1) // 2
 
 
@@ -60,8 +60,8 @@ def pairs(dims: int) -> int:
 class Rotary:
     """Frequencies float32 [pairs(dims)] and the factor on cosines and sines, of op `rope_angles`.
 
-    border: 0, or the tokens of a sequence beyond which `long` and `long_scale` hold; long None: what `stretch` makes of
-    inv_freq there, and `span` where dims are odd.
+    border: sequence length beyond which `long` and `long_scale` hold; 0 for none. long: frequencies beyond the border;
+    None: computed for the length from inv_freq, `stretch` and, for odd dims, `span`.
     """
 
     inv_freq: np.ndarray
@@ -76,11 +76,11 @@ class Rotary:
 def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np.ndarray | None = None) -> Rotary:
     """The frequencies that a spec's [rope] section describes.
 
-    options: the section's values. short, long: divisors of the frequencies up to and beyond the original context that
-    a file has beside that, None for 1.
+    options: the section's values. short, long: a file's divisors of the frequencies up to and beyond the original
+    context, None for 1.
 
     Raises:
-        SpecError: angles that are no float32 numbers, or other divisors than the pairs of columns need.
+        SpecError: angles overflow float32, or the number of divisors is wrong.
     """
     inv_freq, scale = _frequencies(options, "short", short)
     further, further_scale = _frequencies(options, "long", long)
@@ -97,10 +97,10 @@ def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np
 
 
 def as_stored(how: Rotary, tensor: Tensor | None, where: str) -> Rotary:
-    """The same with the frequencies that a file has as a tensor, if it has one; where: what messages begin with.
+    """`how` with the frequencies of a stored tensor, if the file has one. where: prefix of messages.
 
     Raises:
-        SpecError: they are not as many, or not finite.
+        SpecError: their number is wrong, or one is not finite.
     """
     if tensor is None:
         return how
@@ -112,11 +112,12 @@ def as_stored(how: Rotary, tensor: Tensor | None, where: str) -> Rotary:
 
 
 def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | None) -> tuple[np.ndarray, float]:
-    """inv_freq and scale on a side of the original context, "short" or "long"; divisors: as in `rotary`."""
+    """inv_freq and scale for texts within ("short") or beyond ("long") the original context. divisors: as in
+    `rotary`."""
     dims, base = options["dims"], options["base"]
     powers = base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
-    own = (options["scaling"] != "none" and options[f"{side}_attention_factor"]) or options["attention_factor"]
-    attention_factor = own or 1.0
+    given = (options["scaling"] != "none" and options[f"{side}_attention_factor"]) or options["attention_factor"]
+    attention_factor = given or 1.0
     match options["scaling"]:
         case "linear" | "proportional":
             powers *= options["factor"]
@@ -124,11 +125,11 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
             powers = 1 / _by_wavelength(1 / powers, options)
         case "yarn":
             powers = 1 / _yarn(1 / powers, options)
-            attention_factor = own or _yarn_attention_factor(options)
+            attention_factor = given or _yarn_attention_factor(options)
         case "longrope":
             if divisors is None or options[f"{side}_factor"] is not None:
                 powers *= _longrope_divisors(options, pairs(dims), f"{side}_factor")
-            attention_factor = own or _longrope_attention_factor(options)
+            attention_factor = given or _longrope_attention_factor(options)
     if not (powers >= 1 / _FASTEST).all():
         raise SpecError(f"rope.base and rope.factor: expected frequencies of up to {_FASTEST:g} in each pair",
                         ("rope.base", "rope.factor"))
@@ -143,7 +144,7 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
 
 
 def _by_wavelength(inv_freq: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
-    """Long waves are divided by the factor, short ones kept, those between blended."""
+    """Frequencies of long wavelengths divided by the factor, short ones unchanged, blended between."""
     wavelength = 2 * math.pi / inv_freq
     low, high = options["low_freq_factor"], options["high_freq_factor"]
     smooth = np.clip((options["original_context"] / wavelength - low) / (high - low), 0, 1)
@@ -188,23 +189,22 @@ def _longrope_attention_factor(options: Mapping[str, Any]) -> float:
 
 def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, pairing: str = "", back: bool = False,
            ago: int = 0) -> None:
-    """Rotate the first columns of every head in place, or its last ones; angles are computed once per kind and entry.
+    """Rotate the first (or last) columns of every head in place. Steps with equal frequencies share their angles.
 
-    back: by minus the angle. ago: by the angle of the token so many before.
+    back: rotate by the negative angle. ago: rotate by the angle of the position so many tokens before.
     """
     options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
     options["reverse"] = options["reverse"] != back
     check_rotary(options, head_dim, b.where)
     how = rotary(options, *_divisors(b, pairs(options["dims"])))
     angles = _angles(b, as_stored(how, b.names.find("rope_inv_freq"), b.where), ago)
-    place: dict[str, Any] = {"start": head_dim - angles.width} if options["last"] else {}
+    start: dict[str, Any] = {"start": head_dim - angles.width} if options["last"] else {}
     b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=pairing or options["pairing"],
-           **place)
+           **start)
 
 
 def _angles(b: Builder, how: Rotary, ago: int) -> View:
-    """Cosines and sines of each row's position, or of one `ago` before; the step that makes them is emitted where an
-    entry has none yet."""
+    """View of cosines and sines of each row's position minus `ago`. The step is emitted once per entry."""
     weights = {"inv_freq": _constant(b, how.inv_freq)}
     params: dict[str, float] = {"scale": how.scale}
     if how.border:
@@ -223,16 +223,17 @@ def _angles(b: Builder, how: Rotary, ago: int) -> View:
 
 
 def _constant(b: Builder, inv_freq: np.ndarray) -> str:
+    """Name of a constant weight with these frequencies; equal ones are shared."""
     known = {name: weight.constant for name, weight in b.weights.items() if name.startswith("rope.")}
     name = next((name for name, value in known.items() if value is not None and np.array_equal(value, inv_freq)), None)
     return name or b.constant(f"rope.{len(known)}", inv_freq)
 
 
 def _divisors(b: Builder, count: int) -> list[np.ndarray | None]:
-    """Factors that some files carry as a tensor: one, or one for each side of the original context.
+    """Frequency divisors stored as tensors: one, or one each for short and long texts.
 
     Raises:
-        SpecError: a tensor of fewer than `count` factors, or with one that nothing can be divided by.
+        SpecError: a tensor has fewer than `count` divisors, or one that is not positive and finite.
     """
     if not b.option("rope", "divisors"):
         return [None, None]
@@ -250,7 +251,7 @@ def _divisors(b: Builder, count: int) -> list[np.ndarray | None]:
 
 
 def alibi_slopes(heads: int, largest_exponent: float) -> np.ndarray:
-    """float32 [heads]: 2^(-max k / n) for the power of two n <= heads, the rest from the odd steps of 2 n."""
+    """float32 [heads]: 2^(-max k / n), k = 1 .. n, n the power of two <= heads; the rest are the odd k of 2 n."""
     n = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-largest_exponent * (k + 1) / n) for k in range(n)]
     slopes += [2.0 ** (-largest_exponent * (2 * k + 1) / (2 * n)) for k in range(heads - n)]
@@ -261,7 +262,7 @@ def sinusoids(context: int, width: int, layout: str, span: int) -> np.ndarray:
     """float32 [context, width]: sin and cos of position * 10000^(-i / (width / 2 - span)).
 
     Raises:
-        SpecError: a table larger than any model's, or of no frequencies.
+        SpecError: the table is larger than any model's, or has no frequencies.
     """
     half = width // 2
     if context * width > _LARGEST_TABLE:

@@ -1,4 +1,4 @@
-"""A stack: embeddings, layers, head. One function per part, in the order the data flows."""
+"""A stack of layers: embeddings, layers, head. Functions are in the order of the data flow."""
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from numflow.network.build.residuals import (
 from numflow.network.build.rope import sinusoids
 from numflow.ops import View
 
-# What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
+# Token mixers by mixer.kind: x [T, D] -> [T, D].
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
           "gated_recurrence": gated_recurrence, "wkv": weighted_keys, "compressed": compressed_attention,
@@ -57,7 +57,7 @@ MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta
 
 
 def decoder_or_encoder(b: Builder) -> None:
-    """The only stack of a model: entry "main", outputs "hidden" and "logits"."""
+    """A model of one stack: entry "main", outputs "hidden" and "logits"."""
     x = embeddings(b)
     if b.option("per_layer", "width"):
         per_layer_inputs(b, x)
@@ -88,7 +88,8 @@ def decoder_or_encoder(b: Builder) -> None:
 
 
 def encoder_and_decoder(b: Builder) -> None:
-    """Entry "encode" (the encoder and the decoder's cross keys and values) and entry "main" (the decoder)."""
+    """Entry "encode" (the encoder, and the decoder's keys and values of cross-attention) and entry "main" (the
+    decoder)."""
     b.entry, b.stack = "encode", "encoder"
     x = embeddings(b)
     for layer in range(b.option("stack", "layers")):
@@ -114,7 +115,7 @@ def encoder_and_decoder(b: Builder) -> None:
 
 
 def embeddings(b: Builder) -> View:
-    """Token, position and type embeddings, norm and projection, as the spec has them. Returns x [T, D]."""
+    """Token, position and type embeddings, norm and projection, as in section embedding. Returns x [T, D]."""
     width, table_width = b.option("stack", "width"), b.option("embedding", "width")
     x = b.view("x", width)
     table = x if table_width == width and not b.has("project_in.weight") else b.view("embedded", table_width)
@@ -136,7 +137,7 @@ def embeddings(b: Builder) -> View:
 
 
 def _add_embeddings(b: Builder, x: View, normed: bool = True) -> View:
-    """Positions and types added to x in place, then the norm, or the norm first. normed: whether there is one here."""
+    """Add positions and token types to x in place; the norm comes after or before. normed: False for no norm."""
     width = x.width
     norm, first = b.option("embedding", "norm") and normed, b.option("embedding", "norm_first")
     if b.option("embedding", "channel_scales"):
@@ -162,7 +163,7 @@ def _add_embeddings(b: Builder, x: View, normed: bool = True) -> View:
 
 
 def _token_types(b: Builder, width: int) -> str:
-    """The table of token types [n, D]; to each row of it belongs the first task, where a model has tasks as well."""
+    """The table of token types [n, D]. If the model has tasks, the embedding of task 0 is added to each row."""
     if not b.option("embedding", "task_types"):
         return b.matrix("token_types", None, width)
     tables = [b.names.need(module, "weight", None, b.stack) for module in ("token_types", "task_types")]
@@ -175,12 +176,12 @@ def _token_types(b: Builder, width: int) -> str:
 
 
 def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
-    """x + mixer(norm(x)), x + feed_forward(norm(x)), in the order and with the norms the spec asks for."""
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)), with the norms and variants of the spec. Returns x."""
     if b.option("block", "parallel"):
         return _parallel_layer(b, x)
     around = b.option("conv", "around")
     early = b.option("moe", "enabled") and b.option("moe", "early")
-    entry = _kept(b, x, "layer_input") if early or around else None
+    entry = _copy(b, x, "layer_input") if early or around else None
     if (kind := b.option("mixer", "kind")) != "none":
         _residual_branch(b, x, "attn", MIXERS[kind])
     if cross:
@@ -201,16 +202,16 @@ def _mixer(b: Builder, x: View) -> View:
     return MIXERS[b.option("mixer", "kind")](b, x)
 
 
-def _kept(b: Builder, x: View, name: str) -> View:
-    """A copy of x, which is changed in place."""
-    kept = b.view(name, x.width)
-    b.emit("copy", (x,), (kept,), name)
-    return kept
+def _copy(b: Builder, x: View, name: str) -> View:
+    """A copy of x, because later steps change x in place."""
+    copy = b.view(name, x.width)
+    b.emit("copy", (x,), (copy,), name)
+    return copy
 
 
 def _feed_forward(b: Builder, stream: View, entry: View | None):
-    """The feed-forward block of this layer. stream: what its input is the norm of, which some experts read. entry: what
-    the layer read, if routers do."""
+    """The feed-forward block of this layer. stream: the residual stream before the pre-norm, which some experts read.
+    entry: the layer's input, if the router reads it."""
     if b.option("moe", "beside"):
         return lambda b, x: dense_and_experts(b, x, stream) if entry is None else dense_and_early_experts(b, x, entry)
     if entry is not None:
@@ -219,6 +220,7 @@ def _feed_forward(b: Builder, stream: View, entry: View | None):
 
 
 def _residual_branch(b: Builder, x: View, name: str, block) -> None:
+    """x = x + block(norm(x)) in place, with the norms and factors of section block. name: "attn", "cross" or "ffn"."""
     pre = b.option("block", "pre_norm") and (name != "attn" or b.option("block", "attention_norm"))
     source = beside(b, x) if name == "attn" and b.option("side", "enabled") else x
     h = b.norm(f"{name}_norm", source, b.view("normed", x.width)) if pre else source
@@ -233,26 +235,26 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     if b.option("block", "channel_scales"):
         _scaled_channels(b, x, y, name)
     post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
-    twice = _kept(b, x, "attn_input") if name == "attn" and b.has("attn_post_norm_2.weight") else None
+    before = _copy(b, x, "attn_input") if name == "attn" and b.has("attn_post_norm_2.weight") else None
     post_eps = b.option("block", "post_norm_eps") or None
     if post == "branch":
         b.norm(f"{name}_post_norm", y, y, eps=post_eps)
     part = "ffn_" if name == "ffn" else ""
-    kept, skip = h if b.option("block", "residual") == "normed" else x, b.option("block", f"{part}skip_scale")
-    if kept is h or skip != 1.0:
-        b.emit("scale", (kept,), (x,), f"{name}_skip", scale=skip)
+    skipped, skip = h if b.option("block", "residual") == "normed" else x, b.option("block", f"{part}skip_scale")
+    if skipped is h or skip != 1.0:
+        b.emit("scale", (skipped,), (x,), f"{name}_skip", scale=skip)
     b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", f"{part}residual_scale"))
     if name == "ffn" and b.option("ffn", "adapter_width"):
         adapter(b, x)
     if post == "residual":
         b.norm(f"{name}_post_norm", x, x, eps=post_eps)
-    if twice is not None:
-        b.emit("add", (x, twice), (x,), "attn_add_2")
+    if before is not None:
+        b.emit("add", (x, before), (x,), "attn_add_2")
         b.norm("attn_post_norm_2", x, x)
 
 
 def _scaled_channels(b: Builder, x: View, y: View, name: str) -> None:
-    """Stream and branch each become (it + shift) * scale, by what a file has of numbers for each channel [D]."""
+    """Residual stream x and block output y each become (value + shift) * scale, with stored vectors [D]."""
     skip, skip_shift, branch, branch_shift = (
         b.numbers(f"{name}_{which}", x.width) if b.has(f"{name}_{which}.weight") else
         np.full(x.width, which.endswith("scale"), np.float32)
@@ -265,10 +267,10 @@ def _scaled_channels(b: Builder, x: View, y: View, name: str) -> None:
 
 
 def _parallel_layer(b: Builder, x: View) -> View:
-    """Mixer and feed-forward read the same x; each through its own norm where there are two."""
+    """Parallel residual: mixer and feed-forward block read the same x, through one norm or one each."""
     h = b.norm("attn_norm", x, b.view("normed", x.width))
     two = b.has("ffn_norm.weight") and b.names.find("ffn_norm", layer=b.layer) is not b.names.find(
-        "attn_norm", layer=b.layer)  # a file may call the only one by both names
+        "attn_norm", layer=b.layer)  # a spec may map both names to one tensor
     h_ffn = b.norm("ffn_norm", x, b.view("normed_ffn", x.width)) if two else h
     attended = b.view("attended", x.width)
     y = _mixer(b, h)
@@ -281,7 +283,7 @@ def _parallel_layer(b: Builder, x: View) -> View:
 
 
 def head(b: Builder, x: View, norm: str = "output_norm") -> None:
-    """Rows that are wanted, final norm, output matrix; outputs "hidden" and "logits"."""
+    """Selection of the wanted rows, final norm, output matrix; outputs "hidden" and "logits"."""
     hidden = b.view("hidden", x.width, "logits")
     b.emit("select_rows", (x,), (hidden,), "select_rows")
     if b.option("head", "norm"):
@@ -290,9 +292,9 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     if columns := b.option("head", "hidden_width"):
         hidden = b.linear("hidden_proj", hidden, b.view("hidden_projected", columns, "logits"))
     b.outputs["hidden"] = hidden
-    for module in ("pooled_1", "pooled_2"):  # applied to the pooled row, behind the network
+    for module in ("pooled_1", "pooled_2"):  # mark as used: applied to the pooled row, outside the network
         b.names.find(module)
-    if b.option("head", "scores"):  # made of one pooled row, behind the network
+    if b.option("head", "scores"):  # computed from one pooled row, outside the network
         for module in ("score_dense", "score_norm", "score_output"):
             for role in ("weight", "bias"):
                 b.names.find(module, role)
@@ -318,7 +320,7 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
 
 
 def logits_of(b: Builder, h: View) -> None:
-    """Output matrix and cap; output "logits"."""
+    """Output matrix and softcap; output "logits"."""
     tied = b.option("head", "tied")
     module = "token_embd" if tied else "output"
     if tied and b.has("output.weight"):

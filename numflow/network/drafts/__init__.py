@@ -1,1 +1,1 @@
-"""First specs for checkpoints that none describes."""
+"""Drafts of specs for unknown checkpoints."""

@@ -1,4 +1,4 @@
-"""Evidence for one of several families whose networks all build of a checkpoint: smaller numbers fit better."""
+"""Measures of how well a family fits a checkpoint, if several families' networks build; smaller is better."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,11 +15,11 @@ from numflow.spec.resolve import Resolved, part_of
 from numflow.spec.schema import SECTIONS
 
 _NAMES = ("architectures", "model_type")
-_LAYERS = 8  # that are looked at: families repeat their kinds of layers sooner
+_LAYERS = 8  # inspected layers; kinds of layers repeat within this number
 
 
 def computed(spec: Spec, checkpoint: Checkpoint) -> tuple:
-    """All that the network of a spec computes, to be compared; arrays as bytes."""
+    """The computation of a spec's network in a comparable form; arrays as bytes."""
     from numflow.network import build
 
     def data(rows: Any) -> Any:
@@ -33,10 +33,10 @@ def computed(spec: Spec, checkpoint: Checkpoint) -> tuple:
 
 
 def strained(network: Network, checkpoint: Checkpoint) -> int:
-    """Number of norms whose tensors are not as such norms are stored.
+    """Number of norms whose tensors have an unusual form.
 
-    A norm of each head has a weight for one head or a row for each, not one row for all columns; a layer norm has a
-    bias too.
+    Usually, a norm per head has weights of one head or a row per head, not one row for all columns, and a layer norm
+    has a bias.
     """
     count = 0
     for entry in network.entries.values():
@@ -52,34 +52,33 @@ def strained(network: Network, checkpoint: Checkpoint) -> int:
 
 
 def told(spec: Spec, checkpoint: Checkpoint, read: set[str]) -> int:
-    """Number of words (as that of the activation) without which the family would compute something else.
+    """Number of text values (such as the activation) whose absence would change the family's computation.
 
-    read: keys of the configuration that its network asks for.
+    read: configuration keys that the network reads.
     """
     if checkpoint.naming != "hf":
         return 0
     whole, count = computed(spec, checkpoint), 0
     for key, value in checkpoint.config.items():
         if isinstance(value, str) and key in read and key not in _NAMES:
-            less = {name: other for name, other in checkpoint.config.items() if name != key}
+            reduced = {name: other for name, other in checkpoint.config.items() if name != key}
             try:
-                count += computed(spec, replace(checkpoint, config=less)) != whole
-            except NumflowError:  # it says how the model is made, as no default can
+                count += computed(spec, replace(checkpoint, config=reduced)) != whole
+            except NumflowError:  # a required key
                 continue
     return count
 
 
 def added_keys(spec: Spec, config: Mapping[str, Any]) -> int:
-    """Number of values which the configuration has, and that the family's file looks for as no file which it extends
-    does."""
+    """Number of configuration values that the family's own file reads and inherited files do not."""
     within = part_of(spec.section("hf").get("within", []), config)[1]
     before = [keys for path in spec.chain[1:] for keys in _named(own_tables(path))]
-    return sum(any(_has(place, key) for key in keys for place in (within, config))
+    return sum(any(_has(table, key) for key in keys for table in (within, config))
                for keys in _named(own_tables(spec.path)) if keys not in before)
 
 
 def departures(spec: Spec, checkpoint: Checkpoint) -> int:
-    """Number of options by which a family differs from a plain network though no key of the configuration says so."""
+    """Number of options that differ from their default without a configuration key."""
     from numflow.network import resolve
 
     resolved, _ = resolve(spec, checkpoint)
@@ -91,7 +90,7 @@ def departures(spec: Spec, checkpoint: Checkpoint) -> int:
 def _departs(resolved: Resolved, section: str, key: str, layer: int) -> bool:
     try:
         return resolved.departs(section, key, layer)
-    except SpecError:  # an option that this network has no use for, with values that it lacks
+    except SpecError:  # an unused option that depends on missing values
         return False
 
 

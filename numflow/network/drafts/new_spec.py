@@ -1,4 +1,4 @@
-"""A first spec for a checkpoint that none describes: nearest family, and names for the tensors with a known part."""
+"""Draft of a spec for an unknown checkpoint: the nearest family, and guessed tensor names."""
 
 import re
 from collections import Counter
@@ -22,20 +22,19 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class SpecDraft:
-    """A spec as TOML text. problem: what still keeps it from running, "" if it runs as it is."""
+    """A spec as TOML text. problem: reason why it does not run yet, "" if it runs."""
 
     text: str
     problem: str
 
 
 def draft(checkpoint: Checkpoint) -> SpecDraft:
-    """Try every shipped family as it is, then with tensor names guessed from the names other families use.
+    """Try every shipped family as it is, then with tensor names guessed from names in other families.
 
-    A family fits when its network builds: every tensor found, of the right shape, and none left over. Of several, the
-    draft extends the one that explains most: fewest keys unread, tensors stored as it has them, words of the
-    configuration that it expects. If none fits, the draft extends the nearest and says which tensors have no place.
-    Keys of the configuration that a fitting family does not read are mapped, or keep the draft from running until
-    somebody has confirmed them.
+    A family fits if its network builds: all tensors exist with the right shapes, and none is unused. Among several, the
+    draft extends the best fit: fewest unread keys, usual forms of tensors, expected text values. If none fits, the
+    draft extends the nearest family and lists tensors without a module. Configuration keys that the family does not
+    read are mapped to options, or listed as unconfirmed; then the draft does not run until a user has confirmed them.
     """
     from numflow.network import build
 
@@ -71,13 +70,13 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
 
 
 def _continues(checkpoint: Checkpoint) -> bool:
-    """Whether the model says by its name that it continues texts."""
+    """Whether the architecture name says that the model generates text."""
     names = names_in(checkpoint)[0] if checkpoint.naming == "hf" else []
     return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 def _evidence(spec: Spec, checkpoint: Checkpoint, network: Network, read: set[str], renamed: int) -> tuple[int, ...]:
-    """By which a family that fits stands before or behind others, the heaviest first; smaller is better."""
+    """Sort key of a fitting family, most important measure first; smaller is better."""
     if checkpoint.naming != "hf":
         return strained(network, checkpoint), renamed
     return (strained(network, checkpoint), renamed, told(spec, checkpoint, read),
@@ -85,7 +84,7 @@ def _evidence(spec: Spec, checkpoint: Checkpoint, network: Network, read: set[st
 
 
 def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Tables by which the spec reads more keys of the configuration, and the keys that are left."""
+    """Tables that make the spec read more configuration keys, and the remaining keys."""
     added: dict[str, dict[str, Any]] = {}
     read = _keys_used(spec, checkpoint)
     for key in unread(spec, checkpoint.config, checkpoint.naming, read) if checkpoint.naming == "hf" else ():
@@ -109,24 +108,24 @@ def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any
 
 
 def _matters(keys: list[str], spec: Spec, checkpoint: Checkpoint) -> list[str]:
-    """Those of the keys that do not say what the spec says without them."""
+    """Keys whose reading would change the network."""
     whole = computed(spec, checkpoint) if keys else ()
     return [key for key in keys if not _says_the_same(key, spec, checkpoint, whole)]
 
 
 def _says_the_same(key: str, spec: Spec, checkpoint: Checkpoint, whole: tuple) -> bool:
-    """Whether the network stays as it is where the spec reads a key as any shipped family does: the key says what the
-    spec says without it, or something about layers that the model does not have."""
+    """Whether the network is unchanged if the spec reads a key like any shipped family: the key is redundant, or is
+    about layers that the model does not have."""
     within = part_of(spec.section("hf").get("within", []), checkpoint.config)[0]
     ways = readings(key.removeprefix(f"{within}."), spec, _families())
     try:
         return bool(ways) and all(computed(with_tables(spec, tables), checkpoint) == whole for tables in ways)
-    except NumflowError:  # as a family reads it the tensors do not fit: it says something else here
+    except NumflowError:  # tensors do not fit: the key has another meaning here
         return False
 
 
 def _keys_used(spec: Spec, checkpoint: Checkpoint) -> set[str]:
-    """Keys of the configuration that building the network asks for."""
+    """Configuration keys that building the network reads."""
     from numflow.network import build
 
     config = Recorded(checkpoint.config)
@@ -135,18 +134,18 @@ def _keys_used(spec: Spec, checkpoint: Checkpoint) -> set[str]:
 
 
 def _keys_named(spec: Spec, checkpoint: Checkpoint) -> set[str]:
-    """Keys that a spec which does not build may read: those it names."""
+    """Keys that a spec names, as an estimate of the keys it reads, if it does not build."""
     return _keys_read(spec, checkpoint, whole=True)
 
 
 @cache
 def _families() -> list[Spec]:
-    """Shipped specs that describe more than one model: those that detection may choose."""
+    """Shipped specs of families: those that detection may choose."""
     return [spec for spec in list_specs() if spec.section("detect") and not spec.section("extends_part")]
 
 
 def _keys_read(spec: Spec, checkpoint: Checkpoint, whole: bool = False) -> set[str]:
-    """Keys of the checkpoint's configuration that the spec names; whole: with the keys inside an object."""
+    """Configuration keys that the spec names. whole: complete paths of nested keys."""
     role = {"hf": "config"}.get(checkpoint.naming, checkpoint.naming)
     architecture = checkpoint.config.get("general.architecture", "")
     keys: set[str] = set()
@@ -170,7 +169,7 @@ def _patterns(spec: Spec, naming: str) -> dict[str, list[str]]:
 
 
 def _guessed_names(spec: Spec, checkpoint: Checkpoint) -> dict[str, str]:
-    """Module -> pattern, from the last words of stored names ("attn.q_proj" is a query wherever it stands)."""
+    """Module -> pattern, guessed from the last words of stored names ("attn.q_proj" is a query)."""
     shapes = _stored_patterns(checkpoint)
     modules = {}
     known = _known_endings(checkpoint.naming)
@@ -190,15 +189,15 @@ def _matches(known: str, pattern: str) -> bool:
 
 
 def _stored_patterns(checkpoint: Checkpoint) -> list[str]:
-    """Stored module names with their numbers replaced: "model.layers.{layer}.mlp.experts.{expert}.w1"."""
+    """Stored names as patterns: "model.layers.{layer}.mlp.experts.{expert}.w1"."""
     found: Counter[str] = Counter()
     for name in checkpoint.tensors:
         for suffix in (*SUFFIXES["weight"][:2], *SUFFIXES["bias"]):
             if name.endswith(suffix):
                 name = name[: -len(suffix)]
                 break
-        for place in ("{layer}", "{expert}"):
-            name = _NUMBER.sub(place, name, count=1)
+        for placeholder in ("{layer}", "{expert}"):
+            name = _NUMBER.sub(placeholder, name, count=1)
         found[name] += 1
     return list(found)
 
@@ -227,7 +226,7 @@ def _with_names(spec: Spec, naming: str, renamed: dict[str, str]) -> Spec:
 
 
 def _unplaced(spec: Spec, checkpoint: Checkpoint) -> list[str]:
-    """Stored patterns that no name of the spec covers."""
+    """Stored patterns that match no name of the spec."""
     names = TensorNames(spec, checkpoint)
     covered = {
         prefix + p
@@ -280,7 +279,7 @@ def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced:
 
 
 def _toml(value: Any) -> str:
-    """A value of a spec as TOML has it."""
+    """A spec value in TOML syntax."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

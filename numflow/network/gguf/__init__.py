@@ -1,1 +1,1 @@
-"""A checkpoint of any format as a GGUF file would hold it (as_gguf.py)."""
+"""Conversion of checkpoints of any format to GGUF tensors and metadata (as_gguf.py)."""

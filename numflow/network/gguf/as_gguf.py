@@ -1,10 +1,10 @@
-"""A checkpoint as a GGUF file would hold it: other names, other cuts, other orders of rows, and metadata.
+"""A view of a checkpoint as a GGUF checkpoint: GGUF tensor names, splits and row orders, and metadata.
 
-    seen = as_gguf(checkpoint)      # a Checkpoint of naming "gguf"; weights are read when they are asked for
+    seen = as_gguf(checkpoint)      # a Checkpoint of naming "gguf"; weights are read lazily
 
-Nothing here knows a family. The spec's own GGUF tables are followed in the direction of writing: the network of a GGUF
-file is built, each tensor being made up as it is asked for; then that network is held against the source's, step by
-step (match.py), which says where each row comes from and that nothing else differs.
+No model family is named here. The spec's GGUF tables are used in reverse: the network of the future GGUF file is built,
+with placeholder tensors created on request (invent.py). Then this network is compared with the source's network, step
+by step (match.py), which determines the source of each row and verifies that nothing else differs.
 """
 
 from collections.abc import Iterator
@@ -34,13 +34,13 @@ _INSTEAD = "a target that ends in .safetensors takes this model whole"
 
 
 def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
-    """The checkpoint under GGUF's names, in GGUF's order, without a tokenizer.
+    """The checkpoint with GGUF names and row orders, without a tokenizer.
 
-    Matrices that may be quantised are F32, F16 or BF16, as the source has them; everything else is F32.
+    Matrices that may be quantised are F32, F16 or BF16, as in the source; everything else is F32.
 
     Raises:
-        RequestError: GGUF has no architecture for the family, or no word for something of this model.
-        SpecError, NetworkError: the source is no model that numflow knows.
+        RequestError: GGUF has no architecture for the family, or cannot express something of this model.
+        SpecError, NetworkError: the source is no known model.
     """
     family = _family(spec)
     if family is None:
@@ -51,13 +51,13 @@ def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
     writing = _Writing(checkpoint, spec, family, architecture)
     try:
         return writing.checkpoint()
-    except (Mismatch, SpecError, NetworkError) as error:  # of what would be read
+    except (Mismatch, SpecError, NetworkError) as error:  # of the future file
         raise RequestError(f"{checkpoint.path}: a GGUF file of architecture {architecture!r} cannot say all of this "
                            f"model: {error}; {_INSTEAD}") from None
 
 
 def _family(spec: Spec) -> Spec | None:
-    """The spec in the chain that GGUF files are found by; the shipped one, where a model brings an older copy of it."""
+    """The spec in the chain that detects GGUF files; the shipped version, if the model has a copy."""
     paths = (shipped if (shipped := specs_dir() / path.name).is_file() else path for path in spec.chain)
     stated = (found for path in paths if (found := load_spec(path, spec.enclosed)).section("detect")
               and not found.section("extends_part"))
@@ -67,7 +67,7 @@ def _family(spec: Spec) -> Spec | None:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows of a tensor to be: what `part` of the target's weight names, taken from the source's."""
+    """Rows of a future tensor: `part` of the target's weight, filled from the source's weight."""
 
     weight: Weight
     part: Part
@@ -76,13 +76,13 @@ class _Piece:
     source: WeightSource
 
     def is_all_of(self, tensor: Tensor) -> bool:
-        """Whether the tensor is the weight, row by row."""
+        """Whether the tensor is the complete weight."""
         return (len(self.weight.parts) == 1 and self.part.rows is None and not self.part.transpose
                 and np.prod(self.weight.shape) == np.prod(tensor.shape))
 
 
 class _Writing:
-    """One checkpoint on its way."""
+    """Conversion of one checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, spec: Spec, family: Spec, architecture: str):
         self.source, self.family = checkpoint, family
@@ -94,7 +94,7 @@ class _Writing:
         layers = self.network.facts["layers"]
         self.metadata = metadata_of(family, architecture, self.resolved, layers, 0 if self.block is None else 1)
         self.metadata[f"{architecture}.vocab_size"] = self.network.facts["vocabulary"]
-        self._last: dict[str, np.ndarray] = {}  # the bytes that were asked for last: they are read more than once
+        self._last: dict[str, np.ndarray] = {}  # the last read tensor, because readers read it several times
         self.literals = self._factors()
 
     def checkpoint(self) -> Checkpoint:
@@ -110,7 +110,7 @@ class _Writing:
         return self._filled(self.invented, matches)
 
     def _built(self) -> Network:
-        """The network of the file to be, its tensors made up, those of a further block too."""
+        """The network of the future file, with placeholder tensors, including those of an MTP block."""
         made = dict(self.literals)
         empty = Checkpoint(self.source.path, "gguf", "gguf", made, self.metadata, {})
         names = NamesToBe(self.family, empty, self.names, self.resolved)
@@ -120,16 +120,16 @@ class _Writing:
         if self.block is not None:
             further_block(Inventor(resolved, names, empty, made))
         self.invented = empty
-        # As whoever opens the file will see it.
+        # The spec that detection will choose for the file.
         self.chosen = network.choose_spec(empty)
         if self.chosen.name != self.family.name:
             raise RequestError(f"{self.source.path}: as GGUF it would be taken for {self.chosen.name!r}; {_INSTEAD}")
         return network.build(self.chosen, empty, fuse=False)
 
     def _divisors(self, target: Network) -> dict[str, Tensor]:
-        """Divisors from the frequencies that GGUF's metadata yields to those of the model, as a tensor.
+        """A tensor of divisors between rotary frequencies computed from GGUF metadata and those of the model.
 
-        Ones follow where other layers rotate more.
+        Padded with ones, if other layers rotate more columns.
         """
         found, most = None, 0
         for ours, other in zip(self.network.entries["main"], target.entries["main"], strict=True):
@@ -138,7 +138,7 @@ class _Writing:
             if ours.op == "rope_angles" and found is None:
                 a = np.asarray(self.network.weights[ours.weights["inv_freq"]].constant, np.float64)
                 b = np.asarray(target.weights[other.weights["inv_freq"]].constant, np.float64)
-                if not a.all():  # pairs that stand still have no divisor
+                if not a.all():  # frequency 0 has no divisor
                     continue
                 found = None if np.allclose(a, b, CLOSE, 0) else b / a
         if found is None:
@@ -149,7 +149,7 @@ class _Writing:
         return {name: _literal(name, np.concatenate([found, np.ones(most - len(found))]))}
 
     def _factors(self) -> dict[str, Tensor]:
-        """Divisors of rotary frequencies that a configuration lists, as the tensors that some GGUF files have."""
+        """longrope divisors of the configuration as tensors, for GGUF architectures that store them."""
         if self.resolved.option("rope", "scaling", 0) != "longrope":
             return {}
         sides = {side: self._written(f"rope_factors_{side}") for side in ("short", "long")}
@@ -157,21 +157,21 @@ class _Writing:
                 for side, name in sides.items() if name is not None}
 
     def _written(self, module: str) -> str | None:
-        """The name of a tensor that only readers of some architectures take; None of all others."""
+        """Name of a tensor that only some architectures use ([gguf.written]); None for others."""
         text = self.family.section("gguf").get("written", {}).get(module)
         name = None if text is None else self.resolved.evaluate(f"gguf.written.{module}", text)
         return None if name is None else f"{name}.weight"
 
     def _filled(self, invented: Checkpoint, matches: list[tuple[Network, Network, list[WeightPair]]]) -> Checkpoint:
-        """matches: networks of the source, those that they are in the file, and their weights in pairs."""
+        """The checkpoint with filled tensors. matches: (source network, target network, pairs of weights)."""
         pieces: dict[str, list[_Piece]] = {}
         for ours, target, pairs in matches:
             source = WeightSource(ours, self.source)
             for pair in pairs:
                 for piece in _pieces(invented, target.weights[pair.target], pair, source):
-                    known = pieces.setdefault(piece.part.tensor, [])
-                    if not known or known[0].source is source:  # what a further block shares with the model is there
-                        known.append(piece)
+                    collected = pieces.setdefault(piece.part.tensor, [])
+                    if not collected or collected[0].source is source:  # tensors shared with an MTP block are complete
+                        collected.append(piece)
         large = {name for _, target, _ in matches for name in matrices(target)
                  if np.prod(invented.tensors[name].shape) >= SMALLEST}
         tensors = {name: self._tensor(tensor, pieces[name], name in large)
@@ -180,7 +180,7 @@ class _Writing:
         return replace(invented, tensors=tensors, files={"weights": self.source.files.get("weights", [])})
 
     def _tensor(self, tensor: Tensor, pieces: list[_Piece], large: bool) -> Tensor:
-        """large: a matrix whose bytes count; others are F32, which other programs compute with exactly."""
+        """A filled tensor. large: a matrix that keeps its float type; others are F32."""
         kinds = {kind for piece in pieces for kind in piece.source.network.weights[piece.pair.source].types}
         plain = large and len(kinds) == 1 and kinds <= set(_KEPT)
         kind = TYPES[kinds.pop() if plain else "F32"]
@@ -194,7 +194,7 @@ class _Writing:
         return replace(tensor, type=kind, read=read, ordered=None)
 
     def _values(self, tensor: Tensor, pieces: list[_Piece]) -> np.ndarray:
-        """float32 [rows, columns] of a tensor."""
+        """Values of a tensor, float32 [rows, columns]."""
         shape = (tensor.rows, tensor.columns)
         if len(pieces) == 1 and pieces[0].is_all_of(tensor):
             return self._of_source(pieces[0]).reshape(shape)
@@ -204,7 +204,7 @@ class _Writing:
         return whole.reshape(shape)
 
     def _of_source(self, piece: _Piece) -> np.ndarray:
-        """Values of the source for a weight of the target, in the target's order."""
+        """Source values for a weight of the target, in the target's order."""
         values = piece.source.f32(piece.pair.source)
         if piece.pair.order is not None:
             values = values[piece.pair.order]
@@ -214,7 +214,7 @@ class _Writing:
 
 
 def _pieces(invented: Checkpoint, weight: Weight, pair: WeightPair, source: WeightSource) -> Iterator[_Piece]:
-    """The rows of each tensor that a weight of the file has, by where they are in the weight."""
+    """The pieces of a target weight: parts with their first row in the weight."""
     first = 0
     for part in weight.parts:
         tensor = invented.tensors[part.tensor]
@@ -226,7 +226,7 @@ def _pieces(invented: Checkpoint, weight: Weight, pair: WeightPair, source: Weig
 
 
 def _put(whole: np.ndarray, piece: _Piece, values: np.ndarray) -> None:
-    """Write the rows of a piece where the tensor has them."""
+    """Write the rows of a piece to their position in the tensor."""
     part, first = piece.part, piece.first
     if part.transpose:
         turned = np.swapaxes(whole, -1, -2)
@@ -243,7 +243,7 @@ def _put(whole: np.ndarray, piece: _Piece, values: np.ndarray) -> None:
 
 
 def _stored(x: np.ndarray, kind: str) -> np.ndarray:
-    """uint8 [rows, row_bytes]; exact where the values have been of this type."""
+    """Convert to a float type, uint8 [rows, row_bytes]; exact for values of this type."""
     if kind == "BF16":
         return np.ascontiguousarray((x.view(np.uint32) >> 16).astype(np.uint16)).view(np.uint8)
     return np.ascontiguousarray(x.astype({"F16": np.float16, "F32": np.float32}[kind])).view(np.uint8)

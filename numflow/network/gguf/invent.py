@@ -1,4 +1,4 @@
-"""Names and tensors of a file that is not there yet, made up while the network of such a file is built."""
+"""Placeholder names and tensors of a future GGUF file, created while its network is built."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,19 +14,19 @@ from numflow.ops import View
 from numflow.spec.reader import Spec
 from numflow.spec.resolve import Resolved
 
-# Modules that may be parts of one tensor, by its module: a bias of one is a bias of the other.
+# Fused modules and their parts: a bias of the parts is a bias of the fused module.
 _PARTS = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate", "ffn_up"),
           "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
           "ffn_gate_up_shexp": ("ffn_gate_shexp", "ffn_up_shexp")}
 _RELATED = {**_PARTS, **{part: (whole,) for whole, parts in _PARTS.items() for part in parts}}
-_CUT = {"attn_k_b": ("attn_kv_b",), "attn_v_b": ("attn_kv_b",)}  # modules that GGUF has cut in two
-_ROLES = {"exp_probs_b": "bias"}  # what a tensor is whose name in the source does not tell
-_BARE = ("ssm_a", "ssm_d", "pass_start")  # modules whose tensors are called so, without ".weight"
-_APART = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")  # whose taps lie in three dimensions
+_CUT = {"attn_k_b": ("attn_kv_b",), "attn_v_b": ("attn_kv_b",)}  # modules that GGUF splits in two
+_ROLES = {"exp_probs_b": "bias"}  # roles of tensors whose source name does not determine them
+_BARE = ("ssm_a", "ssm_d", "pass_start")  # tensor names without ".weight"
+_APART = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")  # stored with three dimensions
 
 
 class NamesToBe(TensorNames):
-    """Tensor names of a file that is not there yet: it has what the source has."""
+    """Tensor names of a future file, which will have the modules of the source."""
 
     def __init__(self, spec: Spec, checkpoint: Checkpoint, names: TensorNames, resolved: Resolved):
         super().__init__(spec, checkpoint)
@@ -42,7 +42,7 @@ class NamesToBe(TensorNames):
             return role == _ROLES[module] and any(self.source.has(f"{module}.{each}", layer, stack)
                                                   for each in SUFFIXES)
         if name == "output.weight" and self._resolved.option("head", "tied", None, stack):
-            return "output" in self._written  # by readers that do not look for it in the embedding table
+            return "output" in self._written  # for readers that do not tie embeddings
         modules = (module, *(_RELATED.get(module, ()) if role == "bias" else _CUT.get(module, ())))
         return any(self.source.has(f"{each}.{role}", layer, stack) for each in modules)
 
@@ -58,7 +58,7 @@ class NamesToBe(TensorNames):
 
 
 class Inventor(Builder):
-    """Makes up every tensor just before the builder looks for it, in the checkpoint's dict of tensors."""
+    """A builder that creates each tensor as a placeholder just before it is looked up."""
 
     names: NamesToBe
 
@@ -76,7 +76,7 @@ class Inventor(Builder):
             self._made[name] = Tensor(name, tuple(map(int, shape)), TYPES["F32"], _nothing)
 
     def expect_rows(self, module: str, count: int) -> None:
-        """Nothing to hold them against: the tensor will have them."""
+        """No check: the future tensor will have the rows."""
 
     def matrix(self, module: str, rows: int | None, columns: int, select: Any = None, suffix: str = "",
                normalize_rows: bool = False) -> str:
@@ -97,7 +97,7 @@ class Inventor(Builder):
         return super().vector(module, role, width, rows, add, flat, suffix, written)
 
     def numbers(self, module: str, count: int) -> np.ndarray:
-        """Of the source; the file will have the same."""
+        """Values of the source, which the file will have too."""
         name = next(self.names.candidates(module, "weight", self.layer, self.stack), None)
         if name is None:
             raise SpecError(f"spec {self.resolved.spec.name!r} has no name for tensor {module!r} of GGUF files")
@@ -128,7 +128,7 @@ class Inventor(Builder):
         return super().stack_of_vectors(module, role, groups, rows, select, suffix, add)
 
     def _invent_stack(self, module: str, role: str, groups: int, shape: tuple[int, ...]) -> None:
-        """One stored stack where the spec has a name for it, else a tensor for each group."""
+        """A stacked tensor if the spec has a name for it, else a tensor per group."""
         if any(True for _ in self.names.candidates(module, role, self.layer, self.stack)):
             self._invent(module, role, (groups, *shape))
         else:

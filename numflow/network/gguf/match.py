@@ -1,7 +1,7 @@
-"""Two networks that should compute the same from files of different layouts: which rows are which.
+"""Comparison of two networks for files of different layouts, which should compute the same: pairs of weights.
 
-The files may differ in how tensors are cut, in the order of rotated columns, where one rotates neighbours and the other
-halves, and in the order of value heads that share key heads. Everything else has to agree, and what does not is named.
+Files may differ in the split of tensors, in the order of rotated columns (adjacent or half pairing), and in the order
+of value heads that share key heads. Everything else must agree; differences are reported.
 """
 
 import re
@@ -16,14 +16,14 @@ from numflow.errors import RequestError
 from numflow.ops import Network, Step, View, param
 
 _LAYER = re.compile(r"(enc\.|dec\.|draft\.)?blk\.\d+")
-CLOSE = 2e-6  # numbers of which one has gone through float32
+CLOSE = 2e-6  # relative tolerance: one value was rounded to float32
 
 
 @dataclass(frozen=True)
 class WeightPair:
-    """A weight of the target and the one of the source that it equals.
+    """A weight of the target and the equal weight of the source.
 
-    order, columns: rows and columns of the source's, None for as they are.
+    order, columns: permutation of the source's rows and columns, None for identity.
     """
 
     target: str
@@ -33,7 +33,7 @@ class WeightPair:
 
 
 class Order(NamedTuple):
-    """A view of a layer whose columns the target has in another order."""
+    """A view of a layer with permuted columns in the target."""
 
     view: View
     columns: np.ndarray
@@ -41,7 +41,7 @@ class Order(NamedTuple):
 
 
 class Mismatch(RequestError):
-    """The networks differ; `what` is (label, name, value in the source, value in the target)."""
+    """Error: the networks differ in `name` at step `label`."""
 
     def __init__(self, label: str, name: str, source: object, target: object):
         super().__init__(f"{label}: {name} is {source}, and would be read as {target}")
@@ -49,7 +49,7 @@ class Mismatch(RequestError):
 
 
 def matched(source: Network, target: Network, divided: bool = False) -> list[WeightPair]:
-    """Pair each weight of the target with the weight of the source that has the same part.
+    """Pair each weight of the target with the source weight in the same role.
 
     divided: rotary frequencies may differ.
 
@@ -71,22 +71,22 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Wei
         for ours, other in zip(steps, theirs, strict=True):
             _same(ours, other, context, angles)
             for pair in _weights(source, target, ours, other, orders, divided):
-                known = pairs.setdefault(pair.target, pair)
-                if known.source != pair.source or not (_same_order(known.order, pair.order)
-                                                       and _same_order(known.columns, pair.columns)):
-                    raise Mismatch(ours.label, "weight", pair.source, known.source)
+                first = pairs.setdefault(pair.target, pair)
+                if first.source != pair.source or not (_same_order(first.order, pair.order)
+                                                       and _same_order(first.columns, pair.columns)):
+                    raise Mismatch(ours.label, "weight", pair.source, first.source)
     return list(pairs.values())
 
 
 def _within(step: Step, context: int) -> Step:
-    """The step without what only longer texts have."""
+    """The step without frequencies that only longer contexts use."""
     if step.op != "rope_angles" or param(step, "border") < context:
         return step
     return replace(step, weights={"inv_freq": step.weights["inv_freq"]}, params={"scale": param(step, "scale")})
 
 
 def _same(ours: Step, other: Step, context: int, angles: dict[str, str]) -> None:
-    """angles: buffers of the source with angles, and their names in the target, which tell what is in them."""
+    """Check that two steps are equal. angles: source buffer of rotary angles -> target buffer."""
     if ours.op != other.op:
         raise Mismatch(ours.label, "step", ours.op, other.op)
     views, found = ((*step.inputs, *step.outputs) for step in (ours, other))
@@ -97,7 +97,7 @@ def _same(ours: Step, other: Step, context: int, angles: dict[str, str]) -> None
         raise Mismatch(ours.label, "columns", *(", ".join(map(str, (*s.inputs, *s.outputs))) for s in (ours, other)))
     for name in sorted({*ours.params, *other.params} - {"pairing", "tiled"}):
         a, b = param(ours, name), param(other, name)
-        if name == "window" and max(a, b) >= context and min(a, b) in (0, max(a, b)):  # it shuts out nothing
+        if name == "window" and max(a, b) >= context and min(a, b) in (0, max(a, b)):  # the window covers the context
             continue
         if a != b and not (isinstance(a, float) and isinstance(b, (int, float)) and np.isclose(a, b, CLOSE, 0)):
             raise Mismatch(ours.label, name, a, b)
@@ -125,7 +125,7 @@ _CONSTANTS = {"inv_freq": "rotary frequencies", "slopes": "slopes", "table": "ta
 
 
 def _orders(steps: Sequence[Step], theirs: Sequence[Step]) -> list[Order]:
-    """Views whose columns the target has in another order."""
+    """Views with permuted columns in the target."""
     found: list[Order] = []
     for ours, other in zip(steps, theirs):
         if ours.op == other.op == "linear_attention" and param(ours, "tiled") != param(other, "tiled"):
@@ -135,7 +135,7 @@ def _orders(steps: Sequence[Step], theirs: Sequence[Step]) -> list[Order]:
         count, width, start = ours.params["heads"], ours.params["head_dim"], param(ours, "start")
         dims = ours.inputs[1].width
         head = np.arange(width)
-        halves = start + np.arange(dims).reshape(2, -1).T.reshape(-1)  # neighbours, as halves have them
+        halves = start + np.arange(dims).reshape(2, -1).T.reshape(-1)  # adjacent pairs in the order of halves
         if param(other, "pairing") == "adjacent":
             head[start:start + dims] = halves
         else:
@@ -148,8 +148,7 @@ def _orders(steps: Sequence[Step], theirs: Sequence[Step]) -> list[Order]:
 
 
 def _heads_in_turn(steps: Sequence[Step], ours: Step, tiled: bool) -> list[Order]:
-    """Views with columns of value heads, whose order says in two ways which key head each reads: h % G (`tiled`) or
-    h // (H / G)."""
+    """Permuted views of value heads: head h reads key head h % G (`tiled`) in one file, h // (H / G) in the other."""
     heads, key_heads = param(ours, "heads"), param(ours, "key_heads")
     shape = (key_heads, heads // key_heads) if tiled else (heads // key_heads, key_heads)
     order = np.arange(heads).reshape(shape).T.reshape(-1)
@@ -168,7 +167,7 @@ def _heads_in_turn(steps: Sequence[Step], ours: Step, tiled: bool) -> list[Order
 
 
 def _holds(step: Step, view: View, layer: str) -> bool:
-    """Whether a step of the layer writes the columns of a view, possibly among others."""
+    """Whether a step of the layer writes the columns of a view."""
     y = step.outputs[0]
     return _layer(step) == layer and y.buffer == view.buffer and y.start <= view.start < y.start + y.width
 
@@ -180,24 +179,24 @@ def _layer(step: Step) -> str:
 
 
 def _order_of(step: Step, orders: list[Order], rows: int) -> np.ndarray | None:
-    """The order of the rows of a weight that makes, or scales, columns which are in another order."""
+    """Permutation of the rows of a weight whose step writes permuted columns; None for identity."""
     if step.op not in ("linear", "rms_norm", "layer_norm", "causal_conv", "softplus", "linear_attention"):
         return None
     order = None
     for view, columns, layer in orders:
         if not _holds(step, view, layer):
             continue
-        if step.op == "linear_attention":  # numbers of each head
+        if step.op == "linear_attention":  # values per head
             return columns[::view.width // rows] // (view.width // rows)
         first = view.start - step.outputs[0].start
         order = np.arange(rows) if order is None else order
-        count = min(rows, view.width)  # a norm's weight may be that of one head, for all
+        count = min(rows, view.width)  # a norm's weight may be one head's, for all heads
         order[first:first + count] = first + columns[:count]
     return order
 
 
 def _order_of_inputs(step: Step, orders: list[Order]) -> np.ndarray | None:
-    """The order of the columns of a matrix that reads columns which are in another order."""
+    """Permutation of the columns of a matrix that reads permuted columns; None for identity."""
     if step.op != "linear":
         return None
     return next((columns for view, columns, layer in orders if layer == _layer(step) and view == step.inputs[0]), None)

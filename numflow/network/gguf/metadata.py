@@ -1,7 +1,7 @@
-"""GGUF metadata of a model's sizes: a spec's sources read the other way round.
+"""GGUF metadata of a model's hyper-parameters: a spec's source tables in reverse.
 
-A parameter `{ config = "num_hidden_layers", gguf = "block_count" }` has been read from config.json; here its value is
-written under the GGUF key. A spec's [gguf.metadata] adds keys and replaces what sources would give.
+A parameter `{ config = "num_hidden_layers", gguf = "block_count" }` is read from config.json; its value is written
+under the GGUF key. A spec's [gguf.metadata] adds and replaces keys.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ _ABSENT = (None, "none", 0, 0.0)
 
 
 def metadata_of(spec: Spec, architecture: str, source: Resolved, layers: int, further: int = 0) -> dict[str, Any]:
-    """GGUF metadata, keys complete, for a model whose values `source` holds.
+    """GGUF metadata with complete keys, for the model of `source`.
 
-    spec: the family's, with the GGUF keys; the spec of `source` is this one or extends it. What may differ by layer is
-    taken from the last one, which has experts where any has. further: blocks behind the last layer.
+    spec: the family's spec, with the GGUF keys; the spec of `source` is this one or extends it. Values that differ by
+    layer are those of the last layer, which has experts if any layer has. further: number of MTP blocks.
     """
     found = {key: value for key, value in _of_sources(spec, source, layers - 1) if not _absent(value)}
     for key, text in spec.section("gguf").get("metadata", {}).items():
@@ -34,7 +34,7 @@ def metadata_of(spec: Spec, architecture: str, source: Resolved, layers: int, fu
 
 
 def _absent(value: Any) -> bool:
-    """Whether a value goes without saying: none, zero, a negative id, nothing of it in any layer."""
+    """Whether a value needs no key: none, zero, a negative id, or a list of such values."""
     if isinstance(value, list):
         return all(_absent(item) or item is False for item in value) or any(isinstance(item, str) for item in value)
     return value is None or value == "none" or (not isinstance(value, bool) and value in _ABSENT) or (
@@ -46,7 +46,7 @@ def _of_sources(spec: Spec, source: Resolved, layer: int) -> Iterator[tuple[str,
         if keys := _gguf_keys(table):
             try:
                 value = source.parameter(name)
-            except SpecError:  # only GGUF files say it: [gguf.metadata] has to
+            except SpecError:  # known in GGUF files only: [gguf.metadata] must define it
                 continue
             yield keys[0], _word(table, value)
     for section, key, table in _options(spec):
@@ -55,9 +55,9 @@ def _of_sources(spec: Spec, source: Resolved, layer: int) -> Iterator[tuple[str,
 
 
 def _options(spec: Spec) -> Iterator[tuple[str, str, Any]]:
-    for place in (spec.table, spec.section("gguf")):
+    for tables in (spec.table, spec.section("gguf")):
         for section in SECTIONS:
-            for key, table in place.get(section, {}).items():
+            for key, table in tables.get(section, {}).items():
                 yield section, key, table
 
 
@@ -67,15 +67,15 @@ def _gguf_keys(table: Any) -> list[str]:
 
 
 def _word(table: Mapping[str, Any], value: Any) -> Any:
-    """The file's own word for a value that a `map` has translated; a number where the file has numbers."""
+    """The inverse of `map`: the file's word for a value, or the integer if words are digits."""
     words = [word for word, meaning in table.get("map", {}).items() if meaning == value]
     numbers = [int(word) for word in words if word.isdigit()]
     return next(iter(numbers or words), value)
 
 
 def _stated(source: Resolved, where: str, text: Any, layers: int, further: int) -> Any:
-    """A literal or an expression; `{ each = "..." }` is one value for every layer and block behind them, with
-    `further = false` for every layer alone."""
+    """The value of a literal or expression. `{ each = "..." }`: a list with one value per layer and MTP block, with
+    `further = false` per layer only."""
     if isinstance(text, Mapping):
         return [source.evaluate(where, text["each"], layer, "draft" if layer >= layers else "")
                 for layer in range(layers + (further if text.get("further", True) else 0))]

@@ -1,4 +1,4 @@
-"""Names of `--weights`: schemes, types and mixes of GGUF; a mix becomes rules for the tensors of a model."""
+"""Names for `--weights`: schemes, GGUF types and mixes. A mix is expanded to rules for the tensors of a model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,10 @@ from numflow.spec.reader import Spec
 
 
 def named(name: str | Path, as_gguf_file: bool = False) -> Recipe:
-    """The recipe of that name, for a GGUF file or for others.
+    """The recipe of this name, for a GGUF file or another file.
 
-    Names of GGUF types and mixes mean the same in both. A name such as "q4" is a number of bits: numflow's own scheme
-    of them, and in a GGUF file, which knows none of these, the type that comes nearest.
+    Names of GGUF types and mixes have the same meaning in both. A short name such as "q4" is numflow's own scheme, and
+    in a GGUF file the nearest GGUF type.
 
     Raises:
         RequestError: as `read_recipe`.
@@ -28,12 +28,12 @@ def named(name: str | Path, as_gguf_file: bool = False) -> Recipe:
 
 
 def by_tensor(recipe: Recipe, built: Network, checkpoint: Checkpoint, spec: Spec, imatrix: bool) -> Recipe:
-    """A recipe whose mix is written out, or whose type is exchanged where rows are too short for it.
+    """A recipe with its mix expanded to rules, or its type replaced for rows that are too short.
 
-    built: the checkpoint's network, with fuse=False. imatrix: whether it is known what matters.
+    built: the checkpoint's network, with fuse=False. imatrix: whether an importance matrix is used.
 
     Raises:
-        RequestError: a mix for a model that GGUF has no architecture for.
+        RequestError: a mix for a model without a GGUF architecture.
     """
     if recipe.weights not in MIXES and recipe.weights not in gguf_mixes.SHORT_ROWS:
         return recipe

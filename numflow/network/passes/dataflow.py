@@ -1,14 +1,14 @@
-"""Dataflow questions of executors about a list of steps, before kernels do neighbouring steps together."""
+"""Dataflow analysis of a list of steps, for the fusion of steps in executors."""
 
 from collections.abc import Iterable, Sequence
 
 from numflow.ops import Step, View
 
 
-def adds_taken_over(steps: Sequence[Step], outputs: Iterable[View]) -> dict[int, int]:
-    """Index of a linear -> index of the add that it can do: y = a + scale * linear, and nobody else wants the linear.
+def fusible_adds(steps: Sequence[Step], outputs: Iterable[View]) -> dict[int, int]:
+    """Fusible adds: index of a linear -> index of the add y = a + scale * linear, if the linear has no other reader.
 
-    outputs: views that a caller may ask for.
+    outputs: views that must stay readable.
     """
     kept = tuple(outputs)
     return {i: i + 1 for i in range(len(steps) - 1) if _adds(steps[i], steps[i + 1])
@@ -24,7 +24,7 @@ def _adds(linear: Step, add: Step) -> bool:
 
 
 def dead_after(steps: Sequence[Step], index: int, view: View) -> bool:
-    """Whether no step after `index` reads the view before it is written anew."""
+    """Whether the view is dead after step `index`: no later step reads it before it is overwritten."""
     for step in steps[index + 1:]:
         if any(view.overlaps(x) for x in step.inputs):
             return False
@@ -34,9 +34,9 @@ def dead_after(steps: Sequence[Step], index: int, view: View) -> bool:
 
 
 def readers(steps: Sequence[Step], index: int, beside: Sequence[str] = ()) -> list[int]:
-    """Indices of the linears that read what a step writes; none if something else reads or writes a part of it.
+    """Indices of the linears that read a step's output; none if another op reads or overwrites a part of it.
 
-    beside: ops that may read it too.
+    beside: other ops that may read it.
     """
     view, found = steps[index].outputs[0], []
     for k in range(index + 1, len(steps)):
@@ -51,5 +51,5 @@ def readers(steps: Sequence[Step], index: int, beside: Sequence[str] = ()) -> li
 
 
 def unchanged(steps: Sequence[Step], index: int, reader: int) -> bool:
-    """Whether what the step reads is still there when its reader begins."""
+    """Whether the inputs of step `index` are unchanged when step `reader` begins."""
     return not any(x.overlaps(y) for step in steps[index + 1:reader] for y in step.outputs for x in steps[index].inputs)

@@ -1,4 +1,4 @@
-"""Groups of steps that an executor's kernels do together, as data beside the steps, which stay as they are."""
+"""Groups of steps that an executor's kernels run fused: data beside the steps, which are not changed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from numflow.ops import Step
 
 @dataclass(frozen=True)
 class Group:
-    """Steps that are done together.
+    """Fused steps.
 
-    steps:   their indices in the entry, in order.
-    at:      the index in whose place they run; the others have nothing to run.
-    pattern: their ops in order: "rms_norm+linear", "linear+add".
+    steps:   indices in the entry, in order.
+    at:      index of the step in whose place the group runs; the others run nothing.
+    pattern: the ops in order: "rms_norm+linear", "linear+add".
     """
 
     steps: tuple[int, ...]
@@ -21,9 +21,9 @@ class Group:
 
 
 def grouped(steps: Sequence[Step], done_by: Mapping[int, int]) -> tuple[Group, ...]:
-    """Groups in the order of their places.
+    """Groups in the order of the steps where they run.
 
-    done_by: index of a step that another one does -> index of that one, which none does.
+    done_by: index of a fused step -> index of the step where its group runs.
     """
     members: dict[int, list[int]] = {}
     for index, at in done_by.items():
@@ -33,5 +33,5 @@ def grouped(steps: Sequence[Step], done_by: Mapping[int, int]) -> tuple[Group, .
 
 
 def done_by(groups: Sequence[Group]) -> dict[int, int]:
-    """Index of each step that another one does -> index of that one."""
+    """Index of each fused step -> index of the step where its group runs."""
     return {index: group.at for group in groups for index in group.steps if index != group.at}

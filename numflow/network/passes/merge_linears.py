@@ -1,4 +1,4 @@
-"""Passes over a finished network: each returns an equal network that runs faster."""
+"""A pass over a finished network that merges linears."""
 
 from dataclasses import replace
 
@@ -6,10 +6,10 @@ from numflow.ops import Network, Step, View, Weight
 
 
 def fuse_linears(network: Network) -> Network:
-    """Neighbouring linears that read the same view and fill neighbouring columns become one.
+    """Merge neighbouring linears that read the same view and write neighbouring columns.
 
-    Query, key and value, or gate and up, are one matrix afterwards; rows are only put one after the other, so results
-    do not change. Parts must be stored in the same type, so that nothing is re-quantised.
+    Query, key and value, or gate and up, become one matrix. Rows are only concatenated, so results do not change. Parts
+    must have the same stored type, so that nothing is re-quantised.
     """
     weights = dict(network.weights)
     entries = {}

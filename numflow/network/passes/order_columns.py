@@ -1,7 +1,7 @@
-"""A pass over a finished network: matrices whose columns are stored in another order than their inputs.
+"""A pass over a finished network: matrices whose columns are stored permuted.
 
-Such a tensor (`Tensor.ordered`) takes fewer bits with its columns in that order. A linear that reads it alone gets its
-inputs in the same order, by a step `permute` before it; linears of one view and one order share that step.
+Such a tensor (`Tensor.ordered`) takes fewer bits with permuted columns. A step `permute` before its linear permutes the
+inputs alike. Linears with the same input and order share the step.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from numflow.ops import Buffer, Network, Step, View, Weight
 
 
 def order_columns(network: Network, checkpoint: Checkpoint) -> Network:
-    """The network with `permute` before linears of tensors that have another order."""
+    """The network with `permute` before linears of tensors with permuted columns."""
     if not any(tensor.ordered for tensor in checkpoint.tensors.values()):
         return network
     weights, buffers, entries = dict(network.weights), dict(network.buffers), {}
@@ -32,9 +32,9 @@ def order_columns(network: Network, checkpoint: Checkpoint) -> Network:
 
 def _ordered(step: Step, checkpoint: Checkpoint, weights: dict[str, Weight], buffers: dict[str, Buffer],
              made: dict[tuple[View, bytes], View]) -> list[Step]:
-    """The step, with one before it where it needs that. made: views in an order that are there already."""
+    """The step, after a `permute` if needed. made: permuted views by (view, order)."""
     weight = weights[step.weights["weight"]]
-    if not _can(weight):
+    if not _is_plain(weight):
         return [step]
     (part,), x = weight.parts, step.inputs[0]
     ordered = checkpoint.tensors[part.tensor].ordered
@@ -55,8 +55,8 @@ def _ordered(step: Step, checkpoint: Checkpoint, weights: dict[str, Weight], buf
     return [*before, replace(step, inputs=(made[key],))]
 
 
-def _can(weight: Weight) -> bool:
-    """Whether it is rows of one tensor as they are stored."""
+def _is_plain(weight: Weight) -> bool:
+    """Whether the weight is plain rows of one tensor."""
     return (len(weight.parts) == 1 and weight.groups == 1 and not weight.add and not weight.normalize_rows
             and weight.parts[0].columns is None
             and not (weight.parts[0].transpose or weight.parts[0].turned))

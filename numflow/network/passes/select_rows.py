@@ -1,15 +1,15 @@
-"""A pass over a finished network: rows that nobody asks for stop as early as they can.
+"""A pass over a finished network that drops unwanted rows as early as possible.
 
-Behind the last step in which rows meet (attention, or keys and values being stored), a row is on its own. Of a prompt
-only the last row is wanted, so the rest of that layer - its feed-forward part above all - is left out for all others.
-Rows that are computed are the same bits as before.
+After the last step in which rows interact (attention, or a cache write), rows are independent. Of a prompt only the
+last row is wanted, so the rest of the last layer, mainly its feed-forward block, is skipped for all other rows. The
+results of wanted rows are the same bits.
 """
 
 from dataclasses import replace
 
 from numflow.ops import Buffer, Network, Step, View, local
 
-SUFFIX = ".wanted"  # of the buffers that hold wanted rows only
+SUFFIX = ".wanted"  # of buffers with wanted rows only
 
 
 def select_early(network: Network) -> Network:
@@ -21,11 +21,11 @@ def select_early(network: Network) -> Network:
 
 
 def _moved(steps: tuple[Step, ...], buffers: dict[str, Buffer], kept: tuple[View, ...]) -> tuple[Step, ...]:
-    """kept: outputs of the network; a step that makes one of all rows goes on doing so."""
-    at = [i for i, step in enumerate(steps) if step.op == "select_rows"]
-    if len(at) != 1:
+    """The steps with `select_rows` moved forward. kept: outputs of the network, which keep all their rows."""
+    selecting = [i for i, step in enumerate(steps) if step.op == "select_rows"]
+    if len(selecting) != 1:
         return steps
-    end = begin = at[0]
+    end = begin = selecting[0]
     while begin > 0 and _is_alone(steps[begin - 1], buffers, kept):
         begin -= 1
     select, alone = steps[end], steps[begin:end]
@@ -48,14 +48,15 @@ def _moved(steps: tuple[Step, ...], buffers: dict[str, Buffer], kept: tuple[View
 
 
 def _is_alone(step: Step, buffers: dict[str, Buffer], kept: tuple[View, ...]) -> bool:
-    """Whether a row of the step's outputs depends on that row only. Not heads: their ops stand beside attention."""
+    """Whether rows of the step's outputs depend on the same input rows only. Ops on heads are next to attention and
+    stay."""
     views = (*step.inputs, *step.outputs)
     return local(step) in ("elements", "rows") and all(buffers[view.buffer].rows == "tokens" for view in views) \
         and not any(view.overlaps(y) for y in kept for view in step.outputs)
 
 
 def _read_first(steps: tuple[Step, ...]) -> list[View]:
-    """Views that are read before these steps have written all of them."""
+    """Views that these steps read before writing them completely."""
     found: dict[View, None] = {}
     written: list[View] = []
     for step in steps:

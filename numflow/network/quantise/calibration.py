@@ -1,10 +1,10 @@
-"""Calibration: statistics of the inputs that a model's matrices are multiplied with, from a run over a text.
+"""Calibration: statistics of the inputs of a model's matrices, collected over a text.
 
 A calibration file is a safetensors file:
     NAME.importance   F32 [K], or [X, K] with a row per expert: mean square of each input column of tensor NAME
-    NAME.moment       F32 [K, K]: mean of the inputs' outer products (optional; of those that NAME shares with others
-                      it is stored once, and the metadata "moments" says with whom)
-and its metadata says which model, which text, and how many tokens. GGML's imatrix files are calibrations too
+    NAME.moment       F32 [K, K]: mean of the inputs' outer products (optional; stored once for matrices with the same
+                      input, which are listed in the metadata "moments")
+and its metadata has model, text and number of tokens. GGML's imatrix files are calibrations too
 (imatrix_files.py).
 """
 
@@ -26,9 +26,9 @@ KIND = "numflow calibration"
 class Calibration:
     """Statistics of inputs by tensor name.
 
-    importances: float32 [K] or [X, K]. moments: float32 [K, K] by the tensor that they are stored under.
-    shared:      tensor -> the tensor that its moment is stored under.
-    facts:       where it comes from: model, text, tokens.
+    importances: float32 [K] or [X, K]. moments: float32 [K, K], by the tensor name of their storage.
+    shared:      tensor -> tensor name under which its moment is stored.
+    facts:       origin: model, text, tokens.
     """
 
     importances: Mapping[str, np.ndarray] = field(repr=False)
@@ -37,18 +37,18 @@ class Calibration:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def importance(self, tensor: str) -> np.ndarray | None:
-        """Mean square of each input column, None where nothing is known."""
+        """Mean square of each input column, None if unknown."""
         return self.importances.get(tensor)
 
     def moment(self, tensor: str) -> np.ndarray | None:
-        """Second moment of the inputs, None where it was not kept."""
+        """Second moment of the inputs, None if it was not stored."""
         return self.moments.get(self.shared.get(tensor, tensor))
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all.
+        """Write the file atomically.
 
         Raises:
-            RequestError: it cannot be written.
+            RequestError: the file cannot be written.
         """
         from numflow.formats.writer import TensorEntry, write
 
@@ -59,9 +59,9 @@ class Calibration:
 
 
 class LaterCalibration:
-    """A calibration that is made when something is first asked of it, by whichever thread asks.
+    """A calibration that is computed on first use, by the first thread that needs it.
 
-    make: makes it.
+    make: computes the calibration.
     """
 
     def __init__(self, make: Callable[[], Calibration]):
@@ -69,7 +69,7 @@ class LaterCalibration:
         self._made: Calibration | None = None
 
     def made(self) -> Calibration:
-        """The calibration itself."""
+        """The calibration, computed if necessary."""
         with self._lock:
             if self._made is None:
                 self._made = self._make()
@@ -85,10 +85,10 @@ class LaterCalibration:
 
 
 def is_calibration(path: Path) -> bool:
-    """Whether a file is a safetensors or GGUF file, or an old imatrix, as calibrations are (and not a text).
+    """Whether a file can be a calibration (safetensors, GGUF, or an old imatrix), rather than a text.
 
     Raises:
-        FormatError: it cannot be read.
+        FormatError: the file cannot be read.
     """
     from numflow.network.quantise.imatrix_files import is_imatrix
 
@@ -102,10 +102,10 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration file, or an imatrix of GGML's programs, whose names are GGUF's.
+    """Read a calibration file, or a GGML imatrix, which has GGUF tensor names.
 
     Raises:
-        FormatError: it is not one, or is damaged.
+        FormatError: the file is no calibration, or damaged.
     """
     from numflow.formats import safetensors
     from numflow.formats.mapped import parse_json

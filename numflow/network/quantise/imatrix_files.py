@@ -1,9 +1,9 @@
-"""GGML's imatrix files as calibrations: importances without second moments, by the names of GGUF tensors.
+"""GGML imatrix files as calibrations: importances without second moments, by GGUF tensor names.
 
 GGUF  general.type "imatrix"; imatrix.datasets, .chunk_count, .chunk_size; for each matrix NAME.in_sum2 F32 [K] or
-      [X, K], sums of squares of its inputs, and NAME.counts F32 [1] or [X, 1], of how many
-old   i32 matrices; for each i32 length, name, i32 calls, i32 count, f32 [count]: mean squares times calls, of experts
-      one after the other; then, in most files, i32 chunks, i32 length, name of the text
+      [X, K], sums of squares of its inputs, and NAME.counts F32 [1] or [X, 1], numbers of inputs
+old   i32 matrices; for each i32 length, name, i32 calls, i32 count, f32 [count]: mean squares times calls, experts
+      concatenated; then, in most files, i32 chunks, i32 length, name of the text
 """
 
 import struct
@@ -20,37 +20,37 @@ from numflow.formats.writer import TensorEntry, write_whole
 from numflow.network.quantise.calibration import Calibration
 
 _MAGIC, _TYPE = b"GGUF", "imatrix"
-_MOST, _LONGEST = 1 << 16, 1 << 10  # matrices of an old file, and bytes of a name: an old file has no mark
+_MOST, _LONGEST = 1 << 16, 1 << 10  # limits of matrices and name bytes in an old file, which has no magic number
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-_EXPERTS = "_exps"  # how modules of experts end
-OLD = (".dat", ".imatrix")  # how names of files end that are written in the old form
+_EXPERTS = "_exps"  # suffix of modules of experts
+OLD = (".dat", ".imatrix")  # file suffixes of the old format
 
 
 def is_imatrix(path: Path) -> bool:
-    """Whether a file is a GGUF file, or looks like an imatrix of the old form.
+    """Whether a file is a GGUF file, or looks like an old imatrix.
 
     Raises:
-        FormatError: it cannot be read.
+        FormatError: the file cannot be read.
     """
     file = MappedFile(path)
     return file.bytes(0, 4) == _MAGIC or _is_old(file)
 
 
 def read_imatrix(path: Path) -> Calibration:
-    """Read an imatrix of either form.
+    """Read an imatrix of either format.
 
     Raises:
-        FormatError: it is none, or is damaged.
+        FormatError: the file is no imatrix, or damaged.
     """
     return _read_gguf(path) if MappedFile(path).bytes(0, 4) == _MAGIC else _read_old(path)
 
 
 def write_imatrix(calibration: Calibration, path: Path) -> None:
-    """Write the importances of a calibration whose tensors have GGUF's names: in the old form where the file's name
-    ends in .dat or .imatrix, else as GGUF.
+    """Write the importances of a calibration with GGUF tensor names: in the old format for .dat and .imatrix files,
+    else as GGUF.
 
     Raises:
-        RequestError: it cannot be written.
+        RequestError: the file cannot be written.
     """
     (_write_old if path.suffix.lower() in OLD else _write_gguf)(calibration, path)
 
@@ -73,12 +73,12 @@ def _read_gguf(path: Path) -> Calibration:
 
 
 def _shown(name: str) -> str:
-    """A matrix's name, fit for one line."""
+    """A matrix's name, printable on one line."""
     return name if name.isprintable() and len(name) <= 200 else show(name)
 
 
 def _means(sums: np.ndarray, counts: np.ndarray, where: str) -> np.ndarray:
-    """Mean squares f32 [X, K]; experts that no token reached get the mean of the others, and 1 where there is none."""
+    """Mean squares f32 [X, K]; experts without tokens get the mean of the others, or 1 if none has tokens."""
     if len(sums) != len(counts) or not (np.isfinite(counts).all() and counts.min(initial=0) >= 0):
         raise FormatError(f"{where}: sums of {len(sums)} matrices, counts of {len(counts)}, which should be as many "
                           "numbers from 0")
@@ -106,14 +106,14 @@ def _is_old(file: MappedFile) -> bool:
 
 
 def _read_old(path: Path) -> Calibration:
-    file, at, found = MappedFile(path), 0, dict[str, np.ndarray]()
+    file, offset, found = MappedFile(path), 0, dict[str, np.ndarray]()
 
     def take(size: int, what: str) -> bytes:
-        nonlocal at
-        if size < 0 or at + size > file.size:
+        nonlocal offset
+        if size < 0 or offset + size > file.size:
             raise FormatError(f"{path}: {what} ends after the file (is it truncated?)")
-        at += size
-        return file.bytes(at - size, size)
+        offset += size
+        return file.bytes(offset - size, size)
 
     def number(what: str) -> int:
         return struct.unpack("<i", take(4, what))[0]
@@ -141,7 +141,7 @@ def _write_gguf(calibration: Calibration, path: Path) -> None:
 
 
 def _chunks(facts: Mapping) -> tuple[int, int]:
-    """Tokens of a window, and windows."""
+    """Tokens per window, and number of windows."""
     size = max(1, facts.get("context", 512))
     return size, max(1, -(-facts.get("tokens", size) // size))
 
@@ -165,11 +165,12 @@ def _text(name: str) -> bytes:
 
 def for_tensors(calibration: Calibration, own: Mapping[str, tuple[str, ...]], wanted: Mapping[str, tuple[str, ...]],
                 columns: Callable[[str], int]) -> Calibration:
-    """The calibration with importances by other names of the same matrices.
+    """The calibration with importances for tensors of another file of the same model.
 
-    own:     names in the network of the tensors of the file that it was made of. wanted: of the tensors to be named,
-             which may be cut in another way, such as one for all experts.
-    columns: of a wanted tensor. What the calibration has of a name that is wanted stays as it is.
+    own:     tensor -> modules, for the file of the calibration. wanted: the same for the new tensors, which may be
+    split
+             otherwise, such as one tensor for all experts.
+    columns: returns the columns of a new tensor. Importances that already have a new tensor's name are kept.
     """
     sharing: dict[str, list[str]] = {}
     for name, modules in wanted.items():
@@ -193,7 +194,7 @@ def for_tensors(calibration: Calibration, own: Mapping[str, tuple[str, ...]], wa
 
 
 def _of_module(calibration: Calibration, own: Mapping[str, tuple[str, ...]], module: str) -> np.ndarray | None:
-    """Importances of what the network calls `module`: f32 [K], or [X, K] of experts."""
+    """Importances of a module: f32 [K], or [X, K] for experts."""
     tensors = [name for name, modules in own.items() if module in modules]
     parts = [found for name in (*tensors, f"{module}.weight") if (found := calibration.importance(name)) is not None]
     if module.endswith(_EXPERTS) and len(parts) == len(tensors) > 1 and {part.shape for part in parts} == {

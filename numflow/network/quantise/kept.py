@@ -1,8 +1,8 @@
-"""Quantised tensors on disk: what `weights="q3h"` has once quantised, the next start of the same model reads.
+"""Disk cache of quantised tensors: with `weights="q3h"`, the next start of the same model reads the results.
 
-Each tensor has a file (formats/kept.py says how it is called and how long it stays). Its name stands for the model's
-files, the calibration, the tensor, its scheme and the sources of the code that quantises, so that recipes share what
-they have in common and what changes is quantised anew.
+Each tensor has a file (formats/kept.py: names and removal). Its name is a hash of the model's files, the calibration,
+the tensor, the scheme and the source code of quantisation. So recipes share common tensors, and changes cause
+re-quantisation.
 """
 
 import contextlib
@@ -19,34 +19,34 @@ from numflow.formats import kept, safetensors
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.writer import TensorEntry, write
 
-SMALLEST = 1 << 20  # bytes of all tensors together; fewer are quantised in no time
+SMALLEST = 1 << 20  # total bytes; smaller models are quantised quickly and not cached
 _ROWS, _SUM = "rows", "sum"
 
 
 class KeptTensors:
-    """The quantised tensors of one model and one calibration.
+    """Cache of quantised tensors of one model and one calibration.
 
-    nbytes: of all that may be written.
+    nbytes: total bytes that may be written.
     """
 
     def __init__(self, model: Path, state: str, calibration: str, nbytes: int):
         self._model, self._state, self._calibration, self._nbytes = model, state, calibration, nbytes
-        self._room: bool | None = None  # unknown before the first is written
+        self._room: bool | None = None  # unknown before the first write
         self._lock = threading.Lock()
 
     @classmethod
     def open(cls, checkpoint: Checkpoint, imatrix: Path | None, nbytes: int,
              method: str = "") -> "KeptTensors | None":
-        """Those of a model that is quantised to `nbytes` bytes; None where nothing is to be kept.
+        """The cache of a model that is quantised to `nbytes` bytes; None if caching is off or impossible.
 
-        imatrix: the calibration file. method: of a calibration without a file, "" where there is none.
+        imatrix: the calibration file. method: description of a calibration without file, "" for none.
         """
         if not kept.is_on() or nbytes < SMALLEST:
             return None
         try:
             state = kept.state_of(checkpoint.files.get("weights", [checkpoint.path]))
             calibration = method if imatrix is None else kept.state_of([imatrix])
-        except OSError:  # not made of files
+        except OSError:  # the model is not in files
             return None
         if not trust.usable(folder(), "quantised weights"):
             return None
@@ -54,7 +54,7 @@ class KeptTensors:
         return cls(checkpoint.path, state, calibration, nbytes)
 
     def take(self, tensor: Tensor, scheme: str) -> np.ndarray | None:
-        """uint8 [rows, row_bytes] as it was quantised; None where it is not there, or not as it was written."""
+        """A cached tensor, uint8 [rows, row_bytes]; None if missing or damaged."""
         path = self._path(tensor, scheme)
         if not trust.readable(path):
             return None
@@ -62,15 +62,15 @@ class KeptTensors:
             stored, metadata = safetensors.read_with_metadata(path)
             rows = stored[_ROWS].raw()
             whole = metadata[_SUM] == str(_checksum(rows))
-            os.utime(path)  # it is in use
+            os.utime(path)  # mark as recently used
         except (OSError, FormatError, LookupError):
             return None
         return rows if whole else None
 
     def keep(self, tensor: Tensor, scheme: str, rows: np.ndarray) -> None:
-        """Write what a tensor was quantised to, if there is room."""
+        """Write a quantised tensor, if there is disk space."""
         path = self._path(tensor, scheme)
-        with contextlib.suppress(OSError, NumflowError), self._lock:  # it is as well without
+        with contextlib.suppress(OSError, NumflowError), self._lock:  # caching is optional
             if self._room is None:
                 self._room = kept.make_room(path, self._nbytes)
             if self._room:
@@ -82,13 +82,13 @@ class KeptTensors:
 
 
 def folder() -> Path:
-    """Folder of the kept files."""
+    """Folder of the cache."""
     return kernel_cache.root("quantised")
 
 
 @functools.cache
 def _quantiser() -> str:
-    """The version of all code that quantises."""
+    """Fingerprint of the quantisation code."""
     return kernel_cache.fingerprint("numflow.network.quantise.quantise")
 
 

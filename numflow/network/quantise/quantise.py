@@ -1,9 +1,9 @@
-"""A checkpoint seen through quantisation: its matrices in other types, each quantised when it is read.
+"""A view of a checkpoint with quantised matrices, each quantised when it is read.
 
-    plan = plan_of(network, checkpoint, recipe)     # which tensor becomes what, and why others stay
+    plan = plan_of(network, checkpoint, recipe)     # scheme of each tensor, and why others are kept
     quantised(checkpoint, plan)                     # a Checkpoint whose tensors have those types
 
-Whatever reads a checkpoint then finds the new types: networks are built and fused for them, executors pack them.
+Readers of the checkpoint see the new types: networks are built and fused for them, executors pack them.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,17 +23,17 @@ from numflow.ops import Network
 from numflow.quant import RowsOf, encode, find, takes_calibration
 from numflow.quant.recipe import KEEP, Recipe
 
-FINE, _LONG = 6, 4096  # bits; columns of the row whose bits are counted
-SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not count, its precision may
+FINE, _LONG = 6, 4096  # bits per weight; columns of the row that the bits are computed for
+SMALLEST = 4096  # matrices with fewer weights are kept: they save no memory, but precision may matter
 
 
 @dataclass(frozen=True)
 class QuantisePlan:
     """Schemes for the matrices of a checkpoint, by tensor name.
 
-    schemes: the scheme each gets. kept: why others keep the type they have; vectors are not mentioned.
-    modules: names in the network of the tensors in `schemes` and `kept`.
-    idle: patterns of the recipe that fit no matrix. multiplied: those of all that linears multiply with.
+    schemes: the scheme of each quantised matrix. kept: reasons for the others; vectors are not listed.
+    modules: modules of the tensors in `schemes` and `kept`.
+    idle: patterns of the recipe that match no matrix. multiplied: tensors used in matrix products.
     """
 
     recipe: Recipe
@@ -44,7 +44,7 @@ class QuantisePlan:
     multiplied: frozenset[str] = frozenset()
 
     def says(self) -> str:
-        """One line about where the recipe's word has no effect, "" if it has everywhere."""
+        """One line about parts of the recipe without effect, "" for none."""
         against = {name: why for name, why in self.kept.items() if why}
         lines = [f"the recipe's pattern {pattern!r} fits no matrix" for pattern in self.idle]
         if against:
@@ -56,9 +56,8 @@ class QuantisePlan:
 def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> QuantisePlan:
     """The plan of a recipe for a network that was built with fuse=False.
 
-    Matrices are what linears multiply with, and tables of tokens. Norms, biases, tables of positions and whatever
-    routes tokens to experts or makes gates of streams are not; small matrices, and those with columns that no block
-    divides, are kept.
+    Candidates are matrices of linears, and embedding tables; not norms, biases, position tables, routers, or gates of
+    residual streams. Small matrices, and those whose columns are no multiple of the block, are kept.
     """
     modules = matrices(network)
     schemes, kept = {}, {}
@@ -78,12 +77,13 @@ def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Quantis
 
 
 def matrices(network: Network) -> dict[str, tuple[str, ...]]:
-    """Tensor name -> names in the network, of all matrices that may be quantised."""
+    """Tensor name -> modules, for all matrices that may be quantised."""
     found: dict[str, list[str]] = {}
     other: set[str] = set()
     routers = {view for steps in network.entries.values() for step in steps if step.op == "moe_route"
                for view in step.inputs}
-    routers |= {step.inputs[0] for steps in network.entries.values() for step in steps  # gates, before their scales
+    # the gates of residual streams are products that a linear step with a constant weight scales
+    routers |= {step.inputs[0] for steps in network.entries.values() for step in steps
                 if step.op == "linear" and network.weights[step.weights["weight"]].constant is not None}
     for steps in network.entries.values():
         for step in steps:
@@ -92,7 +92,7 @@ def matrices(network: Network) -> dict[str, tuple[str, ...]]:
                 router = step.op == "linear" and step.outputs[0] in routers
                 weight = network.weights[name]
                 wanted, parts = wanted and not weight.project, list(weight.parts)
-                if weight.project:  # the matrix that a table passes is judged by its other places
+                if weight.project:  # the matrix counts where it is used otherwise
                     del parts[weight.project.index("matrix")]
                 for part in parts:
                     if wanted and not router:
@@ -105,7 +105,7 @@ def matrices(network: Network) -> dict[str, tuple[str, ...]]:
 
 
 def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme: str) -> str:
-    """Reason against storing a tensor in a scheme; "" if there is none."""
+    """Reason against quantising a tensor to a scheme; "" for none."""
     uses = [network.weights[key] for module in modules if (key := f"{module}.weight") in network.weights]
     if any(part.transpose for weight in uses for part in weight.parts if part.tensor == tensor.name):
         return "its file has columns where rows are wanted"
@@ -126,7 +126,7 @@ def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme
 
 
 def already_quantised(checkpoint: Checkpoint) -> str:
-    """One line about matrices of a source that have few bits already, "" if there are none."""
+    """Warning about source matrices that are already quantised, "" for none."""
     if checkpoint.quantised:
         return (f"{checkpoint.path} is quantised already, by {checkpoint.quantised}: what that lost stays lost, and "
                 "rounding again adds to it; take the float weights where there are any")
@@ -141,32 +141,32 @@ def already_quantised(checkpoint: Checkpoint) -> str:
 
 
 def _takes_calibration(scheme: str) -> bool:
-    """Whether a calibration is of use for a scheme or a GGUF type."""
+    """Whether a scheme or GGUF type can use a calibration."""
     if scheme in gguf_writer.WRITTEN.values():
         return scheme in gguf_writer.SEARCHED
     return takes_calibration(find(scheme))
 
 
 def wants_calibration(plan: QuantisePlan) -> bool:
-    """Whether a calibration changes much: with schemes of less than FINE bits for a weight that it is of use for."""
+    """Whether a calibration matters: some scheme has less than FINE bits per weight and can use one."""
     return any(_takes_calibration(scheme) and 8 * tensor_type(scheme).row_bytes(_LONG) < FINE * _LONG
                for scheme in set(plan.schemes.values()))
 
 
 def renamed(calibration: Calibration, own: Mapping[str, tuple[str, ...]], plan: QuantisePlan,
             checkpoint: Checkpoint) -> Calibration:
-    """A calibration, or an imatrix of GGML's programs, by the names of the plan's tensors.
+    """A calibration with the names of the plan's tensors.
 
-    own: names in the network of the tensors of the model that it was made of.
+    own: tensor -> modules, for the model of the calibration.
     """
     return for_tensors(calibration, own, plan.modules, lambda name: checkpoint.tensors[name].columns)
 
 
 def check_calibration(calibration: Calibration, plan: QuantisePlan, checkpoint: Checkpoint) -> None:
-    """Refuse a calibration that would be of no use or do harm.
+    """Refuse a useless or wrong calibration.
 
     Raises:
-        RequestError: it knows none of the matrices, or inputs of another width; or no scheme of the plan uses any.
+        RequestError: it has none of the matrices, or other widths; or no scheme of the plan can use it.
     """
     if plan.schemes and not any(_takes_calibration(scheme) for scheme in set(plan.schemes.values())):
         raise RequestError(f"{', '.join(sorted(set(plan.schemes.values())))}: Inferflow's schemes have one way to find "
@@ -182,7 +182,7 @@ def check_calibration(calibration: Calibration, plan: QuantisePlan, checkpoint: 
 
 
 def uncalibrated(calibration: Calibration | None, plan: QuantisePlan) -> str:
-    """One line about matrices that a calibration could be of use for and knows nothing of, "" if there are none."""
+    """Warning about matrices that could use a calibration but are missing in it, "" for none."""
     names = [] if calibration is None else [
         name for name, scheme in plan.schemes.items()
         if name in plan.multiplied and _takes_calibration(scheme) and calibration.importance(name) is None]
@@ -195,13 +195,13 @@ def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibrati
               threads: int | None = None, kept: KeptTensors | None = None,
               told: Callable[[Tensor, bool], None] = lambda tensor, there: None,
               rows_of: RowsOf | None = None) -> Checkpoint:
-    """The checkpoint with the tensors of `plan` in other types.
+    """The checkpoint with the tensors of `plan` quantised.
 
-    A tensor is quantised each time its bytes are asked for, except for the one that was asked for last, so that the
-    parts of a fused one cost no more than the whole, and for what is kept on disk.
+    A tensor is quantised each time it is read, except the last read tensor, so that parts of a fused tensor cost no
+    more than the whole, and tensors in the disk cache.
 
-    kept: quantised before, of the same checkpoint and calibration. told: called with each that is to be quantised now
-    and False, and with each that is there and True. rows_of: as of `encoded`.
+    kept: disk cache for this checkpoint and calibration. told: called with (tensor, False) before quantising, and with
+    (tensor, True) when the tensor is available. rows_of: as in `encoded`.
     """
     last: dict[str, np.ndarray] = {}
 
@@ -217,7 +217,7 @@ def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibrati
 
     def lazy(tensor: Tensor, scheme: str) -> Tensor:
         def read_once() -> np.ndarray:
-            found = last.get(tensor.name)  # another device's thread may ask for another tensor at any time
+            found = last.get(tensor.name)  # another device's thread may read another tensor at any time
             if found is None:
                 last.clear()
                 last[tensor.name] = found = read(tensor, scheme)
@@ -232,10 +232,10 @@ def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibrati
 
 def encoded(tensor: Tensor, scheme: str, calibration: Calibration | LaterCalibration | None = None,
             threads: int | None = None, rows_of: RowsOf | None = None) -> np.ndarray:
-    """A tensor quantised, to a scheme or a GGUF type: uint8 [rows, row_bytes], with all that the calibration knows of
-    it where that is of use.
+    """A tensor quantised to a scheme or a GGUF type, uint8 [rows, row_bytes], with the calibration if the scheme can
+    use it.
 
-    rows_of: searches in place of the processors for numflow's own schemes, to the same bytes.
+    rows_of: another search for numflow's own schemes (on a GPU), with the same result.
 
     Raises:
         RequestError, FormatError: as `numflow.quant.encode` and `numflow.formats.gguf_writer.encode`.

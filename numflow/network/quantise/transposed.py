@@ -1,6 +1,6 @@
-"""Matrices that a file holds as [inputs, outputs], transposed: rows of inputs are quantised.
+"""Transposition of matrices stored as [inputs, outputs]: quantisation works on rows of inputs.
 
-    transposed(checkpoint, spec)     # a Checkpoint whose tensors of that kind are transposed when they are read
+    transposed(checkpoint, spec)     # a Checkpoint whose transposed matrices are transposed when read
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from numflow.spec.reader import Spec
 
 
 def transposed(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
-    """The checkpoint with such matrices transposed. Of GGUF's few, which may have blocks, none is."""
+    """The checkpoint with matrices [inputs, outputs] transposed; GGUF checkpoints are unchanged."""
     if checkpoint.naming == "gguf":
         return checkpoint
     built = network.build(spec, checkpoint, fuse=False)
@@ -23,9 +23,9 @@ def transposed(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
 
 
 def transpose(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
-    """The checkpoint with these tensors [..., K, N] as [..., N, K], in their type, which has no blocks.
+    """The checkpoint with these tensors [..., K, N] as [..., N, K], in their types, which must have no blocks.
 
-    Only the tensor that was read last is kept, for whoever reads it row by row.
+    The last read tensor is cached, for readers of single rows.
     """
     last: dict[str, np.ndarray] = {}
 

@@ -1,4 +1,4 @@
-"""Some columns of a stored matrix, in the stored type: bytes are chosen, no number is computed."""
+"""Columns of a stored matrix in the stored type: bytes are selected, no value is computed."""
 
 import numpy as np
 
@@ -8,18 +8,18 @@ from numflow.quant.layout import HEADER_BYTES, UNIT
 
 
 def can_cut(kind: TensorType) -> bool:
-    """Whether columns can be taken out of rows as they are stored: not where outliers lie behind all of a row."""
+    """Whether stored rows can be cut into columns: not if a row ends with its outliers."""
     return not kind.name.endswith("%")
 
 
 def stored_columns(raw: np.ndarray, kind: TensorType, columns: int, begin: int, end: int) -> np.ndarray:
-    """Columns begin .. end - 1 of rows as stored; both are multiples of the type's block.
+    """Columns begin .. end - 1 of stored rows; both are multiples of the type's block.
 
     Args:
         raw: uint8 [N, row_bytes] of `columns` weights each.
 
     Returns:
-        uint8 [N, row_bytes of end - begin weights]; a view where rows are blocks one after the other.
+        uint8 [N, row_bytes of end - begin weights]; a view where rows are consecutive blocks.
     """
     scheme = SCHEMES.get(kind.name)
     if isinstance(scheme, RowScheme):
@@ -28,10 +28,10 @@ def stored_columns(raw: np.ndarray, kind: TensorType, columns: int, begin: int, 
 
 
 def _with_headers(raw: np.ndarray, scheme: RowScheme, columns: int, begin: int, end: int) -> np.ndarray:
-    """Rows of a scheme that begin with the headers of their blocks, as one stream of bits (quant/layout.py)."""
+    """Columns of rows that begin with a bit stream of block headers (quant/layout.py)."""
     units = HEADER_BYTES + scheme.stream_bytes(columns)
     bits = np.unpackbits(raw[:, HEADER_BYTES:units], axis=1, bitorder="little")
-    first, last = (place // scheme.block * scheme.header_bits for place in (begin, end))
+    first, last = (column // scheme.block * scheme.header_bits for column in (begin, end))
     stream = np.packbits(bits[:, first:last], axis=1, bitorder="little")
-    first, last = (units + place // UNIT * scheme.unit_bytes for place in (begin, end))
+    first, last = (units + column // UNIT * scheme.unit_bytes for column in (begin, end))
     return np.concatenate([raw[:, :HEADER_BYTES], stream, raw[:, first:last]], axis=1)

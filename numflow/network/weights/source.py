@@ -1,4 +1,4 @@
-"""The data of a network's weights, fetched from the checkpoint on demand, in the file's own type where it can be."""
+"""Data of a network's weights, read from the checkpoint on demand, in the stored type where possible."""
 
 from dataclasses import dataclass
 
@@ -18,9 +18,10 @@ from numflow.quant.apart import Outliers, joined, take_apart
 class RawMatrix:
     """A matrix as stored: `rows` uint8 [N, row_bytes] of tensor type `type`, standing for [N, K] = `shape`.
 
-    groups: N is `groups` equal matrices one after the other (experts), else 1.
-    outliers: what is added to some weights: to columns that were cut out of a type with outliers, whose base is `type`;
-              of whole rows outliers are in `rows`.
+    groups: number of equal matrices stacked along N (experts), else 1.
+    outliers: values added to some weights, for columns cut out of a type with outliers, whose base type is `type`.
+    Whole
+              rows contain their outliers.
     """
 
     name: str
@@ -37,7 +38,7 @@ class RawMatrix:
 
 
 def is_computed(weight: Weight) -> bool:
-    """Whether a weight's numbers are made at load, as float32, and not handed out as the file has them."""
+    """Whether a weight is computed at load, as float32, instead of being returned in the stored type."""
     blocks = any(tensor_type(name).block > 1 for name in weight.types)
     return (weight.constant is not None or bool(weight.add) or weight.normalize_rows or weight.negative_exp
             or bool(weight.project)
@@ -45,19 +46,19 @@ def is_computed(weight: Weight) -> bool:
 
 
 def stored_tensor(checkpoint: Checkpoint, part: Part) -> Tensor:
-    """The tensor that a part is of, in the order of columns that it has."""
+    """The tensor of a part, with permuted columns if the part is `ordered`."""
     tensor = checkpoint.tensors[part.tensor]
     return tensor.ordered.tensor if part.ordered and tensor.ordered else tensor
 
 
 class WeightSource:
-    """Hands the weights of `network` to an executor. Nothing is kept: what is returned belongs to the caller."""
+    """Source of the weights of `network` for executors. Results belong to the caller; nothing is cached."""
 
     def __init__(self, network: Network, checkpoint: Checkpoint):
         self.network, self.checkpoint = network, checkpoint
 
     def raw(self, name: str) -> RawMatrix:
-        """A matrix in the type the file has; as F32 where its parts differ in type or are computed at load."""
+        """A matrix in the stored type, or as F32 if its parts differ in type or are computed at load."""
         weight = self._weight(name)
         columns = weight.shape[-1]
         shape = (int(np.prod(weight.shape[:-1])), columns)
@@ -71,12 +72,12 @@ class WeightSource:
         return RawMatrix(name, weight.types[0], rows, shape, weight.groups)
 
     def _cut_apart(self, weight: Weight, shape: tuple[int, int]) -> RawMatrix:
-        """Some columns of tensors with outliers."""
+        """Columns of tensors with outliers."""
         scheme, rows, outliers = find(weight.types[0]), [], []
         for part in weight.parts:
             tensor = self._tensor(part)
             begin, end = self._between_blocks(part, weight.name)
-            base, added = take_apart(_chosen(tensor.raw(), part.rows), scheme, tensor.columns)
+            base, added = take_apart(_select(tensor.raw(), part.rows), scheme, tensor.columns)
             rows.append(stored_columns(base, tensor_type(scheme.base.name), tensor.columns, begin, end))
             outliers.append(added.between(begin, end))
         return RawMatrix(weight.name, scheme.base.name, np.concatenate(rows), shape, weight.groups, joined(outliers))
@@ -120,9 +121,9 @@ class WeightSource:
         return stored_tensor(self.checkpoint, part)
 
     def _stored(self, part: Part, name: str) -> np.ndarray:
-        """uint8 [rows, row_bytes]: the part's bytes, columns between whole blocks."""
+        """The part's bytes, uint8 [rows, row_bytes]."""
         tensor = self._tensor(part)
-        rows = _chosen(tensor.raw(), part.rows)
+        rows = _select(tensor.raw(), part.rows)
         if part.turned:
             size = tensor.type.row_bytes(1)
             return np.ascontiguousarray(rows.reshape(len(rows), -1, size).swapaxes(0, 1)).reshape(-1, len(rows) * size)
@@ -131,7 +132,7 @@ class WeightSource:
         return stored_columns(rows, tensor.type, tensor.columns, *self._between_blocks(part, name))
 
     def _between_blocks(self, part: Part, name: str) -> tuple[int, int]:
-        """The part's columns, which must be whole blocks."""
+        """Column range of a part; must be whole blocks."""
         tensor = self._tensor(part)
         begin, end = part.columns or (0, tensor.columns)
         if begin % tensor.type.block or end % tensor.type.block:
@@ -147,10 +148,10 @@ class WeightSource:
     def _all_columns(self, part: Part, vector: bool) -> np.ndarray:
         tensor = self._tensor(part)
         if vector:
-            return _chosen(tensor.f32().reshape(-1), part.rows)
+            return _select(tensor.f32().reshape(-1), part.rows)
         if part.transpose:
             values = np.swapaxes(tensor.f32(), -1, -2)
-            return _chosen(values.reshape(-1, values.shape[-1]), part.rows)
+            return _select(values.reshape(-1, values.shape[-1]), part.rows)
         if part.rows is None:
             return tensor.f32().reshape(tensor.rows, tensor.columns)
         return tensor.f32(_index(part.rows))
@@ -160,13 +161,13 @@ def _index(rows):
     return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
 
 
-def _chosen(values: np.ndarray, rows) -> np.ndarray:
-    """Rows in order; a range is a view, so that mapped bytes are not copied."""
+def _select(values: np.ndarray, rows) -> np.ndarray:
+    """Selected rows in order; a range returns a view, so that mapped bytes are not copied."""
     return values if rows is None else values[_index(rows)]
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    """One array of all rows; what they were read from need not stay in memory."""
+    """Concatenated rows; the memory pages of the pieces are released."""
     rows = np.concatenate(pieces)
     for piece in pieces:
         release_pages(piece)

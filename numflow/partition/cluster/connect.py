@@ -1,4 +1,4 @@
-"""The Ray cluster that actors run on: the one that RAY_ADDRESS names, or one on this machine."""
+"""Connection to the Ray cluster: the one at RAY_ADDRESS, or a local one."""
 
 import logging
 import os
@@ -11,15 +11,15 @@ from numflow.errors import DeviceError
 
 CONNECT_S = 5.0
 _TRIES, _LATE = 3, "timed out during startup"
-# Read by Ray as it is imported; named for other systems. Without it, one's own cluster listens on all addresses.
+# Read when Ray is imported. Despite its name, 0 also keeps a local Linux cluster from listening on all addresses.
 _OF_SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def connected() -> Any:
-    """The module ray, connected to the cluster.
+    """Import ray and connect to the cluster.
 
     Raises:
-        DeviceError: ray is not installed, no cluster answers at RAY_ADDRESS, or one's own does not start.
+        DeviceError: ray is not installed, no cluster answers at RAY_ADDRESS, or a local one does not start.
     """
     address = os.environ.get("RAY_ADDRESS")
     if not address:
@@ -29,7 +29,7 @@ def connected() -> Any:
     except ImportError:
         raise DeviceError(f"actors need the package ray: {install('ray')}") from None
     if not ray.is_initialized():
-        logging.getLogger("ray").addHandler(logging.NullHandler())  # it has files of its own
+        logging.getLogger("ray").addHandler(logging.NullHandler())  # Ray logs to its own files
         where = {"address": address} if address else {"include_dashboard": False}
         _check(address or "")
         try:
@@ -40,15 +40,15 @@ def connected() -> Any:
 
 
 def _start(ray: Any, where: dict[str, Any]) -> None:
-    """Ray gives a machine 30 seconds to start and has no setting for it: a busy one is asked again.
+    """Start Ray, with retries: its start-up timeout of 30 seconds is fixed, and a busy machine may exceed it.
 
     Raises:
-        DeviceError: it never starts in time.
+        DeviceError: all tries timed out.
     """
     for _ in range(_TRIES):
         try:
             ray.init(**where, log_to_driver=False, configure_logging=False)
-        except Exception as error:  # of no class of its own
+        except Exception as error:  # Ray raises no specific class
             if _LATE not in str(error):
                 raise
             ray.shutdown()
@@ -58,7 +58,7 @@ def _start(ray: Any, where: dict[str, Any]) -> None:
 
 
 def _check(address: str) -> None:
-    """HOST:PORT answers; Ray itself would try for minutes."""
+    """Check that HOST:PORT answers, because Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdigit():
         try:
@@ -68,7 +68,7 @@ def _check(address: str) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """`runtime_env` of actors: they import this numflow, with the same settings."""
+    """`runtime_env` of actors: this numflow package, with the same NUMFLOW_ variables."""
     package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = {name: value for name, value in os.environ.items() if name.startswith("NUMFLOW_")}
@@ -76,7 +76,7 @@ def environment() -> dict[str, Any]:
 
 
 def room(ray: Any) -> str:
-    """Resources of the cluster, for messages."""
+    """Text of the cluster's resources, for messages."""
     have, free = ray.cluster_resources(), ray.available_resources()
     kinds = ("CPU", "GPU") if have.get("GPU") else ("CPU",)
     return "it has " + " and ".join(f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free"

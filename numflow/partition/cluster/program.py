@@ -1,7 +1,8 @@
-"""A plan over the machines of a Ray cluster: an actor for every group of devices, placed by a placement group.
+"""A plan on a Ray cluster: one actor per group of devices, placed by a placement group.
 
-The contract is an executor's Program, so the engine need not know. When an actor or its machine dies, the others are
-broken off, a new actor takes its place, and the run ends with DeviceLostError: the engine reads the sequences again.
+RayProgram follows the contract of an executor's Program. When an actor or its machine dies, the other actors abort
+their run, a new actor replaces the dead one, and the run raises DeviceLostError. The engine then prefills its sequences
+again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +20,18 @@ from numflow.partition.cluster.stage import IO, GroupActor, Place
 from numflow.partition.cut.plan import Plan
 from numflow.partition.run.program import PROGRESS_S, START_S
 
-GRACE_S = 15.0    # for the other actors to stop after one has failed; who does not is replaced too
-PLACE_S = 120.0   # for the cluster to have room
+GRACE_S = 15.0    # for the other actors to stop after one has failed; actors that do not stop are replaced
+PLACE_S = 120.0   # for the placement group
 
 
 class RayProgram(Program):
-    """Runs a plan on a Ray cluster: the one that RAY_ADDRESS names, or one on this machine.
+    """Runs a plan on a Ray cluster: the one at RAY_ADDRESS, or a local one.
 
-    executors: by name, module of the Program and World that run the devices of a group.
-    source:   gives a device's weights; it goes to the other machines, which must find the model's files at the same
-              path.
-    timeout:  seconds without progress of an actor after which a run is given up.
-    threads:  of each device on a processor, 1 if None. resources.py says what actors ask the cluster for.
+    executors: executor name -> module with its Program and World.
+    source:   returns a device's weights. It is sent to the other machines, which need the model's files at the same
+    path.
+    timeout:  seconds without progress of an actor after which a run fails.
+    threads:  threads of each CPU device, 1 if None. resources.py computes the resource requests of actors.
     strategy: of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
 
     Raises:
@@ -46,7 +47,7 @@ class RayProgram(Program):
                               f"the {len(plan.groups)} groups of devices {plan.placement}")
         self._blocks: tuple = (0, 0)
         self._run, self.restarts = 0, 0
-        self._lost: DeviceLostError | None = None  # what the next run is to say
+        self._lost: DeviceLostError | None = None  # raised by the next run
         self._actors: list[Any] = []
         self._placed: Any = None
         self._place(strategy)
@@ -67,7 +68,7 @@ class RayProgram(Program):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values that are reserved, on all devices."""
+        """Bytes of reserved KV memory, on all devices."""
         return sum(self._ask("kv_bytes"))
 
     @property
@@ -93,7 +94,7 @@ class RayProgram(Program):
         return self._get([actor.place.remote() for actor in self._actors], self.timeout)
 
     def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
-        """Hold this many KV blocks on every device; others for the layers with `windows`."""
+        """Reserve KV blocks on every device; `windows` has other numbers for layers with these windows."""
         self._ask("reserve", blocks, cross_blocks, windows)
         self._blocks = (blocks, cross_blocks, windows)
 
@@ -102,14 +103,14 @@ class RayProgram(Program):
         """Run `entry` on the batch, as an executor's Program does.
 
         Raises:
-            DeviceLostError: an actor died; another one is in its place.
+            DeviceLostError: an actor died and was replaced.
         """
         result = self.run_many([batch], entry, output)[0]
         return result if wanted else None
 
     def run_many(self, batches: Sequence[Batch], entry: str = "main",
                  output: str | None = "logits") -> list[np.ndarray | None]:
-        """Several batches, in flight at the same time (see PlanProgram.run_many)."""
+        """Run several batches, pipelined (see PlanProgram.run_many)."""
         self._run += 1
         if self._lost is not None:
             error, self._lost = self._lost, None
@@ -118,7 +119,7 @@ class RayProgram(Program):
         return next((result for result in results if result[0] is not None), results[0])
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
-        """Not to be had: there is no clock that all machines share.
+        """Not supported: machines have no common clock.
 
         Raises:
             DeviceError: always.
@@ -134,7 +135,7 @@ class RayProgram(Program):
         return np.concatenate(self._all("save_blocks", blocks, window), axis=1)
 
     def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
-        """Fill KV blocks with what `save_blocks` returned."""
+        """Fill KV blocks with the result of `save_blocks`."""
         sizes = self._ask("block_bytes")
         if window is not None:
             sizes = [own.get(window, 0) for own in self._ask("window_bytes")]
@@ -143,7 +144,7 @@ class RayProgram(Program):
                       for actor, share in zip(self._actors, shares, strict=True)])
 
     def close(self) -> None:
-        """End the actors and give their place back; may be called twice."""
+        """End the actors and release the placement group; may be called twice."""
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors = []
@@ -170,10 +171,10 @@ class RayProgram(Program):
             runtime_env=environment()).remote(plan, group, *rest)
 
     def _connect(self) -> None:
-        """Have the actors know each other.
+        """Give every actor the handles of all actors.
 
         Raises:
-            DeviceError: one of them could not be started.
+            DeviceError: an actor could not be started.
         """
         peers = dict(enumerate(self._actors))
         try:
@@ -184,7 +185,8 @@ class RayProgram(Program):
                               f"{' '.join(words[-40:])}") from error
 
     def _ask(self, name: str, *args: Any) -> list[Any]:
-        """As `_all`, for what does not need the content of the KV memory: if a device is lost, the next run says so."""
+        """As `_all`, for calls that do not need the KV memory's content: DeviceLostError is deferred to the next
+        run."""
         try:
             return self._all(name, *args)
         except DeviceLostError as error:
@@ -192,14 +194,14 @@ class RayProgram(Program):
             return self._all(name, *args)
 
     def _all(self, name: str, *args: Any) -> list[Any]:
-        """A method, or an attribute, of every group."""
+        """Call a method, or read an attribute, of every group's program."""
         return self._gather([actor.call.remote(name, args) for actor in self._actors])
 
     def _gather(self, answers: list[Any]) -> list[Any]:
-        """Values of answers. When one is an error, all actors are brought to rest and the dead are replaced.
+        """Results of remote calls. On an error, all actors are stopped and dead ones replaced.
 
         Raises:
-            DeviceLostError: an actor had to be replaced. Else the first error of an actor.
+            DeviceLostError: an actor was replaced. Otherwise the first error of an actor.
         """
         if not self._actors:
             raise DeviceError("this program was closed")
@@ -214,7 +216,7 @@ class RayProgram(Program):
                                   "and values that it held are gone") from error
 
     def _get(self, answers: list[Any], timeout: float) -> list[Any]:
-        """Values of answers, or the first error there is."""
+        """Results of remote calls; raises the first error."""
         ray, left = self._ray, list(answers)
         while left:
             done, left = ray.wait(left, num_returns=1, timeout=timeout)
@@ -227,10 +229,10 @@ class RayProgram(Program):
         return ray.get(answers)
 
     def _bring_to_rest(self, answers: list[Any]) -> list[int]:
-        """After a failed run: nobody runs any more. Returns the groups whose actors had to be replaced."""
+        """After a failed run, stop all actors. Returns the groups whose actors were replaced."""
         ray = self._ray
         self._run += 1
-        # One after the other: an abort that comes after the rest would break off the next run.
+        # Wait for aborts before rests: an abort that arrives after a rest would abort the next run.
         aborts = [actor.abort.options(concurrency_group=IO).remote() for actor in self._actors]
         ray.wait([*answers, *aborts], num_returns=len(answers) + len(aborts), timeout=GRACE_S)
         rests = [actor.rest.remote(self._run) for actor in self._actors]
@@ -248,7 +250,7 @@ class RayProgram(Program):
         return True
 
     def _replace(self, groups: list[int]) -> None:
-        """New actors, with the memory that was reserved, where the old ones died or hang."""
+        """Replace actors that died or hang, and reserve the same memory."""
         for group in groups:
             self._ray.kill(self._actors[group])
             self._actors[group] = self._actor(group)

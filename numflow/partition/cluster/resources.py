@@ -1,9 +1,9 @@
-"""Resources that the actors of a plan ask a Ray cluster for, checked against its machines.
+"""Resource requests of a plan's actors to a Ray cluster, checked against its machines.
 
-A device of the CPU executor asks for a CPU for each of its threads. A device on a GPU asks for a GPU of its own and for
-one CPU, which its thread runs on. Where the cluster has fewer GPUs than the plan has such devices, as few of them as
-possible share one: with k to a GPU a group of n devices asks for n / k of a GPU, or for whole ones if that is above 1,
-since Ray gives parts of one GPU or whole GPUs only.
+A CPU device requests one CPU per thread. A GPU device requests a GPU, and one CPU for its thread. If the cluster has
+fewer GPUs than the plan has GPU devices, devices share GPUs, as few as possible per GPU: with k devices per GPU, a
+group of n devices requests n / k of a GPU, rounded up to whole GPUs above 1, because Ray assigns fractions of one GPU
+or whole GPUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ PARTS = 10_000  # Ray counts resources in ten-thousandths
 
 @dataclass(frozen=True)
 class Need:
-    """Demand of one actor. cpus: number that it asks for. gpus: number of its devices that are GPUs."""
+    """Demand of one actor. cpus: number of CPUs. gpus: number of its GPU devices."""
 
     cpus: float
     gpus: int = 0
 
     def bundle(self, sharing: int = 1) -> dict[str, float]:
-        """As Ray wants it, with so many devices to a GPU."""
+        """The Ray resource bundle, with `sharing` devices per GPU."""
         asked = {"CPU": float(self.cpus)} if self.cpus else {}
         if self.gpus:
             asked["GPU"] = (floor(self.gpus / sharing * PARTS) / PARTS if self.gpus < sharing
@@ -34,7 +34,7 @@ class Need:
 
 
 def needs_of(plan: Plan, threads: int | None) -> list[Need]:
-    """Demand of each group of a plan. threads: of each device on a processor, 1 if None."""
+    """Demand of each group of a plan. threads: threads of each CPU device, 1 if None."""
     found = []
     for group in plan.groups:
         on_gpu = sum(plan.devices[index].executor == "cuda" for index in group)
@@ -43,12 +43,12 @@ def needs_of(plan: Plan, threads: int | None) -> list[Need]:
 
 
 def bundles(needs: Sequence[Need], nodes: Sequence[Mapping[str, float]], what: str) -> list[dict[str, float]]:
-    """Resource bundles to ask for, each on one machine: with as few devices to a GPU as find room.
+    """Resource bundles, each for one machine, with as few devices per GPU as fit.
 
-    nodes: resources of each machine, all of them. what: is asked for, in a message.
+    nodes: total resources of each machine. what: description of the request for messages.
 
     Raises:
-        DeviceError: the machines have too little, even if nothing else runs on them.
+        DeviceError: the machines are too small even if idle.
     """
     devices = sum(need.gpus for need in needs)
     for sharing in range(1, max(devices, 1) + 1):
@@ -68,19 +68,19 @@ def nodes_of(ray: Any) -> list[dict[str, float]]:
 
 
 def visible_gpus(names: Sequence[str], ids: Sequence[Any], shown: bool = True) -> dict[str, int]:
-    """In an actor: the GPU of each of its devices, by name, as the driver counts them there.
+    """In an actor: the driver's GPU index for each device, by name.
 
-    GPUs begin again where there are fewer than devices; nothing if there are none.
+    GPUs are assigned round-robin if there are fewer than devices; {} without GPUs.
 
-    ids:   GPUs that Ray has given the actor. shown: the driver shows these and no others (CUDA_VISIBLE_DEVICES).
+    ids:   GPU ids assigned by Ray. shown: the driver sees only these (CUDA_VISIBLE_DEVICES).
     """
-    numbers = list(range(len(ids))) if shown else [int(number) for number in ids]
-    return {name: numbers[place % len(numbers)] for place, name in enumerate(names)} if numbers else {}
+    indices = list(range(len(ids))) if shown else [int(each) for each in ids]
+    return {name: indices[i % len(indices)] for i, name in enumerate(names)} if indices else {}
 
 
 def _fit(asked: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> bool:
-    """Whether the largest first, each on the machine that has the least left for it, all find room. Parts of a GPU come
-    from one card: a machine's are counted one by one."""
+    """Whether all bundles fit, by best-fit decreasing. Fractions of a GPU must come from one card, so cards are tracked
+    individually."""
     left = [(node.get("CPU", 0.0), [PARTS] * int(node.get("GPU", 0))) for node in nodes]
     for bundle in sorted(asked, key=lambda bundle: (-bundle.get("GPU", 0.0), -bundle.get("CPU", 0.0))):
         cpus, gpus = bundle.get("CPU", 0.0), round(bundle.get("GPU", 0.0) * PARTS)
@@ -94,7 +94,7 @@ def _fit(asked: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, floa
 
 
 def _cards(cards: Sequence[int], parts: int) -> list[int] | None:
-    """Parts left of each card after taking so many, from one card or as whole cards; None: there are not enough."""
+    """Remaining parts of each card after taking `parts` from one card, or whole cards; None if not available."""
     rest = sorted(cards)
     if parts < PARTS:
         place = next((i for i, have in enumerate(rest) if have >= parts), None)
@@ -106,7 +106,7 @@ def _cards(cards: Sequence[int], parts: int) -> list[int] | None:
 
 
 def listed(found: Sequence[Mapping[str, float]]) -> str:
-    """ "2 CPUs and 1 GPU, ..." of each, the same ones counted."""
+    """Text such as "2 x (2 CPUs and 1 GPU), ...", with equal entries counted."""
     texts = [" and ".join(f"{count:g} {name}{'' if count == 1 else 's'}" for name, count in one.items())
              for one in found]
     return ", ".join(f"{texts.count(text)} x ({text})" for text in dict.fromkeys(texts)) or "none"

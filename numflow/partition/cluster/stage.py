@@ -1,8 +1,8 @@
-"""One group of a plan as a Ray actor: its devices run in the actor's process, its values travel through Ray.
+"""One group of a plan as a Ray actor: its devices run in the actor's process.
 
-Inside a group, devices are threads that share memory, with the native exchanges; between groups, what a device sends
-becomes a call of the receiving group's actor, whose array Ray carries (within a machine through its object store). What
-a GPU sends goes there through pinned memory of the host.
+Devices of a group are threads that share memory and use the executor's exchanges. Between groups, a send calls the
+actor of the receiving group, and Ray transports the array (within a machine through its object store). Data from a GPU
+goes through pinned host memory.
 """
 
 import inspect
@@ -28,10 +28,10 @@ IO = "io"  # the concurrency group of methods that run beside a run of the devic
 
 
 class ActorMailboxes(Mailboxes):
-    """Mailboxes that reach the devices of other actors.
+    """Mailboxes that also reach devices of other actors.
 
-    groups: number of the group of each device. peers: actor of each group; set once all actors are there.
-    run: number of the run, which goes with every value: what is left of a run that was broken off is dropped.
+    groups: group index of each device. peers: actor of each group, set once all actors exist.
+    run: number of the run, sent with every value, so that values of an aborted run are dropped.
     """
 
     def __init__(self, groups: Mapping[int, int]):
@@ -41,7 +41,7 @@ class ActorMailboxes(Mailboxes):
         self._later = ThreadPoolExecutor(1, "numflow-parcels")
 
     def put(self, sender: int, receiver: int, x: Any) -> None:
-        """x: an array, or what becomes one once a GPU is done with it: a thread waits for that, and not the sender."""
+        """Send x: an array, or a pending GPU copy. A thread waits for the copy, so that the sender does not."""
         self.progress += 1
         if isinstance(x, np.ndarray):
             self._hand_over(self.run, sender, receiver, x)
@@ -49,14 +49,14 @@ class ActorMailboxes(Mailboxes):
             self._later.submit(self._hand_over, self.run, sender, receiver, x)
 
     def take(self, sender: int, receiver: int) -> np.ndarray:
-        """As of Mailboxes; if the sender's GPU has failed, its error."""
+        """As Mailboxes.take; raises the error of a sender whose GPU failed."""
         x = super().take(sender, receiver)
         if isinstance(x, Exception):
             raise x
         return x
 
     def arrived(self, run: int, sender: int, receiver: int, x: np.ndarray) -> None:
-        """A value from another actor."""
+        """Deliver a value from another actor."""
         if run >= self.run:
             super().put(sender, receiver, x)
 
@@ -71,8 +71,8 @@ class ActorMailboxes(Mailboxes):
 
 @dataclass(frozen=True)
 class Place:
-    """Place of an actor. node: of the Ray cluster. visible: the part of that machine's GPUs that its driver shows
-    (CUDA_VISIBLE_DEVICES). gpus: by name of a device, which of these it is; devices of a processor are not there."""
+    """Location of an actor. node: Ray node id. visible: CUDA_VISIBLE_DEVICES in the actor. gpus: device name ->
+    index among visible GPUs; without CPU devices."""
 
     node: str
     visible: str | None
@@ -82,9 +82,8 @@ class Place:
 class GroupActor:
     """The actor of one group of devices. `deliver` and `abort` are called in the concurrency group IO.
 
-    executors: by name, module with the Program and World of its devices. source: gives weights, from files.
-
-    What goes wrong in the beginning is told by `connect`: Ray would wrap it into an error of its own.
+    executors: executor name -> module with Program and World. source: returns weights from files.
+    Errors of the constructor are raised by `connect`, because Ray would wrap them.
     """
 
     def __init__(self, plan: Plan, group: int, executors: Mapping[str, str], source: Callable[[Network], Any],
@@ -102,7 +101,7 @@ class GroupActor:
 
     def _made(self, plan, executors, source, timeout, options) -> PlanProgram:
         executor: Any = import_module(executors[plan.devices[plan.groups[self.group][0]].executor])
-        if len({part.executor for part in plan.devices}) > 1:  # each takes the options that it knows
+        if len({part.executor for part in plan.devices}) > 1:  # pass only the options that this executor knows
             known = {*inspect.signature(executor.Program).parameters, "threads"}
             options = {name: value for name, value in options.items() if name in known}
         executor = _on_gpus(executor, self.gpus) if self.gpus else executor
@@ -110,16 +109,16 @@ class GroupActor:
                            **options)
 
     def place(self) -> Place:
-        """Place of this actor."""
+        """Location of this actor."""
         import ray
 
         return Place(ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpus)
 
     def connect(self, peers: Mapping[int, Any], blocks: tuple) -> None:
-        """Get to know the other actors; memory as it was reserved before, where this one is new.
+        """Receive the handles of all actors; reserve memory, if this actor is a replacement.
 
         Raises:
-            DeviceError: Ray has given no GPU to devices that want one. What PlanProgram raises.
+            DeviceError: Ray assigned no GPU to GPU devices. Errors of PlanProgram.
         """
         if self._failure is not None:
             raise portable(self._failure)
@@ -129,31 +128,31 @@ class GroupActor:
 
     def run_many(self, run: int, batches: Sequence[Batch], entry: str,
                  output: str | None) -> list[np.ndarray | None]:
-        """As PlanProgram.run_many; None for each batch where another group has the output. run: its number."""
+        """As PlanProgram.run_many; None for each batch if another group has the output. run: number of the run."""
         self.mailboxes.run = run
         return self.program.run_many(batches, entry, output)
 
     def rest(self, run: int) -> None:
-        """Runs before this one are over, whatever became of them."""
+        """Reset after an aborted run; `run` is the number of the next."""
         self.mailboxes.run = run
         self.program.rest()
 
     def call(self, name: str, args: Sequence[Any]) -> Any:
-        """A method of the program, or an attribute to read."""
+        """Call a method of the program, or read an attribute."""
         found = getattr(self.program, name)
         return found(*args) if callable(found) else found
 
     def deliver(self, run: int, sender: int, receiver: int, x: np.ndarray) -> None:
-        """A value for one of this group's devices."""
+        """Deliver a value to one of this group's devices."""
         self.mailboxes.arrived(run, sender, receiver, x)
 
     def abort(self) -> None:
-        """Let the devices wait no longer."""
+        """Abort the current run: waiting devices stop."""
         self.program.abort()
 
 
 def _given_gpus(plan: Plan, group: int) -> dict[str, int]:
-    """By name of each device of the group that is a GPU: which of the GPUs that the driver shows here."""
+    """Index among visible GPUs for each GPU device of the group, by name."""
     wanted = [plan.devices[index].name for index in plan.groups[group] if plan.devices[index].executor == "cuda"]
     if not wanted:
         return {}
@@ -166,10 +165,10 @@ def _given_gpus(plan: Plan, group: int) -> dict[str, int]:
     return found
 
 
-def _on_gpus(executor: Any, numbers: Mapping[str, int]) -> Any:
-    """The executor, with devices on these GPUs, by name, in the place of those that their names say."""
+def _on_gpus(executor: Any, indices: Mapping[str, int]) -> Any:
+    """The executor with devices mapped to these GPU indices instead of those in their names."""
     def world(networks, threads=None, shared=False, remote=None, names=None):
         return executor.World(networks, threads, shared, remote,
-                              names={index: str(numbers[name]) for index, name in names.items()})
+                              names={index: str(indices[name]) for index, name in names.items()})
 
     return SimpleNamespace(Program=executor.Program, World=world)

@@ -1,8 +1,8 @@
-"""Steps before a recurrent one, taken apart where they make in one what devices share each in its own way.
+"""Splitting of fused steps before a recurrent step, so that each part can be cut in its own way.
 
-A matrix that makes gates, values, keys, queries and steps side by side becomes one for each of them, and so does the
-convolution behind it; what nobody shares stays in one. Rows of a matrix and channels of a convolution do not depend on
-each other, so no number changes.
+A matrix that computes gates, values, keys, queries and steps together becomes one matrix per part, as does the
+convolution behind it. Parts that are not cut stay together. Rows of a matrix, and channels of a convolution, are
+independent, so results do not change.
 
     [z | x B C | dt] = in(u)          z = in_z(u)    x = in_x(u)    B C = in_bc(u)    dt = in_dt(u)
     [x B C] = conv([x B C])     ->                   x = conv(x)    B C = conv(B C)
@@ -18,14 +18,14 @@ from numflow.partition.cut.slices import rows_of
 
 
 def taken_apart(network: Network, cuts: Mapping[str, StateCut]) -> Network:
-    """The same network with such steps taken apart. cuts: of its recurrent steps."""
+    """The network with such steps split. cuts: cuts of its recurrent steps, by state."""
     taker = _Taker(network, cuts)
     entries = {entry: taker.steps(steps) for entry, steps in network.entries.items()}
     return replace(network, entries=entries, weights=taker.weights, states=taker.states)
 
 
 class _Taker:
-    """Walks the steps from the last one; `wanted` has the views that later steps read on their own."""
+    """Visits steps from last to first. wanted: views that later steps read separately."""
 
     def __init__(self, network: Network, cuts: Mapping[str, StateCut]):
         self.cuts, self.weights, self.states = cuts, dict(network.weights), dict(network.states)
@@ -47,7 +47,7 @@ class _Taker:
         return tuple(found[::-1])
 
     def _parts(self, step: Step) -> list[Step]:
-        """The step, or one for each wanted view within its output and for each of what is left between them."""
+        """The step, or one step per wanted view in its output and per remaining gap."""
         if not step.outputs or not (step.op == "linear" or _by_element(step)):
             return [step]
         y = step.outputs[0]
@@ -60,7 +60,7 @@ class _Taker:
         return [self._part(step, *span) for span in spans if span[1] > span[0]]
 
     def _part(self, step: Step, begin: int, end: int) -> Step:
-        """Columns begin .. end - 1 of the output."""
+        """The step for columns begin .. end - 1 of the output."""
         def part(view: View) -> View:
             return View(view.buffer, view.start + begin, end - begin)
 
@@ -80,5 +80,5 @@ class _Taker:
 
 
 def _by_element(step: Step) -> bool:
-    """Whether each column of the output depends on that column of the inputs."""
+    """Whether each output column depends only on the same input column."""
     return step.op in ("causal_conv", "softplus") or local(step) == "elements"

@@ -1,9 +1,9 @@
-"""The pass that cuts a network by layer: whole steps go to stages; `send` and `receive` where a stage needs a value.
+"""Cut by layer (pipeline parallel): steps are assigned to stages, with `send` and `receive` between stages.
 
-Each step is assigned to the stage of its layer; a step outside of the layers goes where its first input is. Walking
-the steps in order, the pass knows which stages have the newest value of every view: a stage that reads a value it does
-not have gets it by a `send` right after the steps so far of the stage that made it, and a `receive` of its own. So an
-encoder's output reaches every stage that has decoder layers, once. Rotary angles are computed again rather than sent.
+A step belongs to the stage of its layer; a step outside layers, to the stage of its first input. The pass visits steps
+in order and tracks the stages that have the current value of each view. If a stage reads a value that it does not have,
+the producing stage gets a `send` after its steps so far, and the reader a `receive`. So an encoder's output is sent
+once to each stage with decoder layers. Rotary angles are recomputed instead of sent.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ _RECOMPUTED = ("rope_angles",)
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """Steps of one group of devices, by entry. Exchanges name the other stage in `peer`. layers: by stack."""
+    """Steps of one group of devices, by entry. Exchanges have the index of the other stage in `peer`. layers: by
+    stack."""
 
     entries: Mapping[str, tuple[Step, ...]]
     layers: Mapping[str, range]
@@ -29,8 +30,8 @@ def cut_by_layer(network: Network, shares: tuple[float, ...],
                  layers: Mapping[str, tuple[int, ...]] | None = None) -> tuple[PipelineStage, ...]:
     """Stages in order.
 
-    shares: how much of the layers each stage takes, about: layers that share a cache stay together. layers: for each
-    stack ("" or "enc." and "dec."), how many layers each stage takes instead.
+    shares: approximate fractions of the layers; layers that share a cache stay together. layers: for each stack ("", or
+    "enc." and "dec."), the number of layers of each stage instead.
 
     Raises:
         DeviceError: fewer layers than stages, or counts that do not add up.
@@ -47,7 +48,7 @@ def cut_by_layer(network: Network, shares: tuple[float, ...],
 
 
 def _within_caches(network: Network, stack: str) -> set[int]:
-    """Layers of a stack that no stage may begin with, as a layer before shares a cache with one from there on."""
+    """Layers at which no stage may begin, because a cache is shared by layers before and from there on."""
     users: dict[str, list[int]] = {}
     for step in (step for steps in network.entries.values() for step in steps if "cache" in step.params):
         place = layer_of(step.label)
@@ -57,7 +58,7 @@ def _within_caches(network: Network, stack: str) -> set[int]:
 
 
 def _ranges(stack: str, found: range, shares: tuple[float, ...], layers, closed: set[int]) -> list[range]:
-    """The layers of a stack that each stage takes; `found`: those that have steps, from the first to the last."""
+    """The layers of a stack for each stage. found: range of layers with steps. closed: see `_within_caches`."""
     if layers is not None:
         counts = layers[stack]
         if len(counts) != len(shares) or min(counts) < 1 or sum(counts) != len(found):
@@ -74,7 +75,7 @@ def _ranges(stack: str, found: range, shares: tuple[float, ...], layers, closed:
 
 @dataclass
 class _Value:
-    """Content of a view: the stage that made it, the stages that have it, and its step if that may be run again."""
+    """The current value of a view: producing stage, stages that have it, and the step, if it may be recomputed."""
 
     view: View
     owner: int
@@ -83,7 +84,7 @@ class _Value:
 
 
 class _Walk:
-    """Deals the steps of one entry after the other out to the stages."""
+    """Assigns the steps of one entry after another to stages."""
 
     def __init__(self, network: Network, stages: int, ranges: Mapping[str, list[range]]):
         self.network, self.ranges = network, ranges
@@ -91,7 +92,7 @@ class _Walk:
         self.cache_stage: dict[str, int] = {}
 
     def entry(self, entry: str, steps: tuple[Step, ...]) -> None:
-        """All steps of an entry."""
+        """Assign all steps of an entry."""
         self.lists = [stage[entry] for stage in self.stages]
         self.values: list[_Value] = []
         first = next((self._of_layer(step) for step in steps if layer_of(step.label)), 0)
@@ -121,7 +122,7 @@ class _Walk:
                                "model elsewhere, or by tensor")
 
     def _bring(self, view: View, stage: int) -> None:
-        """Let a stage have all values that a view shows."""
+        """Send all current values in a view to a stage that lacks them."""
         for value in self.values:
             if stage in value.stages or not value.view.overlaps(view):
                 continue
@@ -134,7 +135,7 @@ class _Walk:
             self.lists[stage].append(Step("receive", (), (value.view,), {}, {"peer": value.owner}, label))
 
     def _write(self, view: View, stage: int, step: Step) -> None:
-        """A stage makes a new value; of others that overlap, what is not overwritten is brought there first."""
+        """Record a new value of a stage. Overlapping values that are not fully overwritten are sent there first."""
         for value in self.values:
             if value.view.overlaps(view) and not view.covers(value.view):
                 self._bring(value.view, stage)

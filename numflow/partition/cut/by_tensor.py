@@ -1,14 +1,12 @@
-"""The pass that cuts a stage by tensor: every device of a group gets steps of its own, on its slice of each weight.
+"""Cut by tensor (tensor parallel): each device of a group gets its own steps, on slices of the weights.
 
-A value is whole on every device, or lies in pieces, or is a sum that has not been made:
-
-    Split    device i has columns spans[i], in a buffer of its own ("qkv.part"), next to each other
-    Partial  devices `adds` have terms whose sum is the value; others have nothing
-             (rows of a table: the device that has a token's row, and -0.0 of the others, which leaves all bits alone)
-    Routed   as Partial, of rows that belong to routes: each row is zero but on the device that has the expert
-
-A step that needs a value whole gets an `all_gather` or an `all_reduce` just before it, so several terms of one sum
-(an expert layer's and its shared expert's) meet in one.
+The layout of a value over the devices is: whole on every device, or one of these:
+    Split    device i has columns spans[i], contiguous in a separate buffer ("qkv.part")
+    Partial  the value is the sum of terms on devices `adds`; other devices have nothing
+             (rows of a table: one device has a token's row, the others have -0.0, which changes no bits)
+    Routed   as Partial, for rows of routes: each row is 0 except on the device with the expert
+An `all_gather` or `all_reduce` is emitted before a step that needs the whole value, so several terms of a sum (routed
+experts and shared expert) share one all_reduce.
 """
 
 from collections.abc import Mapping
@@ -36,14 +34,14 @@ from numflow.partition.cut.spans import Spans, holders
 
 @dataclass(frozen=True)
 class Split:
-    """Columns spans[i] are on device i of the group."""
+    """Device i of the group has columns spans[i]."""
 
     spans: Spans
 
 
 @dataclass(frozen=True)
 class Partial:
-    """The sum over the devices `adds` of the group."""
+    """The value is the sum over devices `adds` of the group."""
 
     adds: tuple[int, ...]
     routed: bool = False
@@ -53,7 +51,7 @@ Layout = Split | Partial
 
 
 class DeviceSteps:
-    """Part of one device of the group: steps by entry, weights, caches, states."""
+    """One device's part: steps by entry, weights, caches, states."""
 
     def __init__(self, network: Network):
         self.entries: dict[str, list[Step]] = {entry: [] for entry in network.entries}
@@ -63,7 +61,7 @@ class DeviceSteps:
         self.outputs: dict[str, View] = {}
 
     def weight(self, weight: Weight) -> str:
-        """Keep a slice; its name."""
+        """Add a slice of a weight; its name."""
         self.weights[weight.name] = weight
         return weight.name
 
@@ -74,8 +72,8 @@ def cut_by_tensor(network: Network, stage: PipelineStage, group: tuple[int, ...]
                   head: str = "split") -> list[DeviceSteps]:
     """The steps of each device of a group.
 
-    group: indices of its devices in the plan, of all groups in `groups`. caches, states: how the group cuts each of
-    them. embedding, head: as for `choose`.
+    group: indices of the group's devices in the plan; groups: those of all groups. caches, states: the group's cuts.
+    embedding, head: as in `choose`.
     """
     local = replace(network, entries=stage.entries)
     if len(group) > 1:
@@ -129,7 +127,7 @@ class _Emitter:
     # Reading
 
     def whole(self, view: View) -> None:
-        """Make every value that a view shows whole on all devices."""
+        """Emit exchanges that make all values in a view whole on all devices."""
         for value in [value for value in self.layouts if value.overlaps(view)]:
             layout = self.layouts.pop(value)
             label = f"{self.makers[value]}.{'gather' if isinstance(layout, Split) else 'sum'}"
@@ -146,30 +144,30 @@ class _Emitter:
                 device.entries[self.entry].append(Step(op, x, (value,), {}, params, label))
 
     def split(self, view: View, spans: Spans, i: int) -> View:
-        """Columns spans[i] of a view on device i, wherever they are there."""
+        """Columns spans[i] of a view on device i: in the piece buffer or in the whole one."""
         if self.layouts.get(view) == Split(spans):
             return piece(view, spans[i])
         begin, end = spans[i]
         return View(view.buffer, view.start + begin, end - begin)
 
     def _ready(self, view: View, spans: Spans | None) -> None:
-        """Before devices read: a value in other pieces, or a sum, must be whole."""
+        """Make a value whole before it is read, unless it is split by `spans`."""
         if spans is None or self.layouts.get(view) != Split(spans):
             self.whole(view)
 
     # The ways to share a step
 
     def _everywhere(self, step: Step) -> Layout | None:
-        kept = self._carried(step)
-        if kept is None:
+        layout = self._carried(step)
+        if layout is None:
             for view in step.inputs:
                 self.whole(view)
-        for i in range(len(self.devices)) if kept is None else kept.adds:
+        for i in range(len(self.devices)) if layout is None else layout.adds:
             self._append(i, step)
-        return kept
+        return layout
 
     def _carried(self, step: Step) -> Partial | None:
-        """The layout of the output where a step can work on terms of sums, so that these need not be made yet."""
+        """The output layout of a step that can be applied to terms of a sum (linear in them); else None."""
         layouts = [self.layouts.get(view) for view in step.inputs]
         first = layouts[0] if layouts else None
         if not isinstance(first, Partial):
@@ -182,7 +180,7 @@ class _Emitter:
         linear = (step.op in ("copy", "scale", "gate_rows") and "shift" not in step.weights) \
             or (step.op == "add" and layouts[1] == first)
         others = [view for view, layout in zip(step.inputs, layouts, strict=True) if layout != first]
-        if step.op == "gate_rows":  # a product: of its factors one may be a sum
+        if step.op == "gate_rows":  # a product: only one factor may be a sum
             others = [step.inputs[1]]
         if not (alone or linear) or any(value.overlaps(view) for view in others for value in self.layouts):
             return None
@@ -231,7 +229,7 @@ class _Emitter:
         return Partial(holders(spans))
 
     def _columns(self, step: Step, spans: Spans) -> Layout | None:
-        """Each device makes its columns; which inputs it reads in pieces depends on the op."""
+        """Each device computes its output columns; the op determines the inputs that are read in pieces."""
         pieces = self._pieces(step, spans)
         for view in step.inputs:
             self._ready(view, pieces.get(view))
@@ -281,8 +279,8 @@ class _Emitter:
         if step.op == "head_linear":
             size = step.outputs[0].width // param(step, "heads")
             return experts_of(weight, begin // size, end // size)
-        if step.op == "linear_attention":  # numbers of each head
-            return rows_of(weight, *(at * weight.shape[0] // step.outputs[0].width for at in (begin, end)))
+        if step.op == "linear_attention":  # values per head
+            return rows_of(weight, *(column * weight.shape[0] // step.outputs[0].width for column in (begin, end)))
         if step.op in ("linear", "causal_conv") or weight.shape == (step.outputs[0].width,):
             return rows_of(weight, begin, end)
         return weight  # a norm's, the same for every head
@@ -297,14 +295,14 @@ class _Emitter:
         return {**step.params, key: param(step, key) * (end - begin) // step.outputs[0].width}
 
     def _exchange(self, step: Step) -> None:
-        """With another group: device j of the receivers gets its copy from device j of the senders, counted round."""
+        """Exchange with another group: receiver j gets its copy from sender j modulo the number of senders."""
         for view in step.inputs:
             self.whole(view)
-        peers, mine = self.groups[param(step, "peer")], self.group
+        peers, members = self.groups[param(step, "peer")], self.group
         if step.op == "send":
-            pairs = [(j % len(mine), peer) for j, peer in enumerate(peers)]
+            pairs = [(j % len(members), peer) for j, peer in enumerate(peers)]
         else:
-            pairs = [(j, peers[j % len(peers)]) for j in range(len(mine))]
+            pairs = [(j, peers[j % len(peers)]) for j in range(len(members))]
         for i, peer in pairs:
             self._append(i, step, params={"peer": peer})
 
@@ -312,8 +310,8 @@ class _Emitter:
 
     def _append(self, i: int, step: Step, inputs=None, outputs=None, weights=None, params=None, cache=None,
                 state: tuple[int, int] = (1, 1)) -> None:
-        """The step on device i; what is not given is the step's own. state: the device's part of its states, and of
-        what."""
+        """Append the step to device i, with the given replacements. state: (part, whole) of the device's share of
+        states."""
         device = self.devices[i]
         if weights is None:
             for name in step.weights.values():
@@ -324,7 +322,7 @@ class _Emitter:
             whole = self.network.caches[name]
             begin, end = self.caches[name].kv_heads[i] if cache is not None else (0, whole.kv_heads)
             device.caches[name] = replace(whole, kv_heads=end - begin)
-            if entries := step.params.get("entries"):  # of one head, which every device has
+            if entries := step.params.get("entries"):  # one head: every device has it
                 device.caches[entries] = self.network.caches[entries]
         for name in states_of(step).values():
             device.states[name] = _share_of(self.network.states[name], *state)
@@ -338,7 +336,7 @@ class _Emitter:
         return found["weight"], found.get("bias")
 
     def _outputs(self, step: Step) -> None:
-        """Values that the model hands out: whole, on every device, or on the only one that has them."""
+        """Record outputs of the model: on every device as whole values, or on the single device that has them."""
         if step.op == "receive":
             return
         for name, view in self.network.outputs.items():
@@ -354,7 +352,7 @@ class _Emitter:
 
 
 def _share_of(state: State, part: int, whole: int) -> State:
-    """A device's heads or channels of a state."""
+    """A device's share of the heads or channels of a state."""
     sizes = list(state.shape)
     sizes[state.axis] = sizes[state.axis] * part // whole
     return replace(state, shape=tuple(sizes))
@@ -364,5 +362,5 @@ PIECES = ".part"
 
 
 def piece(view: View, span: tuple[int, int]) -> View:
-    """A device's columns of a value in pieces, in a buffer of pieces. `start` is still that of the whole view."""
+    """A device's columns of a split value, in the piece buffer. `start` is still the start of the whole view."""
     return View(view.buffer + PIECES, view.start, span[1] - span[0])

@@ -1,6 +1,6 @@
-"""Sharing of each step of a stage among the devices of a group, decided from the last step to the first.
+"""Choice of the cut of each step among the devices of a group (tensor parallel), from the last step to the first.
 
-What an output projection can take in pieces decides how everything before it is cut:
+The cut of an output projection's input columns determines the cut of the steps before it:
 
     attn_q, attn_k, attn_v   rows      } by heads     down to the step that reads the block's input,
     norms, rotation, cache, attention  }              which every device has whole
@@ -14,9 +14,8 @@ What an output projection can take in pieces decides how everything before it is
     embedding                rows                     one all_reduce, in which one device has each token's row
     head                     rows                     one all_gather
 
-Other steps run on every device where RULES says so; an op without a rule is an error. A step whose cut does not fit (a
-norm over all heads, blocks of quantised weights that are wider than a device's heads) gets its input whole by an
-all_gather instead.
+RULES has a rule for every op; an op without a rule is an error. Some steps run on every device. A step whose cut does
+not fit (a norm over all heads, quantised blocks wider than a device's heads) gets its whole input by an all_gather.
 """
 
 from collections.abc import Mapping
@@ -30,19 +29,19 @@ from numflow.partition.cut.slices import column_unit
 from numflow.partition.cut.spans import Spans, even_spans, head_spans, holders, is_aligned, kv_spans, scaled
 
 WHOLE, COLUMNS, SUM, EXPERTS, TOKENS, FIRST = "whole", "columns", "sum", "experts", "tokens", "first"
-_ROW_UNIT = 16  # rows of a matrix that kernels take together: cuts between keep them whole
+_ROW_UNIT = 16  # rows of a matrix in a unit of the kernels: cuts are multiples of it
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Sharing of one step.
+    """The cut of one step.
 
-    how: WHOLE    every device runs it on whole views
-         COLUMNS  each device makes `spans` of the output's columns
-         SUM      each device has `spans` of the input's columns and makes a partial sum of the output
-         EXPERTS  each device has `spans` of the experts
-         TOKENS   each device has `spans` of the rows of a table of tokens
-         FIRST    only the first device runs it
+    how: WHOLE    every device runs the step on whole views
+         COLUMNS  each device computes columns `spans` of the output
+         SUM      each device has columns `spans` of the input and computes a partial sum of the output
+         EXPERTS  each device has experts `spans`
+         TOKENS   each device has rows `spans` of an embedding table
+         FIRST    only the first device runs the step
     """
 
     how: str
@@ -51,7 +50,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class CacheCut:
-    """Query heads and key/value heads of each device in one attention; fits: attn_output may be cut the same way."""
+    """Query heads and key/value heads of each device. fits: whether attn_output's columns can be cut alike."""
 
     heads: Spans
     kv_heads: Spans
@@ -59,7 +58,7 @@ class CacheCut:
 
 
 def cut_caches(network: Network, shares: tuple[float, ...]) -> dict[str, CacheCut]:
-    """By cache, from the attentions that read it."""
+    """Cuts by cache, from the attention steps that read it."""
     cuts: dict[str, CacheCut] = {}
     for steps in network.entries.values():
         for at, step in enumerate(steps):
@@ -71,20 +70,20 @@ def cut_caches(network: Network, shares: tuple[float, ...]) -> dict[str, CacheCu
     return cuts
 
 
-def _output_projection(steps: tuple[Step, ...], found: View) -> tuple[View, Step | None]:
-    """The view that the output projection reads, and the projection, of what an attention found."""
+def _output_projection(steps: tuple[Step, ...], view: View) -> tuple[View, Step | None]:
+    """The input view of the output projection behind an attention's output, and the projection step."""
     for step in steps:
-        if step.op == "head_linear" and found in step.inputs:
-            found = step.outputs[0]
-        elif step.op == "linear" and found in step.inputs:
-            return found, step
-    return found, None
+        if step.op == "head_linear" and view in step.inputs:
+            view = step.outputs[0]
+        elif step.op == "linear" and view in step.inputs:
+            return view, step
+    return view, None
 
 
 def _cache_cut(heads: int, cache: Cache, width: int, output: Weight | None, shares: tuple[float, ...]) -> CacheCut:
-    """Heads in proportion to the shares, on borders that the output projection's columns may be cut at, if it works.
+    """Heads in proportion to the shares, at borders where the output projection can be cut, if possible.
 
-    width: columns of the output projection, of all heads.
+    width: input columns of the output projection.
     """
     free, size = head_spans(heads, cache.kv_heads, shares), width // heads
     unit = column_unit(output) if output is not None else 0
@@ -99,9 +98,9 @@ def _cache_cut(heads: int, cache: Cache, width: int, output: Weight | None, shar
 
 def choose(network: Network, entry: str, shares: tuple[float, ...], caches: Mapping[str, CacheCut],
            states: Mapping[str, StateCut], embedding: str, head: str) -> list[Sharding]:
-    """A choice for every step of an entry.
+    """The cut of every step of an entry.
 
-    shares: of the devices of the group. caches, states: of `cut_caches` and `cut_states` on the whole model.
+    shares: shares of the group's devices. caches, states: results of `cut_caches` and `cut_states` for the model.
     embedding, head: "split" or "placed" (on the first device of the group).
     """
     steps = network.entries[entry]
@@ -111,7 +110,7 @@ def choose(network: Network, entry: str, shares: tuple[float, ...], caches: Mapp
 
 
 class _Chooser:
-    """Walks the steps from the last one; `wanted` has the cut that later steps ask of a view."""
+    """Visits steps from last to first. wanted: the cut of each view that later steps request."""
 
     def __init__(self, network, steps, shares, caches, states, embedding, head):
         self.network, self.steps, self.shares, self.caches, self.states = network, steps, shares, caches, states
@@ -142,7 +141,7 @@ class _Chooser:
     def _norm(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         if spans is None:
             return Sharding(WHOLE)
-        self.wanted[step.inputs[0]] = spans  # in pieces in any case: what makes them is cut, and gathered if need be
+        self.wanted[step.inputs[0]] = spans  # request a split in any case: a norm that does not fit gathers its input
         groups = param(step, "groups")
         fits = groups > 1 and is_aligned(spans, step.outputs[0].width // groups)
         return Sharding(COLUMNS, spans) if fits else Sharding(WHOLE)
@@ -183,7 +182,7 @@ class _Chooser:
 
     def _cache_write(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         cache = self.network.caches[param(step, "cache")]
-        if cache.name not in self.caches:  # of an index: no attention reads it
+        if cache.name not in self.caches:  # of an indexer: no attention reads the cache
             return Sharding(WHOLE)
         kv_heads = self.caches[cache.name].kv_heads
         for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim)):
@@ -191,7 +190,7 @@ class _Chooser:
         return Sharding(COLUMNS, kv_heads)
 
     def _channels(self, at: int, step: Step, spans: Spans | None) -> Sharding:
-        """Columns of the input and of the state alike."""
+        """Cut columns of input, output and state alike."""
         if spans is None:
             return Sharding(WHOLE)
         self.wanted[step.inputs[0]] = spans
@@ -216,12 +215,13 @@ class _Chooser:
         return Sharding(WHOLE)
 
     def _rows(self, count: int) -> Spans:
-        """Rows of a matrix for each device. A table that is the output matrix too is cut here and there alike, so that
-        a device's rows of it are one weight."""
+        """Rows of a matrix for each device. With tied embeddings, table and output matrix get the same cut, so that
+        a device holds its rows once."""
         return even_spans(count, self.shares, _ROW_UNIT if count >= 4 * _ROW_UNIT * len(self.shares) else 1)
 
     def _input(self, at: int, x: View, weight: Weight) -> tuple[Spans | None, bool]:
-        """Spans in which a linear's input is made (None: whole), and whether the weight's columns fit that cut."""
+        """The cut in which a linear's input is computed (None: whole), and whether the weight's columns fit this
+        cut."""
         made = self._writer(at, x)
         if made is None:
             return None, False
@@ -233,7 +233,7 @@ class _Chooser:
             state = self.states[param(mixer, "state")]
             return state.columns, state.fits
         if source.op == "causal_conv" and x in self.wanted and is_aligned(self.wanted[x], column_unit(weight)):
-            return self.wanted[x], True  # as the recurrent step behind it reads them
+            return self.wanted[x], True  # the cut of the recurrent step behind the convolution
         if source.op in ("act", "act_mul", "mul") and all(self._by_columns(made, view) for view in source.inputs):
             unit = column_unit(weight)
             spans = even_spans(x.width, self.shares, max(unit, 1))
@@ -243,8 +243,7 @@ class _Chooser:
         return None, False
 
     def _mixer_of(self, made: int) -> Step | None:
-        """The step, if it is an attention or recurrent, or the one whose output it multiplies with a gate or by heads,
-        or norms."""
+        """The attention or recurrent step whose output is step `made`, possibly after gates, head_linear or a norm."""
         source = self.steps[made]
         if source.op in ("attention", *RECURRENT):
             return source
@@ -255,14 +254,14 @@ class _Chooser:
         return next((step for step in found if step is not None), None)
 
     def _by_columns(self, at: int, view: View) -> bool:
-        """Whether a linear makes a view, or a convolution of products of such: each column by itself."""
+        """Whether a view is computed column by column: by a linear, or a convolution or product of such views."""
         made = self._writer(at, view)
         if made is None or self.steps[made].op not in ("linear", "causal_conv", "mul"):
             return False
         return self.steps[made].op == "linear" or all(self._by_columns(made, x) for x in self.steps[made].inputs)
 
     def _writer(self, at: int, view: View) -> int | None:
-        """The step before `at` that wrote exactly this view last; None if another step wrote some of it since."""
+        """The last step before `at` that wrote exactly this view; None if a later step wrote a part of it."""
         for i in range(at - 1, -1, -1):
             if any(view.overlaps(y) for y in self.steps[i].outputs):
                 return i if view in self.steps[i].outputs else None
@@ -278,7 +277,7 @@ class _Chooser:
 
     RULES: ClassVar = {
         **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
-        "scale_by_position": _elementwise,  # of the row's position beside the element
+        "scale_by_position": _elementwise,  # also depends on the row's position
         **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "permute", "select_rows",
                          "moe_route", "index_select", "sparsify", "match_rms", "mix", "balance", "pool",
                          "expert_scale",
@@ -293,11 +292,11 @@ class _Chooser:
 
 
 def of_heads(spans: Spans, y: View, x: View) -> Spans:
-    """Spans of y as spans of x, where both are as many heads side by side."""
+    """Spans of y's columns scaled to x's columns; both have the same number of heads."""
     return tuple((begin * x.width // y.width, end * x.width // y.width) for begin, end in spans)
 
 
 def own_columns(concat: Step) -> list[View]:
-    """The inputs of a `head_concat` that have columns for each head: both, or the first."""
+    """Inputs of a `head_concat` with columns per head: both, or the first."""
     (a, b), y = concat.inputs, concat.outputs[0]
     return [a, b] if a.width + b.width == y.width else [a]

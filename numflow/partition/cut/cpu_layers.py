@@ -1,7 +1,7 @@
-"""Layers that stay on the processor while GPUs have the others: a placement like any other, told by one number.
+"""Layers on the CPU beside GPUs: a placement given by the number of CPU layers.
 
-The first layers are the better ones to leave: the table of tokens is where only its rows are read, and the output
-matrix, which is read whole for each token, stays on the GPU with the logits.
+The first layers are the better choice for the CPU: the embedding table, of which only rows are read, is then on the
+CPU, and the output matrix, which is read completely for each token, stays on the GPU.
 """
 
 from numflow.errors import DeviceError, option
@@ -12,17 +12,16 @@ from numflow.partition.cut.spans import layer_spans
 
 
 def with_cpu_layers(network: Network, devices: str | None, count: int) -> tuple[Devices, dict[str, tuple[int, ...]]]:
-    """Devices with the processor among them.
+    """The placement with `count` layers on the CPU.
 
-    devices: which share the other layers; None: GPU 0.
-    count:   layers of the processor, of each stack ("enc." and "dec." count alone): the first ones; of a negative
-             count the last ones.
+    devices: devices for the other layers; None: GPU 0.
+    count:   number of CPU layers of each stack ("enc." and "dec." separately): the first layers; if negative, the last.
 
     Returns:
-        The placement, and how many layers of each stack every group takes (`layers` of partition.cut.partition).
+        The placement, and the number of layers of each stack for every group (`layers` of partition.cut.partition).
 
     Raises:
-        DeviceError: the processor is among the devices already, or there are not that many layers.
+        DeviceError: the CPU is already among the devices, or the model has too few layers.
     """
     given = parse_devices("0" if devices is None else devices)
     sizes = {stack: len(found) for stack, found in layers_by_stack(network).items()}

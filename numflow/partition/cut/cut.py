@@ -1,4 +1,4 @@
-"""From a network and a device string to a Plan: by layer, each stage by tensor, then a network for each device."""
+"""Cut of a network to a Plan: by layer to stages, each stage by tensor, then a network per device."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,13 +23,13 @@ def partition(network: Network, devices: str | Devices, executor: str | Mapping[
               fuse: bool = True) -> Plan:
     """Cut a network for devices.
 
-    network:   with every matrix product on its own (`network.build(..., fuse=False)`): q, k and v that are one step
-               cannot be cut between heads.
-    executor:  who runs the devices, for all or by the device's name; the devices of a group have the same.
-    layers:    for each stack ("", or "enc." and "dec."), how many layers each group takes, instead of by the shares.
-    embedding: within a group, the table of tokens "split" by rows or "placed" on its first device.
-    head:      the output matrix "split" by rows or "placed" on the last group's first device. Where it is the table
-               of tokens, a group that has both holds it once if both are split, or both placed.
+    network:   built with fuse=False: fused q, k and v cannot be cut between heads.
+    executor:  executor of all devices, or by device name; devices of a group must have the same.
+    layers:    for each stack ("", or "enc." and "dec."), the number of layers of each group, instead of shares.
+    embedding: the embedding table is "split" by rows in a group, or "placed" on the group's first device.
+    head:      the output matrix is "split" by rows, or "placed" on the last group's first device. With tied embeddings,
+    a
+               group with both holds the table once if both are split or both placed.
     fuse:      merge neighbouring matrix products on each device.
 
     Raises:
@@ -39,26 +39,26 @@ def partition(network: Network, devices: str | Devices, executor: str | Mapping[
     placement = parse_devices(devices) if isinstance(devices, str) else devices
     runs = dict.fromkeys((device.name for device in placement), executor) if isinstance(executor, str) else executor
     _check_groups(placement, runs)
-    for what, value in (("embedding", embedding), ("head", head)):
+    for name, value in (("embedding", embedding), ("head", head)):
         if value not in PLACES:
-            raise DeviceError(f"{what} should be one of {', '.join(PLACES)}, is {value!r}")
+            raise DeviceError(f"{name} should be one of {', '.join(PLACES)}, is {value!r}")
     groups = _indices(placement)
     stages = cut_by_layer(network, placement.group_shares, layers)
     parts: list[DevicePart] = []
-    for number, (stage, group) in enumerate(zip(stages, placement.groups, strict=True)):
+    for group_index, (stage, group) in enumerate(zip(stages, placement.groups, strict=True)):
         shares = tuple(device.share for device in group)
-        cut = cut_by_tensor(network, stage, groups[number], shares, groups, cut_caches(network, shares),
+        cut = cut_by_tensor(network, stage, groups[group_index], shares, groups, cut_caches(network, shares),
                             cut_states(network, shares), embedding, head)
-        for device, index, steps in zip(group, groups[number], cut, strict=True):
-            own = _network(network, steps, fuse)
-            verify(own)
-            parts.append(DevicePart(
-                device.name, runs[device.name], index, number, device.share, stage.layers or layers_by_stack(own), own))
+        for device, index, steps in zip(group, groups[group_index], cut, strict=True):
+            part = _network(network, steps, fuse)
+            verify(part)
+            layers_of = stage.layers or layers_by_stack(part)
+            parts.append(DevicePart(device.name, runs[device.name], index, group_index, device.share, layers_of, part))
     return Plan(network, placement, tuple(parts), groups)
 
 
 def _check_groups(placement: Devices, runs: Mapping[str, str]) -> None:
-    """Devices of a group meet in every layer, which those of different executors cannot."""
+    """Check that each group has one executor: devices of a group exchange data in every layer."""
     for group in placement.groups:
         kinds = {runs[device.name] for device in group}
         if len(kinds) > 1:
@@ -76,7 +76,7 @@ def _indices(placement: Devices) -> tuple[tuple[int, ...], ...]:
 
 
 def _network(network: Network, device: DeviceSteps, fuse: bool) -> Network:
-    """A device's steps with the buffers they name, those of pieces as narrow as the pieces are."""
+    """A device's network: its steps and their buffers; piece buffers have only the pieces' columns."""
     views = {view for steps in device.entries.values() for step in steps for view in (*step.inputs, *step.outputs)}
     starts = _places({view for view in views if view.buffer.endswith(PIECES)})
 
@@ -98,13 +98,13 @@ def _network(network: Network, device: DeviceSteps, fuse: bool) -> Network:
     own = replace(network, entries={entry: tuple(map(moved, steps)) for entry, steps in device.entries.items()},
                   buffers=buffers, weights=device.weights, caches=device.caches, outputs=device.outputs,
                   states=device.states,
-                  # What an executor chooses by the types of all weights is the same on all devices.
+                  # Executors choose by the types of all weights of the model: same choice on all devices.
                   facts={**network.facts, "all_floats": all_floats(network)})
     return fuse_linears(own) if fuse else own
 
 
 def _places(views: set[View]) -> dict[tuple[str, int], int]:
-    """First column of the piece of each whole view; pieces lie next to each other, in the order of the whole views."""
+    """First column of each piece, by (buffer, start of the whole view); pieces are contiguous, in order of views."""
     widths: dict[tuple[str, int], int] = {}
     for view in views:
         widths[view.buffer, view.start] = max(view.width, widths.get((view.buffer, view.start), 0))

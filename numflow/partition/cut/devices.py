@@ -1,11 +1,11 @@
-"""The device string: `0;1` cuts a model by layer, `0&1` by tensor, `0&1;2&3` both (hybrid).
+"""Device strings: `0;1` cuts a model by layer, `0&1` by tensor, `0&1;2&3` both (hybrid).
 
-    devices = group (";" group)*        groups hold layers one after the other; "," is read as ";"
+    devices = group (";" group)*        groups hold consecutive layers; "," is read as ";"
     group   = device ("&" device)*      devices of a group share every layer; "|" is read as "&"
     device  = ("cpu" | number) ["*" share]
 
-A share says how much of the model a device takes, 1 if nothing is said: `0*2;1` gives two thirds of the layers to
-device 0, `0*2&1` two thirds of every matrix, and a group takes as many layers as the shares of its devices add up to.
+A share, 1 by default, is a device's relative part of the model: `0*2;1` gives two thirds of the layers to device 0,
+`0*2&1` two thirds of every matrix. A group's part of the layers is the sum of its devices' shares.
 """
 
 import re
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from numflow.errors import DeviceError
 
-CPU = "cpu"  # the name of the processor among devices
-SHARES = 1e-6, 1e6  # the least and the largest share
+CPU = "cpu"  # device name of the CPU
+SHARES = 1e-6, 1e6  # smallest and largest share
 _TOKEN = re.compile(r"\s*(?:(?P<cpu>cpu)|(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<mark>[;,&|*]))", re.I)
 
 
@@ -31,7 +31,7 @@ class PlacedDevice:
 
 @dataclass(frozen=True)
 class Devices:
-    """A device string, understood: groups in the order of the layers, the devices of each in the order of the cuts."""
+    """A parsed device string: groups in layer order, devices of a group in the order of slices."""
 
     groups: tuple[tuple[PlacedDevice, ...], ...]
 
@@ -60,15 +60,15 @@ class Devices:
 
 
 def executors_of(devices: Devices, backend: str) -> dict[str, str]:
-    """Executor of each device: the backend; beside GPUs ("cuda"), device "cpu" has the CPU executor."""
+    """Executor of each device: the backend; with "cuda", device "cpu" has the CPU executor."""
     return {device.name: CPU if backend == "cuda" and device.name == CPU else backend for device in devices}
 
 
 def parse_devices(text: str) -> Devices:
-    """`0`, `0;1`, `0&1`, `0&1;2&3`, `0*2;1`, `cpu;0`, ... as Devices.
+    """Parse `0`, `0;1`, `0&1`, `0&1;2&3`, `0*2;1`, `cpu;0`, ...
 
     Raises:
-        DeviceError: naming the text, the position (from 1) and what was expected there.
+        DeviceError: names the text, the position (from 1) and the expectation.
     """
     reader = _Reader(text)
     groups = [[reader.device()]]
@@ -80,12 +80,12 @@ def parse_devices(text: str) -> Devices:
 
 
 class _Reader:
-    """Walks the tokens of a device string."""
+    """Parser of a device string."""
 
     def __init__(self, text: str):
         if not isinstance(text, str):
             raise DeviceError(f"devices should be text such as '0&1;2&3', is {text!r}")
-        self.text, self.at = text, 0
+        self.text, self.position = text, 0
         self.seen: set[str] = set()
 
     def device(self) -> PlacedDevice:
@@ -99,7 +99,7 @@ class _Reader:
         self.seen.add(name)
         mark_at, mark = self._next()
         if mark is None or mark[0].strip() != "*":
-            self.at = mark_at
+            self.position = mark_at
             return PlacedDevice(name)
         begin, token = self._next()
         share = float(token["number"]) if token is not None and token.lastgroup == "number" else 0.0
@@ -118,9 +118,9 @@ class _Reader:
 
     def _next(self) -> tuple[int, re.Match | None]:
         """Begin of the next token, and the token; None if no token fits there."""
-        begin = self.at + len(self.text[self.at:]) - len(self.text[self.at:].lstrip())
+        begin = self.position + len(self.text[self.position:]) - len(self.text[self.position:].lstrip())
         token = _TOKEN.match(self.text, begin)
-        self.at = token.end() if token else begin
+        self.position = token.end() if token else begin
         return begin, token
 
     def _error(self, at: int, expected: str) -> DeviceError:

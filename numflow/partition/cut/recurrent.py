@@ -1,8 +1,8 @@
-"""Recurrent steps shared by heads or channels: who has which, as far as the matrix behind them can be cut so.
+"""Cuts of recurrent steps by heads or channels, if possible such that the output projection can be cut alike.
 
-Heads of a state go with the key heads that they read, as query heads of attention do. A device has whole groups of
-heads that share a key head, or lies within one; where heads take key heads in turn (`tiled`), it has whole turns, or
-lies within one. Channels are cut anywhere, if possible between the blocks of the matrices that make their gates.
+Heads of a state stay with the key heads that they read, as in attention. A device has whole groups of heads with the
+same key head, or a part of one group. With `tiled` key heads, it has whole cycles of heads, or a part of one cycle.
+Channels may be cut anywhere, preferably between the blocks of block-diagonal gate matrices.
 """
 
 import math
@@ -18,10 +18,11 @@ RECURRENT = ("linear_attention", "gated_recurrence", "wkv")
 
 @dataclass(frozen=True)
 class StateCut:
-    """Share of each device in one recurrent step.
+    """The cut of one recurrent step.
 
-    columns: of its output. keys: key heads that these read, () where every device reads all, or there are none.
-    fits:    the columns of the output projection may be cut the same way.
+    columns: output columns of each device. keys: key heads of each device; () if every device reads all, or there are
+             none.
+    fits:    whether the output projection's columns can be cut alike.
     """
 
     columns: Spans
@@ -30,13 +31,13 @@ class StateCut:
 
 
 def cut_states(network: Network, shares: tuple[float, ...]) -> dict[str, StateCut]:
-    """By the state of each recurrent step."""
+    """Cuts by the state of each recurrent step."""
     return {param(step, "state"): _cut(network, steps, at, shares) for steps in network.entries.values()
             for at, step in enumerate(steps) if step.op in RECURRENT}
 
 
 def read_in_pieces(step: Step, cut: StateCut) -> dict[View, Spans]:
-    """The inputs of a recurrent step of which each device has its columns only."""
+    """Inputs of a recurrent step that each device reads only in part, with the spans."""
     if step.op != "linear_attention":
         return dict.fromkeys(step.inputs, cut.columns)
     q, k, *others = step.inputs
@@ -47,7 +48,7 @@ def read_in_pieces(step: Step, cut: StateCut) -> dict[View, Spans]:
 
 
 def own_params(step: Step, cut: StateCut, device: int) -> dict:
-    """Parameters of the step on a device."""
+    """Parameters of the step for a device."""
     if step.op != "linear_attention":
         return dict(step.params)
     (begin, end), heads = cut.columns[device], param(step, "heads")
@@ -56,7 +57,7 @@ def own_params(step: Step, cut: StateCut, device: int) -> dict:
 
 
 def gates_of(steps: tuple[Step, ...], at: int) -> tuple[list[View], Step | None]:
-    """Factors of the output of the recurrent step `at`, and its output projection, if there is one."""
+    """Gates that multiply the output of recurrent step `at`, and its output projection, if there is one."""
     found = steps[at].outputs[0]
     gates: list[View] = []
     for step in steps[at + 1:]:
@@ -82,10 +83,10 @@ def _cut(network: Network, steps: tuple[Step, ...], at: int, shares: tuple[float
         return StateCut(columns, (), fits)
     heads, key_heads, tiled = (param(step, key) for key in ("heads", "key_heads", "tiled"))
     size, group = y.width // heads, key_heads if tiled else heads // key_heads
-    aligned = unit // math.gcd(unit, size) if unit else 1  # heads between columns that may be cut
+    aligned = unit // math.gcd(unit, size) if unit else 1  # heads between two possible cuts of columns
 
     def spans(least: int) -> Spans:
-        if group in (1, heads):  # no two heads need to stay together
+        if group in (1, heads):  # no heads need to stay together
             return even_spans(heads, shares, least)
         return head_spans(heads, heads // group, shares, least)
 
@@ -97,8 +98,8 @@ def _cut(network: Network, steps: tuple[Step, ...], at: int, shares: tuple[float
 
 
 def _best(spans: Callable[[int], Spans], wanted: int, needed: int) -> tuple[Spans, bool]:
-    """Spans between multiples of `wanted`, or of `needed`, or any: the first ones that leave out no more devices than
-    the last would; and whether they are multiples of `needed`, which is 0 where nothing may be cut."""
+    """Spans at multiples of `wanted`, else of `needed`, else any, such that as many devices take part as without
+    limits; and whether the spans are multiples of `needed` (0: no cut is possible)."""
     free = spans(1)
     for least in (wanted, needed):
         found = spans(least) if least else free
@@ -108,12 +109,12 @@ def _best(spans: Callable[[int], Spans], wanted: int, needed: int) -> tuple[Span
 
 
 def _turns(spans: Spans, key_heads: int) -> Spans:
-    """Key heads that heads in these spans read where head h reads h % key_heads."""
+    """Key heads read by heads in these spans, if head h reads key head h % key_heads."""
     return tuple((begin % key_heads, begin % key_heads + end - begin) if end - begin < key_heads else (0, key_heads)
                  for begin, end in spans)
 
 
 def _block(steps: tuple[Step, ...], at: int) -> int:
-    """Columns that one matrix of the gates makes, 1 where they are made by whole matrices."""
+    """Output columns of a block of block-diagonal gate matrices, 1 for full matrices."""
     made = [step for step in steps[:at] if step.op == "head_linear" and step.outputs[0] in steps[at].inputs]
     return steps[at].outputs[0].width // param(made[-1], "heads") if made else 1

@@ -1,7 +1,7 @@
-"""Slices of weights: rows, columns or experts of a matrix, as a choice of stored rows and columns.
+"""Slices of weights: rows, columns or experts of a matrix, as selections of stored rows and columns.
 
-Nothing is computed and nothing is re-quantised: a slice names the rows of the checkpoint's tensors that it consists
-of, and a range of columns that begins and ends between stored blocks.
+Nothing is computed or re-quantised: a slice lists row indices of checkpoint tensors, and a column range at block
+boundaries.
 """
 
 import math
@@ -13,11 +13,11 @@ from numflow.errors import NetworkError
 from numflow.formats.types import tensor_type
 from numflow.ops import Part, Weight
 
-_OPERAND_UNIT = 32  # columns that share a scale where activations are quantised: a cut between keeps their numbers
+_OPERAND_UNIT = 32  # columns per scale of quantised activations: cuts at multiples keep results the same
 
 
 def column_unit(weight: Weight) -> int:
-    """Cuts between columns of this matrix lie at multiples of this; 0 if its rows must stay whole."""
+    """Columns of this matrix can be cut at multiples of this unit; 0 if rows cannot be cut."""
     if weight.normalize_rows:
         return 0
     blocks = [tensor_type(name).block for name in weight.types]
@@ -31,10 +31,10 @@ def rows_of(weight: Weight, begin: int, end: int) -> Weight:
     name, shape = f"{weight.name}[{begin}:{end}]", (end - begin, *weight.shape[1:])
     if weight.constant is not None:
         return replace(weight, name=name, shape=shape, constant=weight.constant[begin:end])
-    parts, types, at = [], [], 0
+    parts, types, offset = [], [], 0
     for part, type_name, count in zip(weight.parts, weight.types, _row_counts(weight), strict=True):
-        first, last = max(begin - at, 0), min(end - at, count)
-        at += count
+        first, last = max(begin - offset, 0), min(end - offset, count)
+        offset += count
         if first < last:
             if part.turned and (first, last) != (0, count):
                 raise NetworkError(f"weight {weight.name!r}: rows {begin} .. {end - 1} cut a matrix that is turned")
@@ -55,7 +55,7 @@ def columns_of(weight: Weight, begin: int, end: int) -> Weight:
 
 
 def experts_of(weight: Weight, begin: int, end: int) -> Weight:
-    """Matrices (or vectors) begin .. end - 1 of a stack of `groups`."""
+    """Matrices (or vectors) begin .. end - 1 of a stack."""
     size = weight.shape[0] // weight.groups
     if weight.project:
         columns, shape = range(begin * weight.shape[1], end * weight.shape[1]), ((end - begin) * size, weight.shape[1])
@@ -71,7 +71,7 @@ def _columns_of(part: Part, begin: int, end: int) -> Part:
 
 
 def _row_counts(weight: Weight) -> list[int]:
-    """Rows of each part; those that are whole tensors, or turned, share equally what the others leave."""
+    """Number of rows of each part. Whole or transposed tensors share the rest of the rows equally."""
     known = [None if part.rows is None or part.turned else len(part.rows) for part in weight.parts]
     left = weight.shape[0] - sum(count for count in known if count is not None)
     each = left // max(1, known.count(None))

@@ -1,6 +1,6 @@
 """Spans of columns, heads, experts or layers for devices with given shares.
 
-A span is (begin, end); a device whose span is empty has no part in the step. All functions are deterministic.
+A span is (begin, end); a device with an empty span does not take part in the step. All functions are deterministic.
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def even_spans(total: int, shares: tuple[float, ...], unit: int = 1) -> Spans:
-    """`total` things in spans in proportion to the shares; borders are multiples of `unit` (but for the last)."""
+    """Spans of `total` items in proportion to the shares; borders are multiples of `unit`, except the last."""
     units, whole, cumulated = -(-total // unit), sum(shares), 0.0
     borders = [0]
     for share in shares[:-1]:
@@ -21,7 +21,7 @@ def even_spans(total: int, shares: tuple[float, ...], unit: int = 1) -> Spans:
 
 
 def layer_spans(total: int, shares: tuple[float, ...]) -> Spans:
-    """As even_spans, but nobody goes without, as long as there are layers enough."""
+    """As even_spans, but every device gets at least one layer, if there are enough."""
     spans, left, whole = [], total, sum(shares)
     for i, share in enumerate(shares):
         after = len(shares) - i - 1
@@ -32,13 +32,13 @@ def layer_spans(total: int, shares: tuple[float, ...]) -> Spans:
 
 
 def nearest_spans(spans: Spans, closed: Collection[int]) -> Spans:
-    """The same number of spans, none of them empty, without a border in `closed`, the borders as near as that allows;
-    unchanged where there are too few other places."""
+    """Non-empty spans with the nearest borders that are not in `closed`; unchanged if there are too few other
+    borders."""
     total, wanted = spans[-1][1], [end for _, end in spans[:-1]]
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}  # by the last border: distances, borders
-    for place in wanted:
-        best = {border: min((far + abs(border - place), (*before, border))
-                            for last, (far, before) in best.items() if last < border)
+    for target in wanted:
+        best = {border: min((distance + abs(border - target), (*before, border))
+                            for last, (distance, before) in best.items() if last < border)
                 for border in range(min(best, default=total) + 1, total) if border not in closed}
     if not best:
         return spans
@@ -47,10 +47,10 @@ def nearest_spans(spans: Spans, closed: Collection[int]) -> Spans:
 
 @cache
 def head_spans(heads: int, kv_heads: int, shares: tuple[float, ...], unit: int = 1) -> Spans:
-    """Query heads for each device such that each query head finds its key/value head at h // (H / G) there too.
+    """Query heads for each device, such that key/value heads are at h // (H / G) on the device too.
 
-    A device has whole groups of H / G query heads, or lies within one. unit: borders are multiples of this many heads.
-    The cut with the least load per share of the busiest device; of those, the most even one.
+    A device has whole groups of H / G query heads, or a part of one group. unit: borders are multiples of this.
+    The cut minimises the load per share of the busiest device; among equals, the sum of squared loads.
     """
     group = heads // kv_heads
     whole = sum(shares)
@@ -70,7 +70,7 @@ def head_spans(heads: int, kv_heads: int, shares: tuple[float, ...], unit: int =
 
 
 def kv_spans(spans: Spans, heads: int, kv_heads: int) -> Spans:
-    """Key/value heads that query heads in these spans read; spans overlap where devices share a head."""
+    """Key/value heads of query heads in these spans; spans overlap if devices share a head."""
     group = heads // kv_heads
     return tuple((begin // group, -(-end // group)) if end > begin else (begin // group,) * 2 for begin, end in spans)
 

@@ -1,4 +1,4 @@
-"""The cut of a plan as a table: of each step, how devices of a group share it, and who has which rows or columns."""
+"""The cut of a plan as a table: the kind of cut of each step, and the rows or columns of each device."""
 
 import itertools
 import re
@@ -13,11 +13,11 @@ _SPAN = re.compile(r"^(.*?)\[(:, )?(\d+):(\d+)\]$")
 
 @dataclass(frozen=True)
 class CutRow:
-    """A step of all layers that share it in the same way.
+    """A step of all layers with the same cut.
 
-    how:    column-parallel (each device makes some outputs of a product), row-parallel (each reads some inputs and
-            makes a part of the sum), tokens (each has the rows of some tokens), heads, channels, replicated, whole.
-    spans:  by device, what it has. then: the exchange behind the step, "" if there is none.
+    how:    column-parallel (each device computes some outputs of a product), row-parallel (each reads some inputs and
+            computes a partial sum), tokens (each has rows of an embedding table), heads, channels, replicated, whole.
+    spans:  each device's part. then: the exchange after the step, "" for none.
     """
 
     group: int
@@ -29,7 +29,7 @@ class CutRow:
 
 
 def cut_table(plan: Plan) -> list[CutRow]:
-    """Rows in the order of the steps: those with weights, and attention."""
+    """Rows in step order, for steps with weights and attention."""
     found: dict[tuple, list[int | None]] = {}
     for number, group in enumerate(plan.groups):
         parts = [plan.devices[index] for index in group]
@@ -55,7 +55,7 @@ def _rows(number: int, parts: list[DevicePart], entry: str):
 
 
 def _exchanges(steps: tuple[Step, ...]) -> dict[str, str]:
-    """Label of a step -> the exchange that follows it."""
+    """Label of a step -> the exchange after it."""
     return {before.label: step.op for before, step in itertools.pairwise(steps)
             if step.op in ("all_reduce", "all_gather") and before.op not in EXCHANGES}
 
@@ -83,7 +83,7 @@ def _sharing(same: list[Step | None], parts: list[DevicePart]) -> tuple[str, tup
 
 
 def _span(name: str) -> tuple[str, str, str]:
-    """Module, "rows" or "columns" or "" for all, and the span: of "blk.0.ffn_down.weight[:, 0:768]"."""
+    """Module, kind ("rows", "columns", "" for all) and span of a name such as "blk.0.ffn_down.weight[:, 0:768]"."""
     match = _SPAN.match(name)
     whole = name if match is None else match[1]
     module = whole.removesuffix(".weight").rsplit("blk.", 1)[-1].split(".", 1)[-1] if "blk." in whole else (

@@ -1,4 +1,4 @@
-"""A placement as text: who has which layers, how full each device is, and what they hand to each other."""
+"""A placement as text: layers, memory use and exchanges of each device."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ _BAR = 20
 
 
 def draw(plan: Plan, memory: Mapping[str, MemoryEstimate] | None = None) -> list[str]:
-    """Lines: a box row for each group of devices, the exchanges within it, and what goes on to the next."""
+    """Lines for each group of devices: devices, exchanges in the group, data sent to the next group."""
     lines = []
     for number, group in enumerate(plan.groups):
         parts = [plan.devices[i] for i in group]
@@ -36,13 +36,13 @@ def draw(plan: Plan, memory: Mapping[str, MemoryEstimate] | None = None) -> list
 
 
 def exchanges(plan: Plan) -> dict[str, int]:
-    """Number of exchange steps of each kind, summed over all devices and entries."""
+    """Number of exchange steps by op, over all devices and entries."""
     steps = [step for part in plan.devices for own in part.network.entries.values() for step in own]
     return {op: count for op in EXCHANGES if (count := sum(step.op == op for step in steps))}
 
 
 def _tokens(part: DevicePart) -> str:
-    """Of which tokens a device has the embeddings, where it has those of some: "tokens 0-24575"."""
+    """Token ids whose embeddings a device has, if not all: "tokens 0-24575"."""
     spans = {(param(step, "first"), part.network.weights[step.weights["table"]].shape[0])
              for steps in part.network.entries.values() for step in steps
              if step.op == "embed" and param(step, "vocabulary")}
@@ -50,7 +50,7 @@ def _tokens(part: DevicePart) -> str:
 
 
 def _bar(memory: MemoryEstimate) -> str:
-    """ "[########····        ] 9.1 of 16.0 GB": weights, then the rest that is used."""
+    """ "[########····        ] 9.1 of 16.0 GB": weights, then other used memory."""
     weights = min(_BAR, round(_BAR * memory.weights / memory.limit))
     used = min(_BAR, round(_BAR * memory.used / memory.limit))
     bar = "█" * weights + "▒" * (used - weights) + " " * (_BAR - max(used, weights))

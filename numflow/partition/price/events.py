@@ -1,8 +1,7 @@
-"""A discrete-event simulator of devices that work, exchange data and wait.
+"""A discrete-event simulator of devices that compute, exchange data and wait.
 
-Every device works through a queue of jobs in the order they were issued. A job gives each device a script: work, and
-exchanges with other devices between. Work slows down where several devices share the cores and the memory of a host;
-messages wait for a link that is busy.
+Each device processes a FIFO queue of jobs. A job has a script for each device: work, and exchanges with other devices.
+Work is slower while several devices share the cores and memory of a host. Messages wait for a busy link.
 """
 
 from collections import Counter, deque
@@ -16,10 +15,11 @@ from numflow.partition.price.hardware import Cluster
 
 @dataclass(frozen=True)
 class Work:
-    """Steps that a device runs alone, one after the other.
+    """Consecutive steps of a device without exchanges.
 
-    steps: of each kind of step, seconds that it waits for memory and seconds that it calculates when nobody else is
-           there, and how many there are. A step takes the longer of the two.
+    steps: for each kind of step, seconds of memory access and of computation without contention, and the number of
+    steps.
+           A step takes the longer of the two times.
     """
 
     steps: tuple[tuple[float, float, int], ...]
@@ -35,13 +35,13 @@ class Work:
 
     @cached_property
     def alone(self) -> float:
-        """Time where nobody else is there."""
+        """Time without contention."""
         return self.seconds()
 
 
 @dataclass(frozen=True)
 class Send:
-    """Hand `nbytes` to another device and go on; the link carries one message at a time in each direction."""
+    """Send `nbytes` to another device without waiting; a link carries one message at a time in each direction."""
 
     to: str
     nbytes: float
@@ -56,7 +56,7 @@ class Receive:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective exchange: all of `group` come, and go on `seconds` after the last has come."""
+    """A collective exchange: all devices of `group` continue `seconds` after the last has arrived."""
 
     group: tuple[str, ...]
     seconds: float
@@ -78,18 +78,18 @@ class Interval(NamedTuple):
 @dataclass
 class _Worker:
     queue: deque = field(default_factory=deque)  # (job number, script)
-    at: int = 0                # place in the first script
-    work: Work | None = None   # under way, with the share that is left
+    at: int = 0                # index in the first script
+    work: Work | None = None   # current work; `left` is the remaining fraction
     left: float = 0.0
-    since: float = 0.0         # when what it does now began
+    since: float = 0.0         # begin of the current activity
     waits: bool = False
 
 
 class Simulator:
     """Runs jobs on the devices of a cluster.
 
-    done: called with (job number, time) when the last device has finished a job; may issue more jobs.
-    now:  simulated time in seconds. spans: what each device did, in the order it ended; None if not wanted.
+    done: called with (job number, time) when all devices have finished a job; may issue more jobs.
+    now:  simulated time in seconds. spans: activities of devices by end time; None if not recorded.
     """
 
     def __init__(self, cluster: Cluster, done: Callable[[int, float], None], record: bool = True):
@@ -99,14 +99,14 @@ class Simulator:
         self._workers = {name: _Worker() for name in cluster.devices}
         self._arrived: dict[tuple[str, str], deque[float]] = {}
         self._link_free: dict[tuple[str, str], float] = {}
-        self._meeting: dict[tuple[tuple[str, ...], int], int] = {}  # (group, job) -> how many have come
-        self._ends: list[tuple[float, tuple[str, ...]]] = []  # collectives under way
+        self._meeting: dict[tuple[tuple[str, ...], int], int] = {}  # (group, job) -> number of arrived devices
+        self._ends: list[tuple[float, tuple[str, ...]]] = []  # pending collectives
         self._open: dict[int, int] = {}
         self._jobs = 0
         self._alarms: list = []
 
     def issue(self, scripts: Mapping[str, Script]) -> int:
-        """Give a job to the ends of the devices' queues; returns its number."""
+        """Append a job to the devices' queues; returns its number."""
         job, self._jobs = self._jobs, self._jobs + 1
         self._open[job] = len(scripts)
         for name, script in scripts.items():
@@ -117,15 +117,15 @@ class Simulator:
         return job
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call something at a time."""
+        """Call a function at a simulated time."""
         self._alarms.append((when, call))
         self._alarms.sort(key=lambda alarm: alarm[0], reverse=True)
 
     def run(self) -> float:
-        """Until nothing is left to do; returns the time then.
+        """Simulate until all jobs are done; returns the final time.
 
         Raises:
-            RuntimeError: devices wait for each other for ever (scripts that do not fit together).
+            RuntimeError: deadlock, because scripts do not match.
         """
         while True:
             while self._settle():
@@ -140,8 +140,8 @@ class Simulator:
             self._advance(step, seconds)
 
     def _settle(self) -> bool:
-        """Let every device go on that can without time passing; whether any did."""
-        moved = [self._go_on(name, worker) for name, worker in self._workers.items()  # all of them, not the first
+        """Advance all devices that can proceed without time passing; whether any did."""
+        moved = [self._go_on(name, worker) for name, worker in self._workers.items()  # a list, so that all advance
                  if worker.queue and worker.work is None and not worker.waits]
         return any(moved)
 
@@ -192,7 +192,7 @@ class Simulator:
             self.done(job, self.now)
 
     def _next(self, seconds: Mapping[str, float]) -> float | None:
-        """Seconds until something happens; None if nothing will. seconds: of `_seconds`."""
+        """Seconds until the next event; None for no event. seconds: result of `_seconds`."""
         times = [self._workers[name].left * whole for name, whole in seconds.items()]
         times += [end - self.now for end, _ in self._ends]
         times += [messages[0] - self.now for messages in self._arrived.values() if messages and messages[0] > self.now]
@@ -200,7 +200,7 @@ class Simulator:
         return max(0.0, min(times)) if times else None
 
     def _advance(self, step: float, seconds: Mapping[str, float]) -> None:
-        """Let time pass, and end what is due. seconds: of `_seconds`."""
+        """Advance the time, and finish due activities. seconds: result of `_seconds`."""
         done = []
         for name, whole in seconds.items():
             worker = self._workers[name]
@@ -222,7 +222,7 @@ class Simulator:
             self._alarms.pop()[1]()
 
     def _seconds(self) -> dict[str, float]:
-        """By device that works: how long the whole of its work takes with as many neighbours as there are now."""
+        """Total duration of each busy device's work with the current contention."""
         working = {name: worker.work for name, worker in self._workers.items() if worker.work is not None}
         if self.cluster.cores is None:
             return {name: work.alone for name, work in working.items()}

@@ -1,4 +1,4 @@
-"""Devices and links as figures: what a planner prices with and a simulator runs on. Read from TOML or measured."""
+"""Performance figures of devices and links, for planner and simulator. Read from TOML or measured."""
 
 import tomllib
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ CLUSTERS = Path(__file__).parent / "clusters"
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Speed and memory of one device, as achieved rather than as on the data sheet.
+    """Achieved (not nominal) speed and memory of one device.
 
     memory:     bytes for weights, caches and scratch.
     bandwidth:  bytes/s read from its memory.
     operations: operations/s of matrix products, 2 per multiply-add.
-    step:       seconds that a step takes beside its bytes and operations (a launch, a barrier).
-    host:       index of the machine it belongs to; devices that are threads of one host share its cores.
+    step:       fixed overhead of a step in seconds (launch, barrier).
+    host:       index of its machine; devices that are threads of one host share its cores.
     """
 
     name: str
@@ -35,7 +35,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class Link:
-    """A way between two devices. latency: seconds before the first byte arrives; bandwidth: bytes/s, one direction."""
+    """A link between two devices. latency: seconds until the first byte arrives. bandwidth: bytes/s per direction."""
 
     bandwidth: float
     latency: float
@@ -47,13 +47,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices by what a device string calls them ("0", "1", ..., "cpu"), and the links between them.
+    """Devices by name in device strings ("0", "1", ..., "cpu"), and links.
 
-    links:  by pair of names, both orders; link: of every other pair.
-    cores:  where devices are threads of one machine: how many of them run at full speed at once; None: all.
-    host_bandwidth: bytes/s that they read together; None: as much as each alone times their number.
-    crowded: seconds of an exchange where a plan has more devices than there are cores.
-    start, start_each: seconds of a batch beside its steps on one device, and for each further one.
+    links:  by pair of names, in both orders. link: default for other pairs.
+    cores:  for devices that are threads of one machine: number that run at full speed at once; None: all.
+    host_bandwidth: bytes/s that these devices read in total; None: the sum of their bandwidths.
+    crowded: seconds of an exchange if a plan has more devices than cores.
+    start, start_each: overhead of a batch on one device, and for each further device, in seconds.
     """
 
     title: str
@@ -71,22 +71,22 @@ class Cluster:
         return self.links.get((a, b), self.link)
 
     def gap(self, devices: int) -> float:
-        """Seconds of a batch beside what its devices do."""
+        """Overhead of a batch in seconds."""
         return self.start + self.start_each * (devices - 1)
 
 
 def known_clusters() -> dict[str, str]:
-    """Name -> title of the descriptions that come with numflow."""
+    """Name -> title of the cluster files shipped with numflow."""
     return {path.stem: tomllib.loads(path.read_text(encoding="utf-8"))["title"]
             for path in sorted(CLUSTERS.glob("*.toml"))}
 
 
 def read_cluster(path_or_name: str | Path) -> Cluster:
-    """A cluster from a TOML file, or from the name of one that comes with numflow.
+    """Read a cluster from a TOML file, or by the name of a shipped one.
 
     Raises:
         ModelNotFoundError: no such file or name.
-        FormatError: not TOML, an unknown or missing key, or a value out of range; the message names file and key.
+        FormatError: not TOML, an unknown or missing key, or a value out of range; names file and key.
     """
     path = Path(path_or_name)
     if not path.suffix and not path.exists():
@@ -102,7 +102,7 @@ def read_cluster(path_or_name: str | Path) -> Cluster:
 
 
 class _Reader:
-    """Checks the tables of one file; messages name the key."""
+    """Reader of the tables of one file; errors name the key."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -130,7 +130,7 @@ class _Reader:
         return Cluster(str(table.get("title", self.path.stem)), devices, self.link("link", table["link"]), links)
 
     def devices(self, kind: str, facts) -> list[DeviceSpec]:
-        """As many as `count` says; `host` may be one number or one for each."""
+        """`count` devices; `host` may be one integer, or one per device."""
         count = facts.get("count", 1)
         most = 1 if kind == CPU else 1024
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:

@@ -1,4 +1,4 @@
-"""A device's steps with those counted that cost the same: of eighty equal layers, one is priced."""
+"""A device's steps grouped by equal cost, so that equal layers are priced once."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ Stretch = tuple[tuple[int, int], ...]
 class Outline:
     """An entry of a device's part.
 
-    kinds:  a step of each kind. Steps of a kind cost the same under every load.
-    pieces: different things that the device does: an exchange as its place in `kinds`, or what lies between two of
-            them as (place in `kinds`, how many) of each kind, in the order in which the kinds first come there.
-    order:  places in `pieces`, as the device goes through them.
+    kinds:  one step of each kind. Steps of a kind have the same cost for every load.
+    pieces: distinct pieces of the device's work: an exchange as an index into `kinds`, or the steps between two
+    exchanges
+            as (index into `kinds`, count) pairs, in order of first appearance.
+    order:  indices into `pieces`, in execution order.
     """
 
     kinds: tuple[Step, ...]
@@ -27,7 +28,7 @@ def outline(network: Network, entry: str, weigh: Callable[[Weight], float],
             name_of: Callable[[Step], str] | None = None) -> Outline:
     """The outline of an entry.
 
-    weigh: bytes of a weight. name_of: steps of different names are of different kinds; None: names do not matter.
+    weigh: bytes of a weight. name_of: steps with different names are different kinds; None: names are ignored.
     """
     weights = {name: (weigh(weight), weight.shape, weight.groups) for name, weight in network.weights.items()}
     caches = {name: (cache.kv_heads, cache.k_dim, cache.v_dim, cache.kind, cache.prefix, cache.every)
@@ -37,7 +38,7 @@ def outline(network: Network, entry: str, weigh: Callable[[Weight], float],
     items: list[int | Stretch] = []
     between: dict[int, int] = {}
     for step in network.entries[entry]:
-        # All that network.cost and the price of an exchange look at; a view's buffer tells its rows.
+        # All inputs of network.cost and of exchange prices; a view's buffer determines its rows.
         key = (step.op, tuple([(view.buffer, view.width) for view in step.inputs]),
                tuple([(view.buffer, view.width) for view in step.outputs]),
                tuple([(role, weights[name]) for role, name in step.weights.items()]),
@@ -53,5 +54,5 @@ def outline(network: Network, entry: str, weigh: Callable[[Weight], float],
         items += [tuple(between.items()), kind] if between else [kind]
         between = {}
     items += [tuple(between.items())] if between else []
-    pieces = {item: place for place, item in enumerate(dict.fromkeys(items))}
+    pieces = {item: index for index, item in enumerate(dict.fromkeys(items))}
     return Outline(tuple(steps), tuple(pieces), tuple(pieces[item] for item in items))

@@ -1,4 +1,4 @@
-"""Chooses a device string: every strategy is cut, priced on a cluster, and ranked; each loser gets its reason."""
+"""Planner: cuts candidate device strings, prices them on a cluster, and ranks them with reasons."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from numflow.sizes import in_words
 
 OBJECTIVES = ("latency", "throughput")
 CHUNK = 512    # rows of a prompt that run at once
-_ROUNDS = 4    # batches of each lane that are simulated; the last ones are measured (of one lane, all take the same)
+_ROUNDS = 4    # simulated batches per lane with several lanes; the first is not measured
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Goal of a plan: `batch` queries at once, each of up to `context` tokens; one fast answer or many."""
+    """Goal of a plan: `batch` queries at once, up to `context` tokens each, for latency or throughput."""
 
     batch: int = 1
     context: int = 2048
@@ -40,12 +40,12 @@ class Goal:
 class Candidate:
     """A device string with its price.
 
-    error:      why it cannot be cut at all; the other fields are then empty.
-    plan:       of the best one only. layers: of each device, by stack, where a group is one device.
+    error:      reason why the network cannot be cut so; other fields are then empty.
+    plan:       kept for the best candidate only. layers: of each device, by stack, if groups are single devices.
     memory:     by device. first: seconds to the first token of a prompt that fills the context.
-    speed:      tokens/s of one query alone. throughput: tokens/s of `batch` queries together.
-    exchanging, waiting: shares of the devices' time while decoding for the objective.
-    reason:     what speaks for or against it.
+    speed:      tokens/s of a single query. throughput: tokens/s of `batch` queries in total.
+    exchanging, waiting: fractions of the devices' time while decoding for the objective.
+    reason:     explanation of the rank.
     """
 
     devices: str
@@ -63,19 +63,19 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Whether it can run."""
+        """Whether the candidate can run."""
         return not self.error and all(memory.fits for memory in (self.memory or {}).values())
 
     def score(self, goal: Goal) -> float:
-        """Tokens/s that the goal asks about; 0 of what does not fit."""
+        """Tokens/s for the goal's objective; 0 if the candidate does not fit."""
         return 0.0 if not self.fits else self.speed if goal.objective == "latency" else self.throughput
 
 
 def strategies(cluster: Cluster, names: Sequence[str], needed: float = 0.0) -> list[str]:
-    """Device strings over some or all of these devices, by layer, by tensor and hybrid; quicker devices come first,
-    those with the quickest links between them side by side, with shares by their speed and by their memory. "cpu", if
-    it is among them, takes the first layers beside all others, in groups of their own: as few as leave the other
-    devices enough memory for `needed` bytes, and more."""
+    """Candidate device strings over some or all of these devices: by layer, by tensor and hybrid. Faster devices
+    come first, devices with fast links are adjacent, and shares follow bandwidth or memory. "cpu", if given, is a
+    separate group with the first layers: as few as leave enough memory on the other devices for `needed` bytes, and
+    more."""
     numbers = sorted((n for n in names if n != CPU), key=lambda n: -cluster.devices[n].bandwidth)
     found: list[str] = []
     for count in range(1, len(numbers) + 1):
@@ -91,13 +91,13 @@ def strategies(cluster: Cluster, names: Sequence[str], needed: float = 0.0) -> l
 
 
 def _ways(names: Sequence[str]) -> list[str]:
-    """Devices in groups of one size, the last one smaller where they do not divide: by layer, hybrid, by tensor."""
+    """Device strings with groups of equal size, the last one possibly smaller: by layer, hybrid, by tensor."""
     sizes = [size for size in range(1, len(names) + 1) if size in (1, len(names)) or 2 * size <= len(names) + 1]
-    return [";".join("&".join(names[at:at + size]) for at in range(0, len(names), size)) for size in sizes]
+    return [";".join("&".join(names[start:start + size]) for start in range(0, len(names), size)) for size in sizes]
 
 
 def _side_by_side(cluster: Cluster, names: Sequence[str]) -> list[str]:
-    """The names in such an order that each is followed by the one it has the quickest link to."""
+    """The names in an order in which each is followed by the remaining device with the fastest link to it."""
     order, left = list(names[:1]), list(names[1:])
     while left:
         order.append(max(left, key=lambda n: cluster.between(order[-1], n).bandwidth))
@@ -106,7 +106,7 @@ def _side_by_side(cluster: Cluster, names: Sequence[str]) -> list[str]:
 
 
 def _cpu_shares(cluster: Cluster, numbers: Sequence[str], needed: float) -> list[float]:
-    """Shares of the processor beside one for each of the other devices."""
+    """Candidate shares of the CPU, relative to share 1 of each other device."""
     if not numbers:
         return []
     room = 0.9 * sum(cluster.devices[n].memory for n in numbers)
@@ -115,7 +115,7 @@ def _cpu_shares(cluster: Cluster, numbers: Sequence[str], needed: float) -> list
 
 
 def _shared(name: str, sizes: Mapping[str, float]) -> str:
-    """A device with its share, relative to the least."""
+    """A device with its share, relative to the smallest."""
     share = round(sizes[name] / min(sizes.values()), 1)
     return name if share == 1 else f"{name}*{share:g}"
 
@@ -126,11 +126,11 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
          progress: Callable[[str], None] | None = None) -> list[Candidate]:
     """Candidates, the best for the goal first, those that do not fit last.
 
-    network: built with fuse=False. names: the devices that may be used. asked: a device string to price besides.
-    style, kv_bytes, weigh, hold, holdings: see Prices. backend: who runs the devices; of "cuda", numbers are GPUs.
+    network: built with fuse=False. names: allowed devices. asked: a further device string to price.
+    style, kv_bytes, weigh, hold, holdings: see Prices. backend: executor of the devices; with "cuda", numbers are GPUs.
 
     Raises:
-        DeviceError: a device that the cluster does not have.
+        DeviceError: the cluster lacks a device.
     """
     for name in names:
         if name not in cluster.devices:
@@ -145,11 +145,11 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
         if progress is not None:
             progress(text)
         candidate = _price(network, cluster, text, goal, whole, backend)
-        # Shares are rounded to layers: another string may have given everybody the same.
+        # Shares are rounded to layers, so different strings may give the same layers.
         if not candidate.layers or all(candidate.layers != other.layers for other in found):
             found.append(candidate)
         found.sort(key=lambda c: (-c.score(goal), len(parse_devices(c.devices)), c.devices))
-        found[1:] = [replace(c, plan=None) for c in found[1:]]  # they are large
+        found[1:] = [replace(c, plan=None) for c in found[1:]]  # plans are large
     return [_with_reason(c, found[0], goal) for c in found]
 
 
@@ -174,7 +174,8 @@ def _price(network, cluster, text, goal: Goal, prices: Prices, backend: str) -> 
 
 
 def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[float, float, float]:
-    """(tokens/s, share of exchanges, share of waiting) of decoding `batch` queries in `lanes` batches under way."""
+    """(tokens/s, fraction of exchanges, fraction of waiting) of decoding `batch` queries in `lanes` concurrent
+    batches."""
     sizes = [batch // lanes + (i < batch % lanes) for i in range(lanes)]
     scripts = [prices.scripts([Workload(size, 1, context - 1)]) for size in sizes]
     owner: dict[int, int] = {}
@@ -206,7 +207,7 @@ def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[f
 
 
 def prefill_seconds(prices: Prices, tokens: int) -> float:
-    """Time of a prompt, in chunks that follow each other through the stages."""
+    """Time of a prompt, in chunks that are pipelined through the stages."""
     simulator = Simulator(prices.cluster, lambda job, now: None, record=False)
     for start in range(0, tokens, CHUNK):
         count = min(CHUNK, tokens - start)
@@ -233,7 +234,7 @@ def _with_reason(c: Candidate, best: Candidate, goal: Goal) -> Candidate:
 
 
 def _too_large(c: Candidate, goal: Goal) -> str:
-    """Message naming the device that lacks memory, and the batch or context that would fit."""
+    """Message about the device that lacks memory, and what would fit."""
     name, worst = max((c.memory or {}).items(), key=lambda item: item[1].used / item[1].limit)
     text = (f"does not fit: device {name} needs {in_words(worst.used)} of {in_words(worst.limit)} (weights "
             f"{in_words(worst.weights)}, keys and values {in_words(worst.cache)}, scratch {in_words(worst.scratch)})")

@@ -1,4 +1,4 @@
-"""Price of a plan on a cluster: memory of each device, and scripts of a batch for the simulator."""
+"""Prices of a plan on a cluster: memory of each device, and scripts of a batch for the simulator."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ from numflow.partition.price.outline import Outline, outline
 class Style:
     """Costs of an engine's way to execute a plan.
 
-    element:   bytes of an activation on a link. step: seconds beside those of the device for every step.
-    start:     seconds for every device at the start of a batch (threads that are made or woken).
-    star:      partial sums go to one device, are added there and copied back, one message after the other; else every
-               device takes part in a ring, or reads all others' at once where that is quicker.
+    element:   bytes of an activation on a link. step: further overhead of every step in seconds.
+    start:     overhead of every device at the start of a batch (creating or waking threads), in seconds.
+    star:      all_reduce by one device, which receives, adds and returns partial sums sequentially; otherwise ring, or
+               direct reads of all other devices, whichever is faster.
     poll:      seconds until a device notices that others are done.
-    overlaps:  batches of several lanes are under way at the same time.
+    overlaps:  several batches run concurrently (pipelining).
     """
 
     name: str
@@ -36,14 +36,14 @@ class Style:
 
 
 NUMFLOW = Style("numflow")
-# Half-precision partial sums merged by one worker, a synchronisation after nearly every kernel, a thread made for every
-# worker and step, waiting by sleeps of a microsecond, which Linux rounds up to its timer slack of 50; no pipelining.
+# Half-precision partial sums added by one worker, a synchronisation after nearly every kernel, a new thread per worker
+# and step, waiting by sleeps of 1 microsecond, which Linux rounds up to its timer slack of 50; no pipelining.
 INFERFLOW = Style("as Inferflow executes", 2, 8e-6, 40e-6, True, 55e-6, False)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of a device: weights, keys and values of all queries, scratch memory for a batch; limit: what it has."""
+    """Bytes on a device: weights, KV caches of all queries, scratch buffers of a batch. limit: the device's memory."""
 
     weights: float
     cache: float
@@ -52,19 +52,19 @@ class MemoryEstimate:
 
     @property
     def used(self) -> float:
-        """All together."""
+        """Total bytes."""
         return self.weights + self.cache + self.scratch
 
     @property
     def fits(self) -> bool:
-        """Whether the device has that much."""
+        """Whether the total is within the limit."""
         return self.used <= self.limit
 
 
 @dataclass(frozen=True)
 class Holding:
-    """Sizes as an executor holds them. weigh: bytes of a weight; hold: of a cached token of one attention; look_up:
-    bytes of a table of positions or token types, where those are held in another way than matrices."""
+    """Sizes in an executor. weigh: bytes of a weight. hold: bytes of a cached token of one cache. look_up: bytes of
+    a table of positions or token types, if different from matrices."""
 
     weigh: Callable[[Weight], float] = weight_bytes
     hold: Callable[[Cache], float] | None = None
@@ -81,10 +81,10 @@ class Holding:
 class Prices:
     """Prices the steps of a plan on a cluster.
 
-    kv_bytes: bytes of a cached value. weigh, hold: bytes of a weight, and of a cached token of one attention, as the
-              executor holds them; without `hold`, a token takes `kv_bytes` for each value.
-    holdings: by executor, where those of a plan hold things in different ways.
-    factors:  by kind of step (`kind_of`) or by op, measured time / priced time, where a run was measured.
+    kv_bytes: bytes of a cached value. weigh, hold: bytes of a weight, and of a cached token of one cache, in the
+              executor; without `hold`, a token takes `kv_bytes` per value.
+    holdings: by executor, if executors of the plan differ.
+    factors:  measured time / priced time by kind of step (`kind_of`) or op, from a measured run.
     """
 
     plan: Plan
@@ -98,7 +98,7 @@ class Prices:
     _outlines: dict[tuple[int, str], Outline] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def memory(self, tokens: int, rows: int, queries: int = 1) -> dict[str, MemoryEstimate]:
-        """By device: for `tokens` cached tokens of all queries together and batches of `rows` rows."""
+        """Memory by device, for `tokens` cached tokens of all queries in total and batches of `rows` rows."""
         return {part.name: MemoryEstimate(
                     self.holding(part).weights(part.network),
                     self.cached_bytes(part.network, tokens, queries, self.holding(part).hold),
@@ -112,8 +112,8 @@ class Prices:
 
     def cached_bytes(self, network: Network, tokens: int = 1, queries: int = 1,
                      hold: Callable[[Cache], float] | None = None) -> float:
-        """Bytes of so many tokens in the caches, of all queries together; of an encoder-decoder, as many that are read
-        and as many that are written. Layers with a window keep the last ones of each query, recurrent ones a state."""
+        """Cache bytes of so many tokens of all queries in total; in an encoder-decoder, for as many source and target
+        tokens. Layers with a window keep the last tokens of each query, recurrent layers a state."""
         hold = hold or self.hold or (lambda cache: token_bytes(cache, self.kv_bytes))
         windows = cache_windows(network)
         return queries * state_bytes(network) + sum(
@@ -130,27 +130,27 @@ class Prices:
         done = [self._exchange(part, outlined.kinds[piece], loads) if isinstance(piece, int) else
                 _work((seconds[kind], count) for kind, count in piece) for piece in outlined.pieces]
         start = [Work.of(0.0, self.style.start)] if self.style.start else []
-        return [*start, *[done[place] for place in outlined.order]]
+        return [*start, *[done[index] for index in outlined.order]]
 
     def _outline(self, part: DevicePart, entry: str) -> Outline:
-        """Made once: it is the same for every load."""
-        place = part.index, entry
-        if place not in self._outlines:
-            self._outlines[place] = outline(part.network, entry, self.holding(part).weigh,
+        """The outline of an entry, cached: it does not depend on the load."""
+        key = part.index, entry
+        if key not in self._outlines:
+            self._outlines[key] = outline(part.network, entry, self.holding(part).weigh,
                                             kind_of if self.factors else None)
-        return self._outlines[place]
+        return self._outlines[key]
 
     def work(self, part: DevicePart, step: Step, loads) -> tuple[float, float]:
-        """Seconds of waiting for memory and of calculating: the longer of the two hides the other.
+        """Seconds of memory access and of computation, which overlap: a step takes the longer of the two.
 
-        What was measured (`factors`) is time of a core, as long as memory is not slower still.
+        With `factors`, the measured time counts as computation, and memory time is at most the measured time.
         """
         device = self.cluster.devices[part.name]
         weigh = self.holding(part).weigh
         costs = [step_cost(part.network, step, load, self.kv_bytes, weigh) for load in loads]
         cost = sum(costs, StepCost())
         whole = sum(weigh(part.network.weights[name]) for name in step.weights.values())
-        weights = min(sum(c.weights for c in costs), whole)  # loads of a batch share them
+        weights = min(sum(c.weights for c in costs), whole)  # loads of a batch share weights
         fixed = device.step + self.style.step
         memory = (weights + cost.cache + cost.activations) / device.bandwidth + fixed
         compute = cost.operations / device.operations + fixed
@@ -177,7 +177,7 @@ class Prices:
         return Collective(group, self.reduce_seconds(group, adds, rows * step.outputs[0].width * self.style.element))
 
     def reduce_seconds(self, group: Sequence[str], adds: int, nbytes: float) -> float:
-        """Time to add `adds` partial sums of `nbytes` and to hand the sum to a group."""
+        """Time of an all_reduce of `adds` partial sums of `nbytes` in a group."""
         link, others = self._slowest(group), len(group) - 1
         if self.style.star:
             device = self.cluster.devices[group[0]]
@@ -188,7 +188,7 @@ class Prices:
         return min(at_once, ring) + self.style.poll
 
     def gather_seconds(self, group: Sequence[str], pieces: Sequence[float]) -> float:
-        """Time until every device of a group has all pieces (bytes of each)."""
+        """Time of an all_gather in a group. pieces: bytes of each device's piece."""
         link = self._slowest(group)
         if self.style.star:
             return 2 * sum(link.seconds(nbytes) for nbytes in pieces[1:]) + 2 * self.style.poll
@@ -198,7 +198,7 @@ class Prices:
         links = [self.cluster.between(a, b) for a in group for b in group if a != b]
         latency = max(link.latency for link in links)
         if self.cluster.cores is not None and len(self.plan.devices) > self.cluster.cores:
-            latency = max(latency, self.cluster.crowded)  # also of few devices: the others hold cores while they wait
+            latency = max(latency, self.cluster.crowded)  # other devices occupy cores while waiting
         return Link(min(link.bandwidth for link in links), latency)
 
 
@@ -209,7 +209,7 @@ def kind_of(step: Step) -> str:
 
 
 def _work(steps: Iterable[tuple[tuple[float, float], int]]) -> Work:
-    """Of (seconds of memory and of calculating, how many steps), those that take the same together."""
+    """Work from ((memory seconds, computation seconds), count) of steps; equal steps are merged."""
     counts: Counter[tuple[float, float]] = Counter()
     for seconds, count in steps:
         counts[seconds] += count

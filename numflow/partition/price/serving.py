@@ -1,4 +1,4 @@
-"""Serving on simulated devices: queries come, are batched, and go through the stages of a plan."""
+"""Simulation of serving: queries arrive, are batched, and pass through the stages of a plan."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ Scripts = Callable[[Sequence[Workload]], Mapping[str, Script]]
 
 @dataclass(frozen=True)
 class Queries:
-    """Simulated demand: `count` queries of `prompt` tokens that want `new` ones.
+    """Simulated demand: `count` queries with `prompt` prompt tokens and `new` generated tokens.
 
-    rate: queries per second, at random times (Poisson); None: `at_once` of them are always under way.
+    rate: arrivals per second (Poisson process); None: `at_once` queries are always active.
 
     Raises:
-        RequestError: a number that is not above 0.
+        RequestError: a value is not positive.
     """
 
     count: int
@@ -41,8 +41,8 @@ class Queries:
 class SimulatedEngine:
     """Settings of the simulated engine.
 
-    max_batch: queries per batch. lanes: batches under way at the same time, which by-layer plans overlap.
-    chunk:     prompt tokens of a batch. between: seconds from a batch's end to the lane's next (sampling).
+    max_batch: queries per batch. lanes: concurrent batches, which plans by layer pipeline.
+    chunk:     prompt tokens of a batch. between: seconds between batches of a lane (sampling).
     """
 
     max_batch: int = 32
@@ -53,11 +53,11 @@ class SimulatedEngine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of a simulated run.
+    """Results of a simulation.
 
-    seconds: until the last query ended. throughput: new tokens per second of all. speed: new tokens per second of one
-    query after its first token, median. first: seconds to the first token, median. latencies: of each query.
-    busy: share of the time each device worked. spans: what each device did.
+    seconds: time until the last query ended. throughput: generated tokens/s of all queries. speed: generated tokens/s
+    of a query after its first token, median. first: seconds to the first token, median. latencies: of all queries.
+    busy: fraction of time each device worked. spans: activities of devices.
     """
 
     seconds: float
@@ -79,7 +79,7 @@ class _Query:
 class _Lane:
     def __init__(self):
         self.queries: list[_Query] = []
-        self.parts: list[tuple[_Query, int]] = []  # of the batch under way: prompt tokens of each, 0 is decoding
+        self.parts: list[tuple[_Query, int]] = []  # of the current batch: (query, prompt tokens); 0 for decoding
         self.job: int | None = None
 
 
@@ -87,8 +87,8 @@ def simulate(cluster: Cluster, scripts: Scripts, queries: Queries, service: Simu
              record: bool = False) -> Outcome:
     """Serve queries on the devices of a cluster.
 
-    scripts: what each device does for a batch.
-    record:  keep the spans, for a picture.
+    scripts: returns each device's script for a batch.
+    record:  keep activities, for a timeline.
     """
     return _Run(cluster, scripts, queries, service or SimulatedEngine(), record).outcome()
 
@@ -122,7 +122,7 @@ class _Run:
     def _come(self) -> None:
         self.left -= 1
         self.waiting.append(_Query(self.simulator.now, self.queries.prompt, self.queries.new))
-        # Queries that come at the same moment are spread over the lanes before any starts.
+        # Simultaneous arrivals are spread over the lanes before a lane starts.
         self.simulator.at(self.simulator.now, self._start_idle)
 
     def _start_idle(self) -> None:
@@ -131,7 +131,7 @@ class _Run:
                 self._start(lane)
 
     def _start(self, lane: _Lane) -> None:
-        """The lane's next batch: all that decode, and prompts up to the chunk."""
+        """Start the lane's next batch: all decoding queries, and prompts up to the chunk size."""
         held = sum(len(other.queries) for other in self.lanes) + len(self.waiting)
         share = -(-held // len(self.lanes))
         while self.waiting and len(lane.queries) < min(self.service.max_batch, share):
@@ -169,7 +169,7 @@ class _Run:
 
 
 def _loads(parts) -> list[Workload]:
-    """Decoding queries as one load of their mean length, each prompt as its own."""
+    """Loads of a batch: all decoding queries as one load of their mean length, and one load per prompt."""
     decoding = [query.cached for query, tokens in parts if not tokens]
     loads = [Workload(1, tokens, query.cached, int(tokens == query.waiting)) for query, tokens in parts if tokens]
     if decoding:

@@ -1,7 +1,7 @@
-"""Cutting a batch into micro-batches, so that the groups of a plan work on several of them at the same time.
+"""Micro-batches: a batch is split, so that the groups of a plan work on several parts concurrently.
 
-Rows stay in their order, and a sequence may be cut anywhere: a later piece finds the keys of the earlier ones in the
-cache. What a row gives does not depend on the rows beside it (the CPU's promise), so the results are the same bits.
+Rows keep their order, and a sequence may be split anywhere: later micro-batches read the keys of earlier ones from the
+cache. On the CPU a row's result does not depend on other rows, so results are the same bits.
 """
 
 from dataclasses import replace
@@ -11,19 +11,19 @@ import numpy as np
 
 from numflow.ops import Batch
 
-ROWS = 64  # of a micro-batch at least: fewer would read the weights more often than they save waiting
+ROWS = 64  # minimal rows of a micro-batch: with fewer, reading the weights again costs more than waiting
 
 
 def pieces_of(rows: int, groups: int) -> int:
-    """Number of micro-batches of a batch of so many rows on a plan of so many groups."""
+    """Number of micro-batches for a batch of so many rows and a plan of so many groups."""
     return 1 if groups == 1 else max(1, min(2 * groups, rows // ROWS))
 
 
 def cut_batch(batch: Batch, pieces: int) -> list[tuple[Batch, np.ndarray]]:
-    """About equal micro-batches in the order of the rows, at most so many and none without rows.
+    """Split a batch into at most `pieces` micro-batches of about equal size, none empty.
 
     Returns:
-        Of each, the batch and which of the wanted rows (indices into logit_rows) it has.
+        For each, the batch and the indices into logit_rows of its wanted rows.
     """
     borders = np.linspace(0, len(batch.tokens), pieces + 1).round().astype(np.int64)
     return [_rows_of(batch, int(begin), int(end)) for begin, end in pairwise(borders) if end > begin]

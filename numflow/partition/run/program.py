@@ -1,4 +1,4 @@
-"""A plan as one program: the same contract as an executor's Program, with a worker for each device."""
+"""A plan as one program: the contract of an executor's Program, with a worker per device."""
 
 import os
 import queue
@@ -23,15 +23,15 @@ from numflow.partition.run.workers import Answers, ProcessWorker, Resident, Thre
 from numflow.partition.run.worlds import Worlds
 
 TRANSPORTS = {"threads": ThreadWorker, "processes": ProcessWorker}
-PROGRESS_S = 120.0  # without any progress of any device after which a run is given up
-START_S = 900.0     # for weights to be read and kernels to be compiled
-_LOOK_S = 0.5       # how often to look whether there is progress
-_GRACE_S = 10.0     # for the other devices to stop after one has failed
+PROGRESS_S = 120.0  # a run fails after so long without progress of any device
+START_S = 900.0     # limit for reading weights and compiling kernels
+_LOOK_S = 0.5       # interval of progress checks
+_GRACE_S = 10.0     # limit for other devices to stop after a failure
 
 
 @dataclass
 class _Make:
-    """Makes a device's program; called where the device lives. It can be pickled if its parts can."""
+    """Factory of a device's program, called in the device's thread or process. Picklable if its fields are."""
 
     program: Callable[..., Any]
     world: Any
@@ -46,21 +46,22 @@ class _Make:
 
 
 class PlanProgram(Program):
-    """Runs a plan on an executor's devices, all at once.
+    """Runs a plan, all devices concurrently.
 
-    executor:  a module-like thing with `Program` and `World` (numflow.cpu.program, numflow.reference.program), or one
-               for each name of an executor in the plan.
-    source:    gives the weights of a device's network, as a WeightSource. Called by each device; for "processes" it
-               can be pickled.
-    transport: "threads": devices are threads of this process; "processes": a process each, with shared memory between.
-    timeout:   seconds without progress after which a run is given up.
-    threads:   of each device; None: the cores there are, shared out.
-    group:     run the devices of this group only; `remote` (Mailboxes) carries values to and from the other groups.
-    options:   of the executor's Program; of several executors, each takes what it knows.
+    executor:  an object with `Program` and `World` (numflow.cpu.program, numflow.reference.program), or one per
+    executor
+               name in the plan.
+    source:    returns the weights of a device's network, as a WeightSource. Called by each device; picklable for
+               "processes".
+    transport: "threads": devices are threads of this process; "processes": a process each, with shared memory.
+    timeout:   seconds without progress after which a run fails.
+    threads:   threads of each device; None: available cores, divided among devices.
+    group:     run only the devices of this group; `remote` (Mailboxes) exchanges values with other groups.
+    options:   options of the executor's Program; with several executors, each gets the options that it knows.
 
     Raises:
         DeviceError: no such transport, or a device cannot be started.
-        What the executor's Program raises.
+        Errors of the executor's Program.
     """
 
     def __init__(self, plan: Plan, executor: Any, source: Callable[[Network], Any], transport: str = "threads",
@@ -70,7 +71,7 @@ class PlanProgram(Program):
             raise DeviceError(f"no transport {transport!r}{did_you_mean(transport, (*TRANSPORTS, 'ray'))}")
         self.plan, self.network, self.transport, self.timeout = plan, plan.network, transport, timeout
         self._answers: Answers = queue.SimpleQueue()
-        self._known: dict[tuple[str, str | None], tuple[tuple[int, ...], bool]] = {}  # what `_facts` has found
+        self._known: dict[tuple[str, str | None], tuple[tuple[int, ...], bool]] = {}  # cache of `_facts`
         self._lock, self._broken = threading.Lock(), ""
         self.parts = [part for part in plan.devices if group is None or part.group == group]
         self._here = {part.index for part in self.parts}
@@ -84,7 +85,7 @@ class PlanProgram(Program):
                              part.index, {**own, "threads": self._world.threads[part.index]})
                 self._workers.append(TRANSPORTS[transport](part.index, make, self._answers))
             self._gather(START_S)
-            self._together: Any = None  # what runs all devices by one call, where there is such a thing
+            self._together: Any = None  # runs all devices by one call, if the executor supports it
             if transport == "threads":
                 self._together = self._world.together(plan.network, [worker.program for worker in self._workers])
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
@@ -126,26 +127,26 @@ class PlanProgram(Program):
 
     @property
     def device_kv_bytes(self) -> list[int]:
-        """Bytes of keys and values that are reserved on each device."""
+        """Bytes of reserved KV memory on each device."""
         return self._all("kv_bytes")
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values that are reserved, on all devices."""
+        """Bytes of reserved KV memory, on all devices."""
         return sum(self.device_kv_bytes)
 
     @property
     def failure(self) -> str:
-        """Reason why nothing can run here any more, such as a dead process of a device; "" if all is well.
+        """Reason why the program cannot run any more, such as a dead device process; "" if it can.
 
-        Any thread may ask at any time, during a run too.
+        Thread-safe, also during a run.
         """
         return self._broken or next((self._of_device(worker.index, worker.lost) for worker in list(self._workers)
                                      if worker.lost), "")
 
     @property
     def shares(self) -> tuple[Network, ...]:
-        """Networks of the devices, in their order."""
+        """Networks of the devices, in device order."""
         return tuple(part.network for part in self.parts)
 
     def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
@@ -157,28 +158,28 @@ class PlanProgram(Program):
         self._sizes["weights_bytes"] = self._all("weights_bytes")
 
     def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
-        """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content. windows: others
-        than `blocks` for the layers with these windows."""
+        """Reserve KV blocks (and blocks of encoder memory) on every device, keeping their content. windows: numbers of
+        blocks for layers with these windows."""
         self._all("reserve", blocks, cross_blocks, windows)
 
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits",
             wanted: bool = True) -> np.ndarray | None:
-        """Run `entry` on the batch, as the executor's Program.run does. Where the plan has several groups, a long batch
-        goes through in pieces (micro.py): the first group works on the next piece while the second has the last one.
+        """Run `entry` on the batch, like an executor's Program.run. With several groups, a long batch is split into
+        micro-batches (micro.py) that are pipelined through the groups.
 
         Raises:
-            RequestError: no such entry or output, or the batch is wrong.
-            DeviceError: a device has failed, or there was no progress.
+            RequestError: no such entry or output, or a wrong batch.
+            DeviceError: a device failed, or there was no progress.
         """
         result = self._run(batch, entry, output, None)
         return result if wanted else None
 
     def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
-        """As the `sample` of the Program that has the logits, which picks the tokens."""
+        """Sample tokens on the device that has the logits."""
         return self._run(batch, entry, "logits", choices)
 
     def _run(self, batch: Batch, entry: str, output: str | None, choices: Sequence[Any] | None) -> Any:
-        """One batch, whole or in pieces. choices: one for each wanted row, whose tokens are to be picked."""
+        """Run one batch, whole or in micro-batches. choices: sampling settings of each wanted row, to sample tokens."""
         pieces = pieces_of(len(batch.tokens), len(self.plan.groups)) if self._facts(entry, output)[1] else 1
         cut = [(batch, np.arange(len(batch.logit_rows)))] if pieces == 1 else cut_batch(batch, pieces)
         own = None if choices is None else [[choices[int(i)] for i in wanted] for _, wanted in cut]
@@ -192,10 +193,10 @@ class PlanProgram(Program):
 
     def run_many(self, batches: Sequence[Batch], entry: str = "main", output: str | None = "logits",
                  choices: Sequence[Sequence[Any]] | None = None) -> list[np.ndarray | None]:
-        """Run batches one after the other, several of them at the same time where the plan has several groups: a group
-        goes on to the next batch as soon as it has sent the last one on. Sequences differ between the batches.
+        """Run batches in order, pipelined if the plan has several groups: a group starts the next batch as soon as
+        it has sent its values of the last one. A sequence is in one batch only.
 
-        choices: of each batch, how the tokens of its wanted rows are picked, where the program has `sample`.
+        choices: sampling settings of the wanted rows of each batch, if the program can sample.
         """
         owners, _ = self._facts(entry, output)
         if self._together is not None and len(batches) == 1 and choices is None:
@@ -206,7 +207,7 @@ class PlanProgram(Program):
         return next((result for result in results if result is not None), [None] * len(batches))
 
     def _at_once(self, batch: Batch, entry: str, output: str | None, owners: tuple[int, ...]) -> np.ndarray | None:
-        """One batch, by one call for all devices: none waits for what Python does for another."""
+        """Run one batch by a single call for all devices, so that no device waits for Python code of another."""
         with self._lock:
             if self._broken:
                 raise DeviceFaultError(self._broken)
@@ -218,7 +219,7 @@ class PlanProgram(Program):
                 raise
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
-        """The same run, a row per step of every device, one device after the other; labels begin with the device."""
+        """Run with a trace: a row per step, device after device; labels begin with the device."""
         steps_to(self.network, entry, None)
         traces = self._all("trace", batch, entry)
         rows: list[TraceRow] = []
@@ -349,14 +350,14 @@ class PlanProgram(Program):
         return None
 
     def _gone(self, index: int, how: str) -> None:
-        """A device's process has ended: nothing can run any more."""
+        """Record that a device's process has ended: no run is possible any more."""
         self._broken = self._broken or self._of_device(index, how)
 
     def _of_device(self, index: int, how: str) -> str:
         return f"the process of device {self.plan.devices[index].name} {how}; load the model again"
 
     def _with_device(self, index: int, error: Exception) -> Exception:
-        """A device's error; one of memory says whose, and what the others hold."""
+        """A device's error; a memory error names the device and advises."""
         if not no_memory(error):
             return error
         part = self.plan.devices[index]
@@ -364,7 +365,7 @@ class PlanProgram(Program):
                                  f"it a smaller share ({part.name}*0.5) or more devices")
 
     def _stop(self, missing: set[int]) -> None:
-        """Break a run off: whoever waits for another device stops. Then all is as before it, but for the cache."""
+        """Abort a run: waiting devices stop. Afterwards the state is as before the run, except the cache."""
         self._world.abort()
         deadline = time.monotonic() + _GRACE_S
         while missing and (left := deadline - time.monotonic()) > 0:
@@ -383,5 +384,5 @@ class PlanProgram(Program):
 
 
 def _of_blocks(sizes: Mapping[int, int]) -> int:
-    """Bytes of a KV block in all layers, whatever their windows."""
+    """Bytes of a KV block in all layers, over all windows."""
     return sum(size for window, size in sizes.items() if window != STATE)

@@ -1,7 +1,6 @@
-"""Workers that run the devices of a plan: a thread of this process for each, or a process of its own for each.
+"""Workers that run the devices of a plan, as threads or as processes.
 
-A worker gets commands one after the other and answers each with (device, answer) in a queue that all workers share;
-the answer is a value or an exception.
+A worker executes commands in order and puts (device, result or exception) into a queue that all workers share.
 """
 
 import contextlib
@@ -20,14 +19,14 @@ import numpy as np
 from numflow.errors import DeviceError, NumflowError, no_memory
 from numflow.ops import Batch
 
-Answers = queue.SimpleQueue  # of (device index, "ok" | "error" | "gone", value, exception or what became of it)
+Answers = queue.SimpleQueue  # (device index, "ok" | "error" | "gone", value, exception or description)
 _JOIN_S = 5.0
-STOPPED_S = 10.0  # for which a process may be stopped (SIGSTOP, a debugger) before it counts as lost
+STOPPED_S = 10.0  # a process that is stopped (SIGSTOP, debugger) for longer counts as lost
 _STARTING = threading.Lock()
 
 
 class Resident:
-    """A program where it lives, with one command more; all others are the program's."""
+    """A program in its worker, with the further command `run_all`."""
 
     def __init__(self, program: Any):
         self._program = program
@@ -37,8 +36,7 @@ class Resident:
 
     def run_all(self, batches: Sequence[Batch], entry: str, output: str | None, wanted: bool,
                 choices: Sequence[Sequence[Any]] | None = None) -> list | None:
-        """Run the batches one after the other; their results only if they are wanted: the output, or with choices the
-        tokens that these pick from it."""
+        """Run batches in order. Results, if wanted: outputs, or with `choices` sampled tokens."""
         if choices is None or not wanted:
             results = [self._program.run(batch, entry, output, wanted) for batch in batches]
             return results if wanted else None
@@ -54,8 +52,8 @@ class Resident:
 class ThreadWorker:
     """Runs a device in a thread of this process.
 
-    make: makes what the commands work on (a program); called in the thread. program: that, once it is there.
-    lost: why it will never answer again; a thread of this process always does.
+    make: factory of the program, called in the thread. program: the program, once made.
+    lost: reason why the worker will never answer; always "" for a thread.
     """
 
     lost = ""
@@ -68,11 +66,11 @@ class ThreadWorker:
         self._thread.start()
 
     def command(self, name: str, args: tuple) -> None:
-        """Call a method of the program, or read an attribute; the answer comes later."""
+        """Call a method of the program, or read an attribute, asynchronously."""
         self._commands.put((name, args))
 
     def close(self) -> None:
-        """Close the program and end the thread, once it is at rest."""
+        """Close the program and end the thread after its current command."""
         self._commands.put(None)
         self._thread.join(_JOIN_S)
 
@@ -89,14 +87,14 @@ class ThreadWorker:
 
 
 class ProcessWorker:
-    """Runs a device in a process of its own, which is started afresh (no fork).
+    """Runs a device in a separate, spawned process.
 
-    make: as for ThreadWorker; it and what it refers to can be pickled. Its `world` is closed when the process ends.
+    make: as in ThreadWorker, picklable. Its `world` is closed when the process ends.
     """
 
     def __init__(self, index: int, make: Callable[[], Any], answers: Answers):
         self.index, self.answers = index, answers
-        self._stopped: float | None = None  # since when
+        self._stopped: float | None = None  # begin of the current stop
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_process_work, args=(make, theirs), daemon=True,
@@ -109,7 +107,7 @@ class ProcessWorker:
 
     @property
     def lost(self) -> str:
-        """Reason why the process will never answer again: its end, or a stop STOPPED_S ago; "" if it is well."""
+        """Reason why the process will never answer: it ended, or is stopped for STOPPED_S; else ""."""
         if not self.process.is_alive():
             return ended(self.process.exitcode)
         if not _is_stopped(self.process.pid):
@@ -120,7 +118,7 @@ class ProcessWorker:
         return f"has been stopped for {STOPPED_S:g} s" if now - self._stopped >= STOPPED_S else ""
 
     def command(self, name: str, args: tuple) -> None:
-        with contextlib.suppress(OSError):  # it has died: the reader says so
+        with contextlib.suppress(OSError):  # it has died: the reader reports it
             self._pipe.send((name, args))
 
     def close(self) -> None:
@@ -141,12 +139,12 @@ class ProcessWorker:
 
 
 def ended(code: int | None) -> str:
-    """End of a process with this exit code, in words."""
+    """Description of a process end with this exit code."""
     return f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
 
 
 def _is_stopped(pid: int | None) -> bool:
-    """Whether a process is stopped by a signal; False where the system does not say (no /proc)."""
+    """Whether a process is stopped by a signal; False on systems without /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
@@ -155,8 +153,8 @@ def _is_stopped(pid: int | None) -> bool:
 
 @contextlib.contextmanager
 def _no_main() -> Iterator[None]:
-    """A process that is started meanwhile does not run the caller's script again, as those of multiprocessing do: a
-    script need not hide what it does from them (`if __name__ == "__main__"`)."""
+    """Context in which a spawned process does not import the caller's main script, so that scripts need no
+    `if __name__ == "__main__"` guard."""
     with _STARTING:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
@@ -167,8 +165,8 @@ def _no_main() -> Iterator[None]:
 
 
 def _process_work(make: Any, pipe) -> None:
-    """The life of a device's process. Ctrl-C is for the parent, which closes the pipe; when the parent has died in the
-    midst of a run, nobody waits for other devices any more."""
+    """Main function of a device's process. Ctrl-C is ignored: the parent handles it and closes the pipe. If the
+    parent dies during a run, the run is aborted."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -179,7 +177,7 @@ def _process_work(make: Any, pipe) -> None:
         pipe.send(("ok", None))
     except Exception as error:
         pipe.send(("error", portable(error)))
-    with contextlib.suppress(EOFError, OSError):  # the parent has gone
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended
         while (command := pipe.recv()) is not None:
             how, value = answer(program, *command)
             pipe.send((how, portable(value) if how == "error" else value))
@@ -189,7 +187,7 @@ def _process_work(make: Any, pipe) -> None:
 
 
 def _abort_with_parent(world: Any) -> None:
-    """Break the run off as soon as the parent has died."""
+    """Abort the run when the parent dies."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -197,7 +195,7 @@ def _abort_with_parent(world: Any) -> None:
 
 
 def answer(program: Any, name: str, args: tuple) -> tuple[str, Any]:
-    """("ok", result) of a command, or ("error", exception)."""
+    """Execute a command: ("ok", result) or ("error", exception)."""
     try:
         found = getattr(program, name)
         return "ok", found(*args) if callable(found) else found
@@ -206,7 +204,7 @@ def answer(program: Any, name: str, args: tuple) -> tuple[str, Any]:
 
 
 def portable(error: Exception) -> Exception:
-    """The error itself if it is one of numflow's with a message only; else its text, since it may not be picklable."""
+    """A picklable form of an error: numflow errors with one argument unchanged, others as text."""
     if isinstance(error, NumflowError) and len(error.args) == 1:
         return error
     if no_memory(error):

@@ -1,4 +1,4 @@
-"""Meeting point of all devices of a plan: the World of each executor, and mailboxes of the host between them."""
+"""Exchange context of all devices of a plan: the World of each executor, and host mailboxes between executors."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,13 @@ from numflow.partition.cut.plan import DevicePart
 class Worlds:
     """The Worlds of a plan's executors as one.
 
-    parts:     devices that run here. executors: by name (DevicePart.executor), a module with `Program` and `World`.
-    threads:   of each device, for executors that have a say.
+    parts:     local devices. executors: executor name (DevicePart.executor) -> module with `Program` and `World`.
+    threads:   threads of each device, for executors with this setting.
     shared:    devices are processes.
-    remote:    mailboxes to devices elsewhere; where there are several executors, what they send each other goes through
-               mailboxes of this process.
+    remote:    mailboxes to remote devices. Several executors exchange values through mailboxes of this process.
 
     Raises:
-        DeviceError: devices of several executors that are not threads of one process.
+        DeviceError: several executors, but devices are not threads of one process.
     """
 
     def __init__(self, parts: Sequence[DevicePart], executors: Mapping[str, Any], threads: int | None = None,
@@ -48,40 +47,40 @@ class Worlds:
         return self._executors[self._owner[index]].Program
 
     def options(self, index: int, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Those of a plan's options that a device gets: all if there is one executor, else what its Program knows."""
+        """Options for a device: all with one executor, else those that its Program knows."""
         if len(self._worlds) == 1:
             return options
         known = inspect.signature(self.program(index)).parameters
         return {name: value for name, value in options.items() if name in known}
 
     def together(self, network: Network, programs: Sequence[Any]) -> Any | None:
-        """The object that runs the programs of all devices, parts of `network`, by one call.
+        """An object that runs the programs of all devices, parts of `network`, by one call.
 
-        None unless all are of one executor that can (its World.together) and none is elsewhere.
+        None if there are several executors, the executor cannot do so (World.together), or devices are remote.
         """
         return None if len(self._worlds) > 1 else next(iter(self._worlds.values())).together(network, programs)
 
     @property
     def in_pieces(self) -> bool:
-        """Whether a long batch may go through in pieces."""
+        """Whether long batches may be split into micro-batches."""
         return all(world.in_pieces for world in self._worlds.values())
 
     @property
     def progress(self) -> int:
-        """Grows as long as devices get on."""
+        """A counter that grows while devices make progress."""
         return sum(world.progress for world in self._worlds.values())
 
     def abort(self) -> None:
-        """Let nobody wait any more."""
+        """Abort: waiting devices stop."""
         for world in self._worlds.values():
             world.abort()
 
     def reset(self) -> None:
-        """As new; all devices must be at rest."""
+        """Reset after an abort; all devices must be idle."""
         for world in self._worlds.values():
             world.reset()
 
     def close(self) -> None:
-        """Give everything back; may be called twice."""
+        """Release all resources; may be called twice."""
         for world in self._worlds.values():
             world.close()

@@ -13,7 +13,7 @@ import numflow
 from numflow.decoding.names import inferflow
 from numflow.engine.engine import Engine
 from numflow.engine.request.prompt import ConversationIds, Prompts, check_size
-from numflow.engine.request.sampling import filled
+from numflow.engine.request.sampling import with_model_defaults
 from numflow.engine.runner.kv_memory import MemoryPlan
 from numflow.errors import NumflowError, RequestError, TokenizerError
 from numflow.server.config.config import ModelConfig
@@ -126,7 +126,7 @@ class Served:
         given = with_defaults({}, self.defaults, talks=True)
         if "decoding_alg" in given:
             return inferflow(given.pop("decoding_alg")) | given
-        return filled(given, self.model.sampling.values)
+        return with_model_defaults(given, self.model.sampling.values)
 
     @property
     def failure(self) -> str:

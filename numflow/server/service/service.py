@@ -223,7 +223,7 @@ class Generating:
             Engine, Adapted(engine, self.lease.adapter)))
         self.check_count(sum(max(checked.samples, checked.n) for checked in requests))
         owner = getattr(self.request.state, "owner", "")
-        requests = [replace(checked, shared=(owner, checked.shared)) for checked in requests]
+        requests = [replace(checked, cache_key=(owner, checked.cache_key)) for checked in requests]
         retry = self.service.metrics.seconds_per_request(self.served.name)
         for checked in requests:
             self.ignored.update(checked.ignored)

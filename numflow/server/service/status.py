@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import numflow
-from numflow.engine.adapters.given import named, side_by_side
+from numflow.engine.adapters.given import by_request, named
 from numflow.engine.options import EngineOptions
 from numflow.server.http.errors import MOST, ApiError, one_line
 from numflow.server.messages.wire import Json
@@ -77,7 +77,7 @@ async def model(service: Service, request: Request) -> Json:
 def _with_adapters(service: Service, entry: dict[str, Any]) -> list[dict[str, Any]]:
     """The entry of a model, and one for each adapter that requests choose."""
     config, found, _ = next(one for one in service.pool.listing() if one[0].name == entry["id"])
-    given = side_by_side(config.load.get("adapters"), config.load.get("merge")) or {}
+    given = by_request(config.load.get("adapters"), config.load.get("merge")) or {}
     known = named(given) if found is None else found.model.adapters or {}
     return [entry, *({**entry, "id": (id := f"{entry['id']}:{name}"), "display_name": id, "parent": entry["id"],
                       "root": str(adapter.path)} for name, adapter in known.items())]

@@ -1,1 +1,1 @@
-"""The kernels of numflow on the machine of tests/cuda/ptx: `make ptx`."""
+"""Runs of numflow's kernels on the PTX interpreter of tests/cuda/ptx: `make ptx`."""

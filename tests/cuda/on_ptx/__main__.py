@@ -1,7 +1,8 @@
-"""Run kernels from their PTX: `python -m tests.cuda.on_ptx [PATTERN]`, which `make ptx [KERNELS=PATTERN]` does.
+"""Run numflow's kernels from their PTX: `python -m tests.cuda.on_ptx [PATTERN]`, or `make ptx [KERNELS=PATTERN]`.
 
-A line for each job that found something, then `K kernels, F findings`: kernels that ran, and what is wrong with them.
-Without a pattern, a kernel of the compile gate that never ran is a finding too. PATTERN is as in a shell: `gemm_q4*`.
+Prints each finding with its job, then `K kernels, F findings`: the number of kernels that ran, and of findings. PATTERN
+is a shell pattern of kernel names, such as `gemm_q4*`. Without a pattern, a kernel that is compiled by the tests
+(tests/cuda/kernels.py) but never ran is a finding too.
 """
 
 import argparse
@@ -20,12 +21,12 @@ from tests.shares import share
 
 
 def main() -> int:
-    """The command; its exit status."""
+    """Run the command, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.cuda.on_ptx", description=__doc__.partition("\n")[0])
-    parser.add_argument("pattern", nargs="?", default="*", help="kernels, as in a shell: gemm_q4*")
-    parser.add_argument("--jobs", default="*", help="only jobs of such a name: linear-q4*")
-    parser.add_argument("--seed", type=int, default=0, help="a random order of warps; 0: the lowest block first")
-    parser.add_argument("--share", type=share, default=(0, 1), metavar="K/N", help="only job K of each N: 0/7")
+    parser.add_argument("pattern", nargs="?", default="*", help="shell pattern of kernel names: gemm_q4*")
+    parser.add_argument("--jobs", default="*", help="shell pattern of job names: linear-q4*")
+    parser.add_argument("--seed", type=int, default=0, help="seed of a random order of warps; 0: the default order")
+    parser.add_argument("--share", type=share, default=(0, 1), metavar="K/N", help="only every Nth job, from K on: 0/7")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     names = [job.name for job in jobs() if fnmatch(job.name, options.jobs)][options.share[0]::options.share[1]]
@@ -60,7 +61,7 @@ _JOBS: dict[str, Job] = {}
 
 
 def run(name: str, pattern: str = "*", seed: int = 0) -> tuple[str, dict[str, int], list[str]]:
-    """A job by its name, if it launches a kernel of the pattern: (name, launches, findings)."""
+    """Run a job by its name if it launches a kernel of the pattern: (name, launches of each kernel, findings)."""
     if not _JOBS:
         _JOBS.update({job.name: job for job in jobs()})
     job = _JOBS[name]
@@ -78,7 +79,7 @@ def run(name: str, pattern: str = "*", seed: int = 0) -> tuple[str, dict[str, in
 
 
 def would_launch(job: Job) -> set[str]:
-    """Names of the kernels of a job."""
+    """Names of the kernels that a job launches."""
     if job.whole:
         return set(job.kernels)
     device = Notebook(job.wgmma, job.tma, job.float8, job.float4)

@@ -1,6 +1,6 @@
-"""What runs on the machine: the cases of the tests, decoders of every type of weights, and whole test functions.
+"""The jobs for the PTX interpreter: op cases of the tests, decoders with every type of weights, and test functions.
 
-A job runs on any device. On one that only keeps launches (survey.Notebook), it tells which kernels it would run.
+A job runs on any device. On a device that only notes launches (survey.Notebook), it shows which kernels it would run.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,24 +42,26 @@ from tests.cuda.small import CASES
 from tests.quant.hub import float8_rows
 from tests.specs.case import load_case, memory_checkpoint
 
-HALF, INT8, MODEL = 6e-3, 0.05, 0.2     # bounds: 11 bits (8 of bfloat16 are MODEL's), int8 activations, whole models
-ROWS = (1, 3, 5, 9, 17, 65)             # tokens: a kernel for each, of products on tensor cores the three tiles
+HALF, INT8, MODEL = 6e-3, 0.05, 0.2     # error bounds: float16, int8 activations, whole models (and bfloat16)
+ROWS = (1, 3, 5, 9, 17, 65)             # tokens of a batch; each selects another kernel or tile size
 GROUPS = (((0, 1),), ((0, 3),), ((0, 40),), ((0, 160),), ((0, 300),))
-WIDTHS = ((512, 256), (2048, 256))     # of decoders, and their feed-forward width; norms of 1024 threads from 2048 on
+WIDTHS = ((512, 256), (2048, 256))     # of decoders: hidden and feed-forward; from 2048 on norms have 1024 threads
 
 
 class Failure(Exception):
-    """A result that is not the reference's."""
+    """A result that differs from the reference."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Something to run on a device. run raises what is wrong with the result. wgmma: the device is a Hopper, and tma:
-    uses the copy engine. float8, float4: it multiplies such floats."""
+    """A job: run(device) launches kernels and raises Failure if the result is wrong.
+
+    wgmma: the device is a Hopper GPU. tma: it uses bulk copies. float8, float4: it has products of such floats.
+    """
 
     name: str
     run: Callable
-    whole: bool = False      # a test function, which no Notebook can stand in for: kernels says what it launches
+    whole: bool = False      # a test function, which cannot run on a Notebook; `kernels` says what it launches
     kernels: tuple[str, ...] = ()
     wgmma: bool = False
     tma: bool = True
@@ -68,7 +70,7 @@ class Job:
 
 
 def jobs() -> Iterator[Job]:
-    """All of them."""
+    """All jobs."""
     for case in CASES:
         for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
             bound = case.bound if kv_type == "f32" else max(case.bound, HALF)
@@ -106,7 +108,7 @@ def _case(name: str, case, bound: float, **options) -> Job:
 
 
 def _compare(case, bound: float, options: dict, device) -> None:
-    """A case of the tests beside the reference."""
+    """Run a case of the tests, and compare the result with the reference."""
     actual = run_case(case, Program, gpu=device, **options)
     if not hasattr(device, "checks"):
         return
@@ -123,7 +125,8 @@ def _judge(worst: float, bound: float) -> None:
 
 
 def _attention() -> Iterator[Job]:
-    """Usual, wide and latent heads with every type of keys and values: few tokens, many, long enough for parts."""
+    """Attention with ordinary, wide and latent heads and every type of keys and values; few and many tokens, and
+    contexts that are split into parts."""
     usual = attention_case(4, 1, 128, 128, (((0, 70),), ((0, 1), (1, 5)), ((0, 1), (1, 1)), ((0, 3), (1, 1))))
     for kind in ("f16", *CODED):
         yield _case(f"attention-{kind}", usual, HALF, kv_type=kind)
@@ -149,7 +152,7 @@ def _attention() -> Iterator[Job]:
 
 
 def _matrices(kind: str) -> Iterator[Job]:
-    """Products, rows of tables, products by head."""
+    """Matrix products, embedding tables, and products by head, for one type of weights."""
     schedule, bound = tuple(((0, rows),) for rows in ROWS), INT8 if kind in QUANTISED or kind in APART else HALF * 3
     for k in (512, 2048):
         case = replace(linear_case(kind, 40, k, 1, bias=True), schedule=schedule if k == 512 else schedule[:3])
@@ -168,13 +171,13 @@ def _matrices(kind: str) -> Iterator[Job]:
 
 
 def _many_rows(kind: str, bound: float, device) -> None:
-    """A product of few tokens as of a matrix with many rows."""
+    """A product of few tokens by the kernel for matrices with many rows."""
     with many_rows():
         _compare(linear_case(kind, 40, 512, 9, bias=True), bound, {}, device)
 
 
 def _float8(kind: str, device) -> None:
-    """A product of tokens that are 8-bit floats, over rows and columns in parts."""
+    """A product with activations in 8-bit floats, with partial tiles of rows and columns; and one with experts."""
     _compare(of_float8(linear_case(kind, 280, 640, 130, bias=True), 640), 3e-5, {"activations": "fp8"}, device)
     experts = replace(experts_case(kind, 280, 256, 2, 1), schedule=GROUPS[-1:])
     _compare(of_float8(experts, 256), 3e-5, {"activations": "fp8"}, device)
@@ -189,7 +192,7 @@ def _float4(kind: str, device) -> None:
 
 
 def _model_float8(kind: str, device) -> None:
-    """A decoder of one layer with a prompt of 70 tokens that are 8-bit floats, then one token."""
+    """A decoder of one layer with activations in 8-bit floats: a prompt of 70 tokens, then one token."""
     network, weights = decoder(Shape(1, 512, 4, 2, 256, 40, 128), kind, float8_rows)
     ids = np.random.default_rng(0).integers(0, 40, 71, dtype=np.int32)
     _compare_logits(network, weights, device, 5, (
@@ -198,7 +201,7 @@ def _model_float8(kind: str, device) -> None:
 
 
 def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
-    """A decoder of one layer: one token, a few, a prompt; steps that kernels do together."""
+    """A decoder of one layer, with fused steps: one token, a few, a prompt."""
     network, weights = decoder(Shape(1, width, 4, 2, ffn, 40, 64), kind, None if _is_made(kind) else stored)
     _compare_logits(network, weights, device, 6, (
         Batch(np.arange(sequences * count, dtype=np.int32) % 40, np.tile(np.arange(count), sequences),
@@ -209,7 +212,7 @@ def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
 
 def _compare_logits(network, weights, device, blocks: int, batches: Iterable[Batch], units: bool = True,
                     bound: float = MODEL, **options) -> None:
-    """Logits of batches, one after the other, on the device and, where it checks, of the reference."""
+    """Run batches one after the other on the device, and if it checks results, compare logits with the reference."""
     programs: list = [Program(network, weights, gpu=device, units=units, **options)]
     if hasattr(device, "checks"):
         programs.append(Reference(network, weights, **options))
@@ -226,12 +229,12 @@ def _compare_logits(network, weights, device, blocks: int, batches: Iterable[Bat
 
 
 def _is_made(kind: str) -> bool:
-    """Whether random_checkpoint makes matrices of this type by itself."""
+    """Whether random_checkpoint can make matrices of this type."""
     return kind in SCHEMES or kind.endswith("%") or kind in ("F16", "BF16")
 
 
 def _adapters(device) -> None:
-    """A decoder of one layer, whose sequences have adapters of their own: of two ranks, with vectors and without."""
+    """A decoder of one layer whose sequences use different adapters: two ranks, with and without vectors."""
     network, checkpoint = random_network(Shape(1, 128, 2, 1, 160, 40, 64), "F16")
     network, rng = adaptable(network, checkpoint), np.random.default_rng(0)
     weights = WeightSource(network, checkpoint)
@@ -257,7 +260,7 @@ def _adapters(device) -> None:
 
 
 def _low_rank(step, rank: int, vectors: bool, rng) -> AdaptedPart:
-    """Random matrices for a step; vectors: and what is added, and what rows of the base's product are scaled by."""
+    """Random LoRA matrices for a step. vectors: with a bias and a scale of the base product too."""
     is_table, width = step.op == "adapt_rows", step.outputs[0].width
     a = rng.standard_normal((param(step, "rows"), rank) if is_table else (rank, step.inputs[0].width), np.float32)
     bias, scale = (rng.random(width, np.float32) if vectors and not is_table else None for _ in range(2))
@@ -265,7 +268,7 @@ def _low_rank(step, rank: int, vectors: bool, rng) -> AdaptedPart:
 
 
 def _long(device) -> None:
-    """A decoder whose keys are cut into parts: a prompt, then a token, whose parts are an operand where they join."""
+    """A decoder whose keys are split into parts: a prompt, then a token, where the join writes an operand."""
     network, weights = decoder(Shape(1, 512, 4, 2, 256, 40, 512), "q4", None)
     ids = np.random.default_rng(0).integers(0, 40, 301, dtype=np.int32)
     _compare_logits(network, weights, device, 5, (
@@ -274,7 +277,7 @@ def _long(device) -> None:
 
 
 def _entries(device) -> None:
-    """A model of layers with entries of 4 and of 8 tokens, chosen and not: texts in pieces and side by side."""
+    """A model with entries of 4 and of 8 tokens, with and without an index: prompts in pieces, batches of sequences."""
     stored_case = load_case("deepseek_v4")
     checkpoint = memory_checkpoint(stored_case.configs[0], stored_case.tensors)
     built = build(choose_spec(checkpoint), checkpoint)
@@ -284,7 +287,7 @@ def _entries(device) -> None:
 
 
 def _functions() -> Iterator[Job]:
-    """Tests that launch kernels by hand and know their results."""
+    """Test functions that launch kernels directly and check the results themselves."""
     from tests.cuda import test_join, test_moe, test_quantise, test_sample
 
     for name, scheme in ROW_SCHEMES.items():

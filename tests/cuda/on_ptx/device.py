@@ -1,4 +1,4 @@
-"""A device of numflow that runs each kernel from the PTX that is compiled for a GPU.
+"""A device of numflow that runs each kernel from its compiled PTX on the interpreter of tests/cuda/ptx.
 
     device = PtxDevice()                            # where tests have Simulated()
     run_case(case, Program, gpu=device)
@@ -24,9 +24,10 @@ from tests.cuda.ptx.parse import parse
 
 
 class PtxDevice(Simulated):
-    """As the simulator, with the compiled kernels. seed: of a random order of warps; 0 for the lowest block first.
+    """The simulator, but with compiled kernels.
 
-    changed: kernels that run in place of those of these names, for tests of the checks.
+    seed: of a random order of warps, 0 for the default order. changed: kernels that replace those of the same names,
+    for tests of the checks.
     """
 
     def __init__(self, index: int = 0, seed: int = 0, checks: Checks | None = None, nbytes: int = 512 << 20,
@@ -37,39 +38,39 @@ class PtxDevice(Simulated):
         self.changed: dict[str, Parsed] = {}
 
     def alloc(self, nbytes: int) -> Memory:
-        """Apart from all others; 0xFF until written."""
-        return Memory(self, nbytes, self.global_memory.take(nbytes))
+        """Allocate memory, with guard bytes around it, 0xFF until written."""
+        return Memory(self, nbytes, self.global_memory.allocate(nbytes))
 
     def alloc_host(self, nbytes: int) -> Memory:
-        """Memory of the host, which writes unseen: it counts as written."""
+        """Allocate host memory. It counts as written, because the host's writes are not seen."""
         memory = super().alloc_host(nbytes)
-        self.global_memory.wrote(memory.handle)
+        self.global_memory.mark_written(memory.handle)
         return memory
 
     def free(self, memory: Memory) -> None:
-        """Nobody's from here on."""
-        self.global_memory.drop(memory.handle)
+        """Free memory; later accesses are faults."""
+        self.global_memory.free(memory.handle)
 
     def upload(self, to: Ref, data: np.ndarray) -> None:
         """Copy an array to the device."""
         super().upload(to, data)
-        self.global_memory.wrote(self._bytes(to, data.nbytes))
+        self.global_memory.mark_written(self._bytes(to, data.nbytes))
 
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
-        """From one place on the device to another: what is unwritten stays so."""
+        """Copy within the device's memory. Unwritten bytes stay marked as unwritten."""
         super().copy(to, source, nbytes)
         self._shadow(to, nbytes)[:] = self._shadow(source, nbytes)
 
     def fetch(self, to: Ref, other: Simulated, source: Ref, nbytes: int) -> None:
         """Copy from another device's memory."""
         super().fetch(to, other, source, nbytes)
-        self.global_memory.wrote(self._bytes(to, nbytes))
+        self.global_memory.mark_written(self._bytes(to, nbytes))
 
     def launch(self, work: Launch | Order) -> None:
         """Run a kernel from its PTX.
 
         Raises:
-            Fault: it does what no kernel may.
+            Fault: an error that ends the kernel.
         """
         if isinstance(work, Order):
             return
@@ -86,7 +87,7 @@ class PtxDevice(Simulated):
         return self.global_memory.written[begin:begin + nbytes]
 
     def _value(self, kind, value):
-        """A parameter as the driver passes it."""
+        """A kernel argument as the driver passes it."""
         if isinstance(kind, Pointer):
             if value is None:
                 return np.uint64(0)
@@ -100,7 +101,7 @@ class PtxDevice(Simulated):
 
 @functools.cache
 def digest_of(kernel: Kernel) -> str:
-    """As digest, worked out once."""
+    """The digest of a kernel, computed once."""
     return digest(kernel)
 
 
@@ -108,7 +109,7 @@ _PARSED: dict[str, Parsed] = {}
 
 
 def parsed(name: str, key: str, kernel: Kernel) -> Parsed:
-    """The kernel's PTX as it is for sm_90, or the only cards that have its instructions; parsed once in a process."""
+    """The kernel's PTX for sm_90 (dependent.py), or for the only target that it has, parsed once in a process."""
     if f"{name}-{key}" not in _PARSED:
         target = kernel.target if kernel.target.endswith("a") else "sm_90"
         _PARSED[f"{name}-{key}"] = parse(dependent(assembly(kernel), target))
@@ -116,7 +117,7 @@ def parsed(name: str, key: str, kernel: Kernel) -> Parsed:
 
 
 def assembly(kernel: Kernel) -> str:
-    """The kernel's PTX, from the disk or compiled and kept there: beside machine code, in a folder of its own."""
+    """The kernel's PTX, from the disk cache, or compiled and stored there, in a folder beside the machine code."""
     path = folder() / "ptx" / f"{kernel.name}-{digest_of(kernel)}.ptx"
     if not trust.usable(path.parent, "PTX of kernels"):
         return to_ptx(kernel, PTX_FOR)
@@ -129,7 +130,7 @@ def assembly(kernel: Kernel) -> str:
 
 
 def keep(path, text: str) -> None:
-    """Put a whole file in its place."""
+    """Write a file atomically: a temporary file, then a rename."""
     import tempfile
     from pathlib import Path
 

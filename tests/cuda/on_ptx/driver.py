@@ -1,7 +1,7 @@
-"""Several PTX machines at once: the lazy driver's queues, whose kernels run from their PTX in an address space of all.
+"""A simulated driver with several GPUs, streams and events, whose kernels run from their PTX in one address space.
 
-Streams get on in any order that events allow, warps in a random order of their own. A copy or a kernel that is not
-ordered behind what it reads finds memory that nobody wrote, which is a finding, or other numbers.
+Streams make progress in any order that the events allow (lazy_driver.py), and warps in a random order. A copy or kernel
+that is not ordered after the writes that it needs reads uninitialised memory, which is a finding, or wrong values.
 """
 
 import ctypes
@@ -18,26 +18,26 @@ from tests.cuda.ptx.memory import GlobalMemory
 
 
 class PtxDriver(LazyDriver):
-    """As the lazy driver. checks: what was found. ordered: whether streams heed events; not, to plant that bug."""
+    """LazyDriver with compiled kernels. checks: the findings. ordered: False plants a bug: streams ignore events."""
 
     def __init__(self, devices: int = 1, seed: int = 0, nbytes: int = 1 << 30, ordered: bool = True):
         super().__init__(devices, seed)
         self.global_memory, self.checks, self.ordered = GlobalMemory(nbytes), Checks(), ordered
 
     def cuMemAlloc(self, nbytes):
-        memory = self.global_memory.take(nbytes)
+        memory = self.global_memory.allocate(nbytes)
         self.memory[memory.ctypes.data] = memory
         return OK, memory.ctypes.data
 
     def cuMemHostAlloc(self, nbytes, flags):
         code, address = self.cuMemAlloc(nbytes)
-        self.global_memory.wrote(self.memory[address])     # by the host, which writes unseen
+        self.global_memory.mark_written(self.memory[address])     # because the host's writes are not seen
         return code, address
 
     def cuMemFree(self, address):
         memory = self.memory[address]
         freed = super().cuMemFree(address)
-        self.global_memory.drop(memory)
+        self.global_memory.free(memory)
         return freed
 
     cuMemFreeHost = cuMemFree
@@ -50,14 +50,14 @@ class PtxDriver(LazyDriver):
         return super().cuStreamWaitEvent(stream, event, flags) if self.ordered else (OK,)
 
     def _copied(self, to: int, source: int, nbytes: int) -> None:
-        """Bytes, and whether they were written: what comes from elsewhere was."""
+        """Copy bytes and their flags of being written. Bytes from memory without flags count as written."""
         ctypes.memmove(to, source, nbytes)
         there, here = (self._shadow(place, nbytes) for place in (to, source))
         if there is not None:
             there[:] = True if here is None else here
 
     def _shadow(self, address: int, nbytes: int) -> np.ndarray | None:
-        """Which of these bytes were written; None for memory that is not the machines'."""
+        """The flags of being written of these bytes; None outside of global memory."""
         begin, memory = address - self.global_memory.base, self.global_memory
         return memory.written[begin:begin + nbytes] if 0 <= begin < memory.bytes.size else None
 

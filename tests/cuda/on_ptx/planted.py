@@ -1,9 +1,9 @@
-"""Bugs planted in compiled kernels of numflow: each barrier and wait taken out, each kind of access shifted.
+"""Bugs planted in compiled kernels of numflow: each barrier, fence and wait removed, each kind of access shifted.
 
     python -m tests.cuda.on_ptx.planted [KERNEL]
 
-A line for each kernel: changes that were noticed, by a fault, a note or a wrong result, and those that were not.
-NEEDLESS names orders that change nothing in that kernel's case, and says why.
+Prints a line for each kernel: the number of changes, how many were noticed by a fault, a note or a wrong result, and
+those that were not. NEEDLESS lists removals that have no effect in the kernel's test case, with the reason.
 """
 
 import functools
@@ -22,15 +22,15 @@ from tests.cuda.ptx.findings import Checks, Fault
 from tests.cuda.ptx.parse import parse
 from tests.cuda.small import CASES
 
-ORDERS = (r"bar(?:rier)?\.sync[^;]*;|bar\.warp\.sync[^;]*;|cp\.async\.wait_group[^;]*;|fence\.proxy[^;]*;"
-          r"|wgmma\.(?:fence|commit_group|wait_group)[^;]*;|fence\.mbarrier_init[^;]*;|mbarrier\.(?:arrive|try_wait)[^;]*;"
-          r"|barrier\.cluster\.arrive[^;]*; barrier\.cluster\.wait[^;]*;|cp\.async\.bulk[^;]*;")
-_ALONE = "a block of a cluster of two, as here, brings nothing for itself alone"
-_APART = "the lanes of a warp come together again on the machine before what all must reach"
-_LAST = "a block waits for all that goes to it; on a card its copies to the other one may still be on their way"
-_FIRST = (dict.fromkeys((3, 4, 10, 11), "nobody has used the places of the first two tiles before")
+SYNC = (r"bar(?:rier)?\.sync[^;]*;|bar\.warp\.sync[^;]*;|cp\.async\.wait_group[^;]*;|fence\.proxy[^;]*;"
+        r"|wgmma\.(?:fence|commit_group|wait_group)[^;]*;|fence\.mbarrier_init[^;]*;|mbarrier\.(?:arrive|try_wait)[^;]*;"
+        r"|barrier\.cluster\.arrive[^;]*; barrier\.cluster\.wait[^;]*;|cp\.async\.bulk[^;]*;")
+_ALONE = "in a cluster of two, as here, every copy is a multicast; the code for a single block does not run"
+_APART = "on this machine, the lanes of a warp reconverge by themselves before the next warp-wide instruction"
+_LAST = "a block waits for all copies to it; on a GPU its copies to the other block may still be in flight"
+_FIRST = (dict.fromkeys((3, 4, 10, 11), "the buffers of the first two tiles have not been used before")
           | dict.fromkeys((6, 7, 13, 14), _ALONE))
-# Kernel: removed orders, by their number in the text, that its case can do without, and why.
+# For each kernel: removals without effect, by the number of the match in the PTX, and the reason.
 NEEDLESS: dict[str, dict[int, str]] = {
     "attention_few_f16_64_f16_64_8": {4: "the next turn writes the sums' memory behind the barrier of its queries"},
     "wgmma_q4_tma": _FIRST | dict.fromkeys((27, 28), _ALONE) | {30: _APART, 32: _LAST},
@@ -39,7 +39,7 @@ NEEDLESS: dict[str, dict[int, str]] = {
 
 
 def cases() -> dict[str, tuple]:
-    """(case, options) by the kernel that is changed."""
+    """(case, options) for each kernel that is changed."""
     tokens = attention_case(8, 2, 128, 128, (((0, 70),), ((0, 1), (1, 5))))
     turns = attention_case(16, 1, 128, 128, (((0, 40), (1, 3)), ((0, 1), (1, 1))))  # two of 8 rows for each token
     return {"gemv_q4_int8_1_split4": (linear_case("q4", 20, 4608, 1, bias=True), {}),
@@ -56,9 +56,9 @@ def cases() -> dict[str, tuple]:
 
 
 def changes(text: str) -> Iterator[tuple[str, str]]:
-    """(what, PTX with that change): each order taken out; all accesses of a kind shifted a little, or far away."""
-    for number, found in enumerate(re.finditer(ORDERS, text)):
-        rest = "setp.eq.u32 over, 0, 0;" if "try_wait" in found[0] else ""       # nobody waits
+    """(description, changed PTX): each synchronisation removed; accesses of each kind misaligned, or moved far away."""
+    for number, found in enumerate(re.finditer(SYNC, text)):
+        rest = "setp.eq.u32 over, 0, 0;" if "try_wait" in found[0] else ""       # the wait succeeds at once
         yield f"{number} without {found[0]}", text[:found.start()] + rest + text[found.end():]
     accesses = r"((?:ld|st)\.(?:global|shared)[\w.:]*)(?=\s)[^;\[]*\[[%\w]+(?:\+\d+)?(?=\])"
     for access in sorted({found[1] for found in re.finditer(accesses, text)}):
@@ -76,17 +76,17 @@ def _shifted(access: str, by: int, found: re.Match) -> str:
 
 
 def _size(access: str) -> int:
-    """Bytes of a lane."""
+    """Bytes that a lane accesses."""
     count = re.search(r"\.v(\d)", access)
     return int(re.search(r"\.[a-z]+(\d+)$", access)[1]) // 8 * int(count[1] if count else 1)
 
 
 def launched(name: str, case, options: dict) -> tuple[Kernel, list]:
-    """The kernel of this name among those of a case, and the case's right results."""
+    """The kernel of this name among those of a case, and the case's correct results."""
     found = {}
 
     class Remembering(PtxDevice):
-        """Keeps the kernels."""
+        """A PtxDevice that remembers the kernels."""
 
         def launch(self, work):
             if hasattr(work, "kernel"):
@@ -98,13 +98,13 @@ def launched(name: str, case, options: dict) -> tuple[Kernel, list]:
 
 
 def _for(name: str, device: PtxDevice) -> PtxDevice:
-    """The device as one that runs a kernel of this name."""
+    """Set the device's flags for a kernel of this name."""
     device.wgmma, device.tma = name.startswith("wgmma"), name.endswith("_tma")
     return device
 
 
 def is_noticed(name: str, case, options: dict, text: str, expected: list) -> bool:
-    """Whether a changed kernel gives a fault, a note or another result."""
+    """Whether a changed kernel causes a fault, a note or another result."""
     device = _for(name, PtxDevice(checks=Checks(steps=100_000)))
     device.changed[name] = parse(text)
     try:
@@ -115,7 +115,7 @@ def is_noticed(name: str, case, options: dict, text: str, expected: list) -> boo
 
 
 def unnoticed(name: str) -> tuple[int, list[str]]:
-    """Number of changes of a kernel, and those that nothing notices though something should."""
+    """The number of changes of a kernel, and the changes that should be noticed and are not."""
     case, options = cases()[name]
     kernel, expected = launched(name, case, options)
     missed, count = [], 0
@@ -130,7 +130,7 @@ def unnoticed(name: str) -> tuple[int, list[str]]:
 
 
 def main() -> int:
-    """The command; its exit status."""
+    """Run the command, and return its exit status."""
     pattern, total, lost = sys.argv[1] if len(sys.argv) > 1 else "*", 0, 0
     for name in cases():
         if fnmatch(name, pattern):

@@ -1,8 +1,8 @@
-"""Predicted times of a model's launches on a card: `python -m tests.cuda.on_ptx.predict [--weights q4 ...]`.
+"""Predicted times of a model's kernels on a GPU: `python -m tests.cuda.on_ptx.predict [--weights q4 ...]`.
 
-The kernels of one layer of an 8B model at a number of tokens and a context, from their PTX: some blocks of each launch
-are run and counted, the others taken to be like them; registers and shared memory are those of the cubin for sm_90. No
-card has confirmed these numbers (tests/cuda/ptx/model.py says what they are made of).
+Predicts the kernels of one layer of an 8B model for a batch and a context, from their PTX: some blocks of each launch
+run on the interpreter and are counted, and the counts are scaled to all blocks. Registers and shared memory are from
+the cubin for sm_90. No GPU has confirmed these numbers. tests/cuda/ptx/model.py explains the model.
 """
 
 import argparse
@@ -24,14 +24,17 @@ from tests.cuda.ptx.machine import Machine
 from tests.cuda.ptx.model import CARDS, Prediction, Resources, predict
 from tests.cuda.ptx.parse import parse
 
-LANES = 4096     # of a launch that are run
+LANES = 4096     # lanes of a launch that run
 HOPPERS = ("H200", "H100")
 CODES = {"RTX 4090": "fp8", "RTX 5090": "nvfp4"}  # cards that multiply codes (code_gemm.py), and the most of these
 
 
-class How(NamedTuple):
-    """early: kernels as they are from sm_90 on. wgmma: those for Hopper alone; tma: with the copy engine. lanes: of a
-    launch that are run. codes: of CODES, else ""."""
+class Options(NamedTuple):
+    """Options of a prediction.
+
+    early: programmatic dependent launch, as from sm_90 on. wgmma: kernels for Hopper. tma: with bulk copies. lanes: of
+    a launch that run. codes: the activations of CODES, else "".
+    """
 
     early: bool = True
     wgmma: bool = True
@@ -40,18 +43,18 @@ class How(NamedTuple):
     codes: str = ""
 
     @classmethod
-    def for_card(cls, name: str, lanes: int = LANES) -> "How":
-        """What a card of CARDS runs."""
+    def for_card(cls, name: str, lanes: int = LANES) -> "Options":
+        """The options for a GPU of CARDS."""
         return cls(CARDS[name].dependent is not None, name in HOPPERS, lanes, codes=CODES.get(name, ""))
 
 
-ANY = How()
+ANY = Options()
 
 
 class Sampling(PtxDevice):
-    """Runs some blocks from the middle of each launch and counts; what they compute is not looked at."""
+    """A device that runs and counts some blocks from the middle of each launch. Results are ignored."""
 
-    def __init__(self, nbytes: int, how: How):
+    def __init__(self, nbytes: int, how: Options):
         super().__init__(nbytes=nbytes, wgmma=how.wgmma, tma=how.tma, float8=bool(how.codes),
                          float4=how.codes == "nvfp4")
         self.how = how
@@ -59,13 +62,14 @@ class Sampling(PtxDevice):
         self.counts = False
 
     def alloc(self, nbytes: int) -> Memory:
-        """Zeros until written: where results are not finite, some kernels take a longer way (few_gemm.py)."""
+        """Allocate memory filled with zeros: some kernels have a slow path for results that are not finite
+        (few_gemm.py)."""
         memory = super().alloc(nbytes)
         memory.handle[:] = 0
         return memory
 
     def launch(self, work: Launch | Order) -> None:
-        """Count a launch, once the model is loaded."""
+        """Count a launch, after the model is loaded."""
         if isinstance(work, Order) or not self.counts:
             return
         checks, kernel, total = Checks(False, False, counted=True), work.kernel, int(np.prod(work.grid))
@@ -80,8 +84,8 @@ class Sampling(PtxDevice):
 
 
 def layer(shape: str, weights: str, tokens: int, context: int,
-          how: How = ANY, **options) -> list[tuple[Launch, Checks]]:
-    """Launches of one layer for a step of `tokens` sequences, counted: those that a second layer adds to a first."""
+          how: Options = ANY, **options) -> list[tuple[Launch, Checks]]:
+    """The counted launches of one layer for a step of `tokens` sequences: those that a second layer adds."""
     one, two = (launches(shape, weights, tokens, context, layers, how, **options) for layers in (1, 2))
     names = [[work.kernel.name for work, _ in found] for found in (one, two)]
     same = next(at for at, (a, b) in enumerate(zip(*names)) if a != b)
@@ -89,10 +93,10 @@ def layer(shape: str, weights: str, tokens: int, context: int,
 
 
 def launches(shape_name: str, weights: str, tokens: int, context: int, layers: int,
-             how: How = ANY, **options) -> list[tuple[Launch, Checks]]:
-    """Launches of a model of so many layers for a step, counted.
+             how: Options = ANY, **options) -> list[tuple[Launch, Checks]]:
+    """The counted launches of a model with `layers` layers for one step.
 
-    context: earlier tokens of each sequence; negative: the tokens are a prompt, of one sequence. options: of a Program.
+    context: earlier tokens of each sequence; negative: the tokens are one sequence's prompt. options: of a Program.
     """
     shape = find_shape(shape_name, layers=layers, vocabulary=256)
     network, source = decoder(shape, weights)
@@ -109,16 +113,16 @@ def launches(shape_name: str, weights: str, tokens: int, context: int, layers: i
 
 
 def predicted(work: Launch, checks: Checks, card) -> Prediction:
-    """A launch on a card."""
+    """The prediction for a launch on a GPU."""
     kernel = work.kernel
     capability = next(one for one in (*CAPABILITIES[1:], *NEWER) if kernel.runs_on(one))
     binary = assembled(kernel, assembly(kernel), capability)
-    has = Resources(binary.registers, binary.shared + kernel.dynamic, kernel.threads)
-    return predict(card, has, checks.counters[kernel.name], int(np.prod(work.grid)))
+    resources = Resources(binary.registers, binary.shared + kernel.dynamic, kernel.threads)
+    return predict(card, resources, checks.counters[kernel.name], int(np.prod(work.grid)))
 
 
 def main() -> None:
-    """A table for each type of weights."""
+    """Print a table for each type of weights."""
     parser = argparse.ArgumentParser(prog="python -m tests.cuda.on_ptx.predict", description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", default="8b", help="of numflow/lab/shapes.toml")
     parser.add_argument("--weights", nargs="+", default=["F16", "q8", "q4", "q3h"])
@@ -128,28 +132,29 @@ def main() -> None:
     parser.add_argument("--activations", default="int8", choices=["int8", "fp8", "nvfp4", "f32"])
     parser.add_argument("--no-wgmma", action="store_true", help="mma.sync on Hopper too")
     parser.add_argument("--no-tma", action="store_true", help="wgmma without the copy engine and clusters")
-    parser.add_argument("--lanes", type=int, default=LANES, help="of a launch that are run; what all blocks read "
-                        "is counted anew for each such sample")
+    parser.add_argument("--lanes", type=int, default=LANES, help="lanes of a launch that run; bytes that all blocks "
+                        "share are counted once for each such sample")
     parser.add_argument("--card", default="H200", choices=CARDS)
-    parser.add_argument("--no-dependent", action="store_true", help="one kernel begins when the one before has ended")
+    parser.add_argument("--no-dependent", action="store_true", help="no programmatic dependent launch")
     options = parser.parse_args()
     card, context = CARDS[options.card], -1 if options.prompt else options.context
     if options.no_dependent:
         card = replace(card, dependent=None)
     for weights in options.weights:
         found = layer(options.shape, weights, options.tokens, context,
-                      How(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma, options.lanes,
-                          not options.no_tma, CODES.get(options.card, "")), activations=options.activations)
+                      Options(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma,
+                              options.lanes, not options.no_tma, CODES.get(options.card, "")),
+                      activations=options.activations)
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
               f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
-              "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share | TFLOP/s |\n"
+              "| kernel | blocks | resident warps | KB in flight | MB | us | bound by | share | TFLOP/s |\n"
               "|---|---|---|---|---|---|---|---|---|")
         seconds, moved = 0.0, 0.0
         for work, checks in found:
             row = predicted(work, checks, card)
             seconds, moved = seconds + row.seconds, moved + row.bytes
-            print(f"| {work.kernel.name} | {int(np.prod(work.grid))} | {row.resident} | {row.under_way / 1024:.1f} | "
-                  f"{row.bytes / 1e6:.2f} | {1e6 * row.seconds:.1f} | {row.binds} | {100 * row.share(card):.0f} % | "
+            print(f"| {work.kernel.name} | {int(np.prod(work.grid))} | {row.resident} | {row.in_flight / 1024:.1f} | "
+                  f"{row.bytes / 1e6:.2f} | {1e6 * row.seconds:.1f} | {row.bound_by} | {100 * row.share(card):.0f} % | "
                   f"{2e-12 * row.pairs / row.seconds:.0f} |", flush=True)
         print(f"| all | | | | {moved / 1e6:.1f} | {1e6 * seconds:.1f} | | "
               f"{100 * moved / card.bandwidth / seconds:.0f} % | |", flush=True)

@@ -1,1 +1,1 @@
-"""A machine in NumPy that runs PTX and says what is wrong with it; README.md beside this file tells how to use it."""
+"""A PTX interpreter in NumPy that checks kernels for errors. README.md in this folder says how to use it."""

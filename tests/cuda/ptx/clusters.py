@@ -1,4 +1,4 @@
-"""Instructions of mbarriers, bulk copies and clusters; binders as in effects.py, for the state of bulk.py."""
+"""Instructions on mbarriers, bulk copies and clusters. Binders as in effects.py; the state is in bulk.py."""
 
 import numpy as np
 
@@ -10,16 +10,16 @@ from .parse import Kernel
 from .races import READ
 from .values import value
 
-OF_ADDRESSES = "mbarrier", "mapa"
+MBARRIER_OPCODES = "mbarrier", "mapa"
 
 
 def has_bulk(kernel: Kernel) -> bool:
-    """Whether a kernel has mbarriers or barriers of clusters."""
-    return any(step.opcode in OF_ADDRESSES or "cluster" in step.parts for step in kernel.instructions)
+    """Whether a kernel has mbarriers or cluster barriers."""
+    return any(step.opcode in MBARRIER_OPCODES or "cluster" in step.parts for step in kernel.instructions)
 
 
-def _places(machine, step, addresses, lanes, size: int, remote: bool) -> np.ndarray:
-    """Places in the memory of all blocks of addresses of these lanes, which may be in other blocks of the cluster."""
+def _offsets(machine, step, addresses, lanes, size: int, remote: bool) -> np.ndarray:
+    """Offsets in the shared memory of all blocks, for addresses of these lanes that may be in other blocks (remote)."""
     addresses = np.broadcast_to(addresses, machine.n)[lanes]
     rank, cluster = addresses >> REMOTE, machine.grid.cluster
     own = machine.block[lanes]
@@ -31,7 +31,7 @@ def _places(machine, step, addresses, lanes, size: int, remote: bool) -> np.ndar
 
 @value("mapa")
 def _map(step):
-    """Addresses of this place in another block of the cluster."""
+    """mapa: the address of the same shared-memory location in another block of the cluster."""
     place, rank = wide(step.operands[1], "u32"), wide(step.operands[2], "u32")
     return lambda machine: (place(machine) & np.uint32((1 << REMOTE) - 1)
                             | (rank(machine) + np.uint32(1)) << np.uint32(REMOTE))
@@ -49,26 +49,26 @@ def _mbarrier(step):
 
     def run(machine, mask):
         lanes = machine.lanes(mask)
-        places = _places(machine, step, at(machine), lanes, 8, remote)
+        places = _offsets(machine, step, at(machine), lanes, 8, remote)
         numbers = number(machine)[lanes].tolist() if number else [0] * lanes.size
         for place, lane, given in zip(places.tolist(), lanes.tolist(), numbers):
             if arrives:
                 machine.bulk.arrive(step, place, lane, given)
             else:
-                machine.bulk.make(place, lane, given)
+                machine.bulk.init(place, lane, given)
     return run
 
 
 def _wait(step):
-    """try_wait, test_wait: true once the turn is over. The machine runs them then, and once before."""
+    """try_wait, test_wait: True once the phase is complete. The scheduler runs them then, and once before."""
     if "parity" not in step.parts:
         raise Fault(f"no such mbarrier here: {step.text}")
-    to, asked = step.operands[0], turn_of(step)
+    to, asked = step.operands[0], phase_of(step)
 
     def run(machine, mask):
         lanes = machine.lanes(mask)
         over, places = asked(machine, lanes)
-        machine.bulk.learn_turns(places[over], lanes[over])
+        machine.bulk.learn_phases(places[over], lanes[over])
         machine.bulk.polled[lanes] = ~over
         result = np.zeros(machine.n, bool)
         result[lanes] = over
@@ -76,19 +76,19 @@ def _wait(step):
     return run
 
 
-def turn_of(step):
-    """function(machine, lanes) -> whether the turns are over that they wait for, and where."""
+def phase_of(step):
+    """function(machine, lanes) -> whether the phases that they wait for are complete, and offsets of the mbarriers."""
     at, parity = address(step.operands[1]), wide(step.operands[2], "u32")
 
     def asked(machine, lanes):
-        places = _places(machine, step, at(machine), lanes, 8, False)
-        return machine.bulk.is_over(step, places, parity(machine)[lanes], lanes), places
+        places = _offsets(machine, step, at(machine), lanes, 8, False)
+        return machine.bulk.is_complete(step, places, parity(machine)[lanes], lanes), places
     return asked
 
 
 @effect("bulk")
 def _bulk_copy(step):
-    """cp.async.bulk from global memory to this block, or to those of a mask."""
+    """cp.async.bulk from global memory to this block, or by multicast to the blocks of a mask."""
     if step.parts[:4] != ("async", "bulk", "shared_cluster", "global") \
             or "mbarrier_complete_tx_bytes" not in step.parts:
         raise Fault(f"no such copy here: {step.text}")
@@ -103,8 +103,8 @@ def _bulk_copy(step):
         sizes = size(machine)[lanes]
         if (sizes % PIECE).any() or not sizes.all():
             raise Fault(f"a bulk copy of {int(sizes[(sizes % PIECE != 0) | (sizes == 0)][0])} bytes: {step.text}")
-        places = _places(machine, step, to(machine), lanes, PIECE, True)
-        counts = _places(machine, step, tell(machine), lanes, 8, True)
+        places = _offsets(machine, step, to(machine), lanes, PIECE, True)
+        counts = _offsets(machine, step, tell(machine), lanes, 8, True)
         begins = np.broadcast_to(source(machine), machine.n)[lanes]
         masks = blocks(machine)[lanes] if blocks else np.zeros(lanes.size, np.uint16)
         pitch = machine.shared.pitch
@@ -119,16 +119,17 @@ def _bulk_copy(step):
             first = lane // machine.grid.threads // cluster * cluster
             ranks = [first + rank for rank in range(cluster) if wanted >> rank & 1] if blocks else [place // pitch]
             latency, places = _measure(machine, begin, nbytes, lane, len(ranks)), (place % pitch, count % pitch)
-            machine.bulk.send(step, *([pitch * rank + at for rank in ranks] for at in places), data, lane, latency)
+            targets, mbarriers = ([pitch * rank + at for rank in ranks] for at in places)
+            machine.bulk.start_copy(step, targets, mbarriers, data, lane, latency)
     return run
 
 
 def _read(machine, step, begin: int, nbytes: int, lane: int) -> np.ndarray:
-    """A copy of global memory as a lane finds it."""
+    """Read global memory for a bulk copy of a lane, with the checks of an ordinary read."""
     memory, lanes = machine.memory, np.full(nbytes // PIECE, lane, np.int32)
     offset, _ = memory.offsets(begin + PIECE * np.arange(nbytes // PIECE), PIECE, "global read")
-    if machine.unsettled is not None and machine.unsettled[lane]:
-        machine.note(f"global memory is touched before griddepcontrol.wait: {step.text}")
+    if machine.not_waited is not None and machine.not_waited[lane]:
+        machine.note(f"global memory is accessed before griddepcontrol.wait: {step.text}")
     machine._log(machine.log_global, step, offset, PIECE, READ, lanes)
     at = int(offset[0])
     if machine.checks.unwritten and not memory.written[at:at + nbytes].all():
@@ -137,11 +138,11 @@ def _read(machine, step, begin: int, nbytes: int, lane: int) -> np.ndarray:
 
 
 def _measure(machine, begin: int, nbytes: int, lane: int, blocks: int) -> float:
-    """Count a copy, once for the second cache and as often as blocks have it for their memory; its latency."""
+    """Count a bulk copy: once for L2, and once for the shared memory of each destination block. Returns its latency."""
     if not machine.counters:
         return 0.0
     sectors = np.arange(begin - machine.memory.base >> 5, -(-(begin - machine.memory.base + nbytes) // 32))
-    machine.counters.second += 32 * sectors.size
+    machine.counters.l2_bytes += 32 * sectors.size
     machine.counters.of("global", "read").add(1, blocks * sectors.size, blocks * nbytes // 32, nbytes)
     machine.counters.of("shared", "write").add(blocks, blocks * -(-nbytes // 128), blocks * -(-nbytes // 128), nbytes)
     machine._sectors.setdefault("read", []).append(sectors)
@@ -150,11 +151,11 @@ def _measure(machine, begin: int, nbytes: int, lane: int, blocks: int) -> float:
 
 @effect("cluster")
 def _cluster_barrier(step):
-    """barrier.cluster.arrive and wait."""
+    """barrier.cluster.arrive and barrier.cluster.wait."""
     comes = "arrive" in step.parts
 
     def run(machine, mask):
         machine.whole_warps(mask)
-        (machine.bulk.come if comes else machine.bulk.go)(mask)
+        (machine.bulk.cluster_arrive if comes else machine.bulk.cluster_wait)(mask)
     return run
 

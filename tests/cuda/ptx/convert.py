@@ -1,4 +1,4 @@
-"""Conversions between types: cvt."""
+"""Conversions between types (cvt)."""
 
 import numpy as np
 
@@ -49,19 +49,19 @@ def _from_bfloat(bits):
 
 
 def half_bits(number) -> np.ndarray:
-    """Bits of float16, in 32."""
+    """Bits of float16, as uint32."""
     return number.astype(np.float16).view(np.uint16).astype(U32)
 
 
 def bfloat_bits(number) -> np.ndarray:
-    """Bits of bfloat16, to nearest even, in 32."""
+    """Bits of bfloat16, rounded to nearest even, as uint32."""
     bits = number.view(U32).astype(np.int64)
     near = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(U32)
     return np.where(np.isnan(number), U32(0x7FFF), near)
 
 
 def e4m3_bits(number) -> np.ndarray:
-    """Bits of floats of 4 + 3 bits, to nearest even, in 32; what is larger than 448 becomes that."""
+    """Bits of E4M3 floats, rounded to nearest even and saturated to 448, as uint32."""
     size = np.nan_to_num(np.minimum(np.abs(number.astype(np.float64)), 448))
     exponent = np.where(size, np.clip(np.frexp(size)[1] - 1, -6, 8), -6)
     bits = (exponent + 6 << 3) + np.rint(np.ldexp(size, 3 - exponent)).astype(np.int64)  # 8 .. 16 eighths, or fewer
@@ -77,7 +77,7 @@ def e2m1_bits(number) -> np.ndarray:
 
 
 def float8_values(exponent_bits: int) -> np.ndarray:
-    """float32 [256] of the codes of 8-bit floats with so many bits of exponent: 4 (without infinities) or 5."""
+    """float32 [256]: the values of all codes of an 8-bit float, E4M3 (4 exponent bits, no infinities) or E5M2 (5)."""
     code, mantissa_bits, bias = np.arange(256), 7 - exponent_bits, 2 ** (exponent_bits - 1) - 1
     exponent, mantissa = code >> mantissa_bits & 2 ** exponent_bits - 1, code & 2 ** mantissa_bits - 1
     size = np.ldexp(mantissa + (exponent > 0) * 2.0 ** mantissa_bits, np.maximum(exponent, 1) - bias - mantissa_bits)
@@ -90,7 +90,7 @@ def float8_values(exponent_bits: int) -> np.ndarray:
 
 
 def _to(step, number, to: str):
-    """A float as another type; integers take the nearest that they have, NaN is 0."""
+    """Convert floats to another type. Conversion to integers saturates; NaN becomes 0."""
     rounding = next((function for name, function in ROUND.items() if name in step.parts), None)
     if to in ("f32", "f64"):
         return (rounding(number) if rounding else number).astype(TYPES[to])

@@ -1,13 +1,13 @@
-"""Instructions that do more than work out one value: binder(instruction) -> function(machine, mask).
+"""Instructions that do more than compute one value: binder(instruction) -> function(machine, mask).
 
-mask: bool of all lanes, those that take part; None for all that have not ended.
+mask: bool over all lanes, True for active ones; None if all lanes that have not exited are active.
 """
 
 import numpy as np
 
 from .findings import Fault
 from .operands import address, constant, getter, wide
-from .parse import TYPES, Pair, Register, Several
+from .parse import TYPES, Pair, Register, Vector
 from .races import ATOMIC, READ, WRITE
 from .values import compared
 
@@ -17,12 +17,12 @@ U32, U64 = np.uint32, np.uint64
 
 
 def effect(*names):
-    """Put a binder into the table."""
+    """A decorator that enters a binder into the table EFFECTS for these opcodes."""
     return lambda binder: EFFECTS.update(dict.fromkeys(names, binder)) or binder
 
 
 def space_of(step) -> str:
-    """Where an access goes; without a name, to global memory, which generic addresses of arguments are."""
+    """State space of an access. Without a name it is global: generic addresses are taken to point to global memory."""
     found = next((part.removesuffix("_cta") for part in step.parts if part.removesuffix("_cta") in SPACES), "global")
     return "global" if found == "const" else found
 
@@ -56,7 +56,7 @@ def unpack(step):
 def _load(step):
     space, dtype = space_of(step), TYPES[step.type]
     to, source = step.operands
-    registers = to.parts if isinstance(to, Several) else (to,)
+    registers = to.parts if isinstance(to, Vector) else (to,)
     size = np.dtype(dtype).itemsize
     if space == "param":
         name, index = source.base.name, source.offset // size
@@ -68,7 +68,7 @@ def _load(step):
         lanes = machine.lanes(mask)
         if not lanes.size:
             return
-        memory, offset = machine.reach(step, space, place(machine), whole, lanes, READ)
+        memory, offset = machine.check_access(step, space, place(machine), whole, lanes, READ)
         view, at = memory.view(dtype), offset // size
         for number, register in enumerate(registers):
             machine.put_lanes(register, view[at + number if number else at], lanes, mask)
@@ -80,7 +80,7 @@ def _store(step):
     space, dtype = space_of(step), TYPES[step.type]
     to, source = step.operands
     size = np.dtype(dtype).itemsize
-    parts = source.parts if isinstance(source, Several) else (source,)
+    parts = source.parts if isinstance(source, Vector) else (source,)
     getters = [getter(part, _stored_as(part, step.type, size)) for part in parts]
     place, whole = address(to), size * len(parts)
 
@@ -89,7 +89,7 @@ def _store(step):
         if not lanes.size:
             return
         values = [machine.of_lanes(get(machine), lanes).astype(dtype) for get in getters]
-        memory, offset = machine.reach(step, space, place(machine), whole, lanes, WRITE)
+        memory, offset = machine.check_access(step, space, place(machine), whole, lanes, WRITE)
         view, at = memory.view(dtype), offset // size
         for number, value in enumerate(values):
             view[at + number] = value
@@ -99,14 +99,16 @@ def _store(step):
 
 
 def _disagree(machine, step, view, at, values) -> None:
-    """A place that does not hold what its lane wrote has another lane's value, unless it is NaN."""
+    """Report a store after which memory does not hold a lane's value: another lane wrote a different one. Compares
+    bits, so that NaN equals itself."""
     kind = f"u{view.itemsize}"
     if any((view[at + n].view(kind) != v.view(kind)).any() for n, v in enumerate(values)):
         machine.note(f"lanes write different values to one place: {step.text}")
 
 
 def _stored_as(part, kind: str, size: int) -> str:
-    """Type that a stored operand is read as: of a wider register the lower part goes out."""
+    """Type as which a stored operand is read: the register's own if it is wider than the access, which stores the lower
+    part."""
     wider = isinstance(part, Register) and np.dtype(TYPES[part.type]).itemsize != size
     return part.type if wider else kind
 
@@ -131,14 +133,14 @@ def _atomic(step):
         if not lanes.size:
             return
         values = [machine.of_lanes(get(machine), lanes) for get in getters]
-        memory, offset = machine.reach(step, space, place(machine), size, lanes, ATOMIC)
+        memory, offset = machine.check_access(step, space, place(machine), size, lanes, ATOMIC)
         view, old, at = memory.view(dtype), np.zeros(lanes.size, dtype), offset // size
-        for turn in machine.in_some_order(lanes.size):      # lane by lane
-            old[turn] = view[at[turn]]
+        for lane in machine.in_some_order(lanes.size):
+            old[lane] = view[at[lane]]
             if how != "cas":
-                view[at[turn]] = ATOMICS[how](old[turn], values[0][turn])
-            elif old[turn] == values[0][turn]:
-                view[at[turn]] = values[1][turn]
+                view[at[lane]] = ATOMICS[how](old[lane], values[0][lane])
+            elif old[lane] == values[0][lane]:
+                view[at[lane]] = values[1][lane]
         if returns:
             machine.put_lanes(to, old, lanes, mask)
     return run
@@ -146,7 +148,7 @@ def _atomic(step):
 
 @effect("bar", "barrier")
 def _warp_barrier(step):
-    """bar.warp.sync; barriers of blocks are the machine's."""
+    """bar.warp.sync. The machine handles block barriers itself."""
     if "cluster" in step.parts:
         return EFFECTS["cluster"](step)
     return lambda machine, mask: machine.meet_warps(machine.whole_warps(mask))
@@ -154,29 +156,30 @@ def _warp_barrier(step):
 
 @effect("griddepcontrol")
 def _dependent(step):
-    """The kernels before have ended once a lane has waited; when the next may begin is not seen here."""
-    return lambda machine, mask: machine.settle(mask) if "wait" in step.parts else None
+    """griddepcontrol: .wait marks lanes as having waited for earlier kernels. .launch_dependents has no effect here."""
+    return lambda machine, mask: machine.wait_previous(mask) if "wait" in step.parts else None
 
 
 @effect("prefetch")
 def _prefetch(step):
-    """What is asked for may be anybody's; within an allocation it is counted."""
+    """prefetch: any address is allowed; the cache line is only counted."""
     place = address(step.operands[0])
-    return lambda machine, mask: machine.ask(place(machine), mask)
+    return lambda machine, mask: machine.prefetch(place(machine), mask)
 
 
 @effect("fence")
 def _fence(step):
-    """Writes are seen at once here, but by the tensor cores (tiles.py), and mbarriers by others (bulk.py)."""
+    """Fences: ordinary writes are visible at once here. Only proxy fences for the tensor cores (tiles.py) and
+    fence.mbarrier_init (bulk.py) have an effect."""
     if "mbarrier_init" in step.parts:
-        return lambda machine, mask: machine.bulk.show(mask) if machine.bulk else None
+        return lambda machine, mask: machine.bulk.fence_init(mask) if machine.bulk else None
     shows = "proxy" in step.parts and "async" in step.parts
-    return lambda machine, mask: machine.tiles.show(mask) if shows and machine.tiles else None
+    return lambda machine, mask: machine.tiles.fence_proxy(mask) if shows and machine.tiles else None
 
 
 @effect("membar", "prefetchu", "discard", "applypriority", "nanosleep", "pragma")
 def _nothing(step):
-    """Writes are seen at once here, and hints change nothing."""
+    """No effect: writes are visible at once, and hints change nothing."""
     return lambda machine, mask: None
 
 
@@ -184,20 +187,20 @@ def _nothing(step):
 def _trap(step):
     def run(machine, mask):
         if machine.lanes(mask).size:
-            raise Fault("the kernel ends itself")
+            raise Fault("the kernel executes trap or brkpt")
     return run
 
 
 @effect("cp")
 def _copy(step):
-    """cp.async: what a lane copies lands when that lane waits for its group, and no earlier."""
+    """cp.async: the bytes arrive in shared memory when their lane waits for their group, never earlier."""
     if "bulk" in step.parts:
         return EFFECTS["bulk"](step)
     if "commit_group" in step.parts:
         return lambda machine, mask: machine.commit(mask)
     if "wait_group" in step.parts or "wait_all" in step.parts:
         most = int(step.operands[0].text) if "wait_group" in step.parts else -1
-        return lambda machine, mask: machine.land(step, mask, most)
+        return lambda machine, mask: machine.complete_copies(step, mask, most)
     if "async" not in step.parts:
         raise Fault(f"no such copy here: {step.text}")
     to, source = (address(operand) for operand in step.operands[:2])
@@ -209,7 +212,7 @@ def _copy(step):
         lanes = machine.lanes(mask)
         if not lanes.size:
             return
-        memory, at = machine.reach(step, "global", source(machine), size, lanes, READ)
+        memory, at = machine.check_access(step, "global", source(machine), size, lanes, READ)
         data = memory.bytes[at[:, None] + np.arange(size)]
-        machine.send(step, to(machine), data, lanes)
+        machine.start_copy(step, to(machine), data, lanes)
     return run

@@ -1,4 +1,4 @@
-"""Findings: a fault ends a kernel, as a GPU would end it; a note tells of what a GPU may let pass and must not."""
+"""Findings. A fault ends a kernel, as on a GPU; a note reports an error that a GPU may let pass."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -7,18 +7,20 @@ from .counters import Counters
 
 
 class Fault(Exception):
-    """A kernel did what no kernel survives."""
+    """An error that ends the kernel."""
 
 
 @dataclass
 class Checks:
-    """What to look for, and what was found: notes by their text, and how often.
+    """The checks to make, and the findings.
 
-    races:       threads that touch one place of shared or global memory in no order, one of them writing.
-    unwritten:   memory and registers that are read before anybody wrote them.
-    approximate: results of approximating instructions get the error that NVIDIA documents.
-    steps:       basic blocks of a run, after which a kernel is taken to go on for ever.
-    counters:    of each kernel, where they are wanted (`counted`).
+    races:       report data races on shared and global memory.
+    unwritten:   report reads of uninitialised memory and registers.
+    approximate: give approximate instructions the error that NVIDIA documents.
+    counted:     count instructions and memory transactions.
+    steps:       number of executed basic blocks after which a kernel counts as endless.
+    notes:       the notes by their text, and how often each occurred.
+    counters:    by kernel, if `counted`.
     """
 
     races: bool = True
@@ -30,5 +32,5 @@ class Checks:
     counters: dict[str, Counters] = field(default_factory=dict)
 
     def note(self, kernel: str, what: str) -> None:
-        """Count a finding."""
+        """Count a note."""
         self.notes[f"{kernel}: {what}"] += 1

@@ -1,13 +1,14 @@
-"""The lanes of a launch: registers, memory as they reach it, copies in the background.
+"""The lanes of a launch: registers, checked memory accesses, and asynchronous copies.
 
-A register holds an array of all lanes, or a scalar that all have, and is never written in place.
+A lane is one thread. A register's value is an array over all lanes, or a scalar if it is uniform. Values are replaced,
+never modified in place.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from .counters import Counters, sectors, turns
+from .counters import Counters, bank_passes, sectors
 from .findings import Checks, Fault
 from .memory import GlobalMemory, Shadowed, SharedMemory
 from .parse import TYPES, Instruction, Kernel, Register
@@ -15,15 +16,15 @@ from .races import READ, WRITE, Log
 from .timeline import Timeline
 
 WARP = 32
-_WORDS = {READ: "read", WRITE: "write"}
+_NAMES = {READ: "read", WRITE: "write"}
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Blocks (x, y, z) of `threads` threads in a row. first, count: of which these run here, all if count is 0.
+    """A grid of blocks (x, y, z) with `threads` threads each, in one dimension.
 
-    dynamic: bytes of shared memory beyond what the kernel declares. cluster: blocks side by side along x that reach
-    each other; whole clusters run here.
+    first, count: the range of blocks that run here; count 0 means all. dynamic: bytes of dynamic shared memory.
+    cluster: blocks of a thread block cluster, adjacent in x; whole clusters run here.
     """
 
     blocks: tuple[int, int, int]
@@ -35,7 +36,10 @@ class Grid:
 
 
 class Lanes:
-    """Registers and memory of one launch, or of a part of its blocks. where: text of the instruction that runs."""
+    """Registers and memory of the lanes of one launch, or of some of its blocks.
+
+    where: text of the current instruction.
+    """
 
     def __init__(self, kernel: Kernel, grid: Grid, arguments: list, memory: GlobalMemory, checks: Checks, name: str,
                  log: Log):
@@ -56,7 +60,7 @@ class Lanes:
         self.shared = SharedMemory(blocks, kernel.shared_bytes + grid.dynamic)
         self.local = Shadowed(np.full(self.n * max(kernel.local_bytes, 16), 0xFF, np.uint8),
                               np.zeros(self.n * max(kernel.local_bytes, 16), np.bool_))
-        self.epoch, self.turn = (np.zeros(self.n, np.int32) for _ in range(2))   # barriers passed
+        self.block_epoch, self.warp_epoch = (np.zeros(self.n, np.int32) for _ in range(2))   # barriers passed
         self.copies, self.group = [], np.zeros(self.n, np.int32)
         self.alive, self.alive_lanes = np.ones(self.n, bool), self.lane
         self.mask, self.rng, self.where = None, None, ""
@@ -64,18 +68,18 @@ class Lanes:
         self.counters = checks.counters.setdefault(name, Counters()) if checks.counted else None
         self.timeline = Timeline(blocks, grid.threads // WARP) if checks.counted else None
         self._specials, self._sectors, self._coming = {}, {}, np.zeros(0, np.int64)
-        self.tiles = None                                         # of kernels with wgmma (tiles.py)
-        self.bulk = None                                          # of kernels with mbarriers or clusters (bulk.py)
-        self.unsettled = self.alive if kernel.awaits else None    # lanes that have not waited for the kernels before
+        self.tiles = None                                         # for kernels with wgmma (tiles.py)
+        self.bulk = None                                          # for kernels with mbarriers or clusters (bulk.py)
+        self.not_waited = self.alive if kernel.awaits else None    # lanes that have not passed griddepcontrol.wait
 
     # ---- registers
 
     def read(self, number: int):
-        """A register's value for all lanes, or the scalar that all have."""
+        """A register's value: an array over all lanes, or a scalar."""
         value = self.regs[number]
         if value is None or number in self.partial:
             value = self._unwritten(number)
-        if self.tiles and self.tiles.begun:
+        if self.tiles and self.tiles.pending:
             self.tiles.look(number, self.mask)
         return value
 
@@ -89,11 +93,11 @@ class Lanes:
         return value
 
     def put(self, register: Register, value, mask) -> None:
-        """A value for the lanes of a mask, or for all."""
+        """Write a register for the lanes of a mask, or for all lanes."""
         number = register.number
         if number < 0:
             return
-        if self.tiles and self.tiles.begun:
+        if self.tiles and self.tiles.pending:
             self.tiles.look(number, mask)
         dtype = TYPES[register.type]
         if value.dtype != dtype:
@@ -120,7 +124,7 @@ class Lanes:
             del self.partial[number]
 
     def put_lanes(self, register: Register, value, lanes, mask) -> None:
-        """Values of some lanes, in their order."""
+        """Write a register for these lanes. value: one element for each of them."""
         if lanes.size == self.n:
             self.put(register, value, None)
             return
@@ -129,46 +133,46 @@ class Lanes:
         self.put(register, whole, mask)
 
     def spread(self, value) -> np.ndarray:
-        """A value as an array of all lanes, contiguous."""
+        """A value as a contiguous array over all lanes."""
         if value.ndim and value.flags.c_contiguous:
             return value
         return np.ascontiguousarray(np.broadcast_to(value, self.n))
 
     def of_lanes(self, value, lanes) -> np.ndarray:
-        """A value as an array of these lanes."""
+        """A value as an array over these lanes."""
         if value.ndim == 0:
             return np.full(lanes.size, value)
         return value if lanes.size == self.n else value[lanes]
 
     def lanes(self, mask) -> np.ndarray:
-        """Numbers of the lanes that take part."""
+        """Indices of the active lanes."""
         return self.alive_lanes if mask is None else np.flatnonzero(np.broadcast_to(mask, self.n)).astype(np.int32)
 
     def active(self, mask) -> np.ndarray:
-        """A mask as bools of all lanes."""
+        """A mask as bools over all lanes."""
         return self.alive if mask is None else np.broadcast_to(mask, self.n)
 
     def whole_warps(self, mask) -> np.ndarray:
-        """Warps of a mask.
+        """The active warps of a mask.
 
         Raises:
-            Fault: of some warp only a part of the lanes takes part.
+            Fault: only part of a warp is active.
         """
         of_warps = self.active(mask).reshape(-1, WARP)
         if (of_warps.any(1) != of_warps.all(1)).any():
-            raise Fault("part of a warp reaches what a whole one must")
+            raise Fault("only part of a warp executes an instruction of the whole warp")
         return of_warps.any(1)
 
     def meet_warps(self, of_warps) -> None:
-        """A barrier of warps."""
-        self.turn = self.turn + np.repeat(of_warps, WARP).astype(np.int32)
+        """Pass a barrier of these warps."""
+        self.warp_epoch = self.warp_epoch + np.repeat(of_warps, WARP).astype(np.int32)
 
     def in_some_order(self, count: int):
-        """0 .. count - 1, in the order of a seed where there is one."""
+        """0 .. count - 1, in random order if there is a seed."""
         return range(count) if self.rng is None else self.rng.permutation(count)
 
     def special(self, name: str):
-        """A special register."""
+        """The value of a special register."""
         if name not in self._specials:
             value = _special(name.lstrip("%"), self.grid, self.lane, self.block)
             if value is None:
@@ -177,14 +181,14 @@ class Lanes:
         return self._specials[name]
 
     def argument(self, name: str, index: int, dtype):
-        """A parameter of the launch; of one that is an array of bytes, an element."""
+        """A kernel parameter, or an element of a parameter that is an array of bytes."""
         value = np.asarray(self.arguments[name])
         if value.ndim or value.itemsize == np.dtype(dtype).itemsize:
             return value.reshape(-1).view(dtype)[index]
         return value.astype(dtype)[()]
 
     def place(self, name: str) -> int:
-        """Address of an array."""
+        """Address of an array of the kernel or the module."""
         kernel = self.kernel
         if name in kernel.shared:
             return kernel.shared[name]
@@ -199,26 +203,29 @@ class Lanes:
         raise Fault(f"{name} is not known here")
 
     def note(self, what: str) -> None:
-        """Count a finding."""
+        """Count a note."""
         self.checks.note(self.name, what)
 
     # ---- memory
 
-    def reach(self, step: Instruction, space: str, address, size: int, lanes, sort: int, counted: bool = True):
-        """Check an access of these lanes to `size` bytes each: (memory, where theirs are in it)."""
+    def check_access(self, step: Instruction, space: str, address, size: int, lanes, kind: int, counted: bool = True):
+        """Check and log an access of these lanes to `size` bytes each: (memory, offset of each lane's bytes).
+
+        kind: READ, WRITE or ATOMIC. counted: whether performance counters include the access.
+        """
         address = np.broadcast_to(address, self.n)
         address = address if lanes.size == self.n else address[lanes]
-        what = f"{space} {_WORDS.get(sort, 'atomic')}"
+        what = f"{space} {_NAMES.get(kind, 'atomic')}"
         if space == "shared":
             memory = self.shared
             offset = memory.offsets(address, size, self.block if lanes.size == self.n else self.block[lanes], what)
-            if sort != WRITE and memory.in_flight and memory.flying[offset // 4].any():
+            if kind != WRITE and memory.in_flight and memory.pending[offset // 4].any():
                 self.note(f"shared memory is read before a copy into it has landed: {step.text}")
-            self._log(self.log_shared, step, offset, size, sort, lanes)
-            if self.tiles and sort != READ:
+            self._log(self.log_shared, step, offset, size, kind, lanes)
+            if self.tiles and kind != READ:
                 self.tiles.wrote(offset, size, lanes)
             if self.bulk:
-                self.bulk.touch(step, offset, lanes)
+                self.bulk.access(step, offset, lanes)
         elif space == "local":
             memory, pitch = self.local, max(self.kernel.local_bytes, 16)
             if int(address.min()) < 0 or int(address.max()) + size > self.kernel.local_bytes:
@@ -227,61 +234,63 @@ class Lanes:
         else:
             memory = self.memory
             offset, _ = memory.offsets(address, size, what)
-            if self.unsettled is not None and "nc" not in step.parts and self.unsettled[lanes].any():
-                self.note(f"global memory is touched before griddepcontrol.wait: {step.text}")
-            self._log(self.log_global, step, offset, size, sort, lanes)
+            if self.not_waited is not None and "nc" not in step.parts and self.not_waited[lanes].any():
+                self.note(f"global memory is accessed before griddepcontrol.wait: {step.text}")
+            self._log(self.log_global, step, offset, size, kind, lanes)
         if self.checks.unwritten:
-            if sort != WRITE and not memory.is_written(offset, size):
+            if kind != WRITE and not memory.is_written(offset, size):
                 self.note(f"{space} memory is read before it is written: {step.text}")
-            if sort != READ:
+            if kind != READ:
                 memory.mark(offset, size)
         if self.counters and space != "local" and counted:
-            self._measure(space, "read" if sort == READ else "write", address, offset, size, lanes)
+            self._measure(space, "read" if kind == READ else "write", address, offset, size, lanes)
         return memory, offset
 
-    def settle(self, mask) -> None:
-        """These lanes have waited for the kernels before this one."""
-        if self.unsettled is not None:
-            left = self.unsettled & ~self.active(mask)
-            self.unsettled = left if left.any() else None
+    def wait_previous(self, mask) -> None:
+        """griddepcontrol.wait of these lanes: earlier kernels have ended."""
+        if self.not_waited is not None:
+            left = self.not_waited & ~self.active(mask)
+            self.not_waited = left if left.any() else None
             if self.timeline:
-                self.timeline.settle(np.flatnonzero(self.active(mask).reshape(-1, WARP).any(1)))
+                self.timeline.wait_previous(np.flatnonzero(self.active(mask).reshape(-1, WARP).any(1)))
 
-    def ask(self, address, mask) -> None:
-        """These lanes ask for a sector each, to be in the second cache when it is read."""
+    def prefetch(self, address, mask) -> None:
+        """Prefetch a sector for each of these lanes into L2."""
         lanes = self.lanes(mask)
         if self.counters and lanes.size:
             places = np.broadcast_to(address, self.n)[lanes] - self.memory.base
-            self.timeline.ask(places)
+            self.timeline.prefetch(places)
             self._sectors.setdefault("ahead", []).append(np.unique(places >> 5))
 
-    def _log(self, log: Log, step, offset, size, sort, lanes) -> None:
+    def _log(self, log: Log, step, offset, size, kind, lanes) -> None:
         if self.checks.races:
             whole = lanes.size == self.n
-            log.add(step, offset, size, sort, self.thread if whole else self.thread[lanes],
-                    self.epoch if whole else self.epoch[lanes], self.turn if whole else self.turn[lanes])
+            log.add(step, offset, size, kind, self.thread if whole else self.thread[lanes],
+                    self.block_epoch if whole else self.block_epoch[lanes],
+                    self.warp_epoch if whole else self.warp_epoch[lanes])
 
-    def _look(self) -> None:
-        """Look at the accesses of shared memory so far."""
+    def _report_races(self) -> None:
+        """Report the races among the accesses to shared memory so far."""
         for race in self.log_shared.races(self.grid.threads):
             self.note(f"race on shared memory between {race}")
 
     def _measure(self, space, way, address, offset, size, lanes) -> None:
         access = self.counters.of(space, way)
         if space == "shared":
-            access.add(*turns(address, size, lanes))
+            access.add(*bank_passes(address, size, lanes))
         else:
             access.add(*sectors(offset, size, lanes // WARP))
             if way == "read":
                 if "no_allocate" in self.where or "cp.async" in self.where:
-                    self._pass_by(offset, lanes // WARP)
+                    self._count_l2(offset, lanes // WARP)
                 self.timeline.fetch(offset, lanes, "no_allocate" in self.where)
             self._sectors.setdefault(way, []).append(np.unique(offset >> 5))
 
-    def _pass_by(self, offset, warp) -> None:
-        """Sectors that the first cache does not keep; those asked for again before a branch are still on their way."""
+    def _count_l2(self, offset, warp) -> None:
+        """Count L2 requests for sectors that L1 does not keep. A sector that the warp requests again before the next
+        branch is still in flight and is not counted twice."""
         asked = np.setdiff1d(warp.astype(np.int64) << 40 | offset >> 5, self._coming)
-        self.counters.second += 32 * asked.size
+        self.counters.l2_bytes += 32 * asked.size
         self._coming = np.concatenate((self._coming, asked))
 
     def _count_steps(self, mix: dict, mask) -> None:
@@ -292,43 +301,43 @@ class Lanes:
             for kind, count in mix.items():
                 self.counters.issued[kind] += count * of_warps
 
-    # ---- copies in the background
+    # ---- asynchronous copies (cp.async)
 
     def commit(self, mask) -> None:
-        """Close the open group of these lanes."""
+        """cp.async.commit_group: close the open group of these lanes."""
         self.group = self.group + self.active(mask).astype(np.int32)
 
-    def send(self, step, address, data, lanes) -> None:
-        """Copies of these lanes are on their way: uint8 [lanes, size]."""
+    def start_copy(self, step, address, data, lanes) -> None:
+        """cp.async: start copies of these lanes. data: uint8 [lanes, size], as read from global memory."""
         size = data.shape[1]
         address = np.broadcast_to(address, self.n)[lanes]
-        place = self.shared.offsets(address, size, self.block[lanes], "shared copy")
-        self._log(self.log_shared, step, place, size, WRITE, lanes)
+        offset = self.shared.offsets(address, size, self.block[lanes], "shared copy")
+        self._log(self.log_shared, step, offset, size, WRITE, lanes)
         if self.counters:
-            self.counters.of("shared", "write").add(*turns(address, size, lanes))
-        self.shared.flying[place[:, None] // 4 + np.arange(size // 4)] = True
+            self.counters.of("shared", "write").add(*bank_passes(address, size, lanes))
+        self.shared.pending[offset[:, None] // 4 + np.arange(size // 4)] = True
         self.shared.in_flight += 1
-        self.copies.append((step, lanes, self.group[lanes], place, data))
+        self.copies.append((step, lanes, self.group[lanes], offset, data))
 
-    def land(self, step, mask, most: int) -> None:
-        """Write what these lanes wait for: all of their groups but the last `most` ones."""
-        active, rest = self.active(mask), []
+    def complete_copies(self, step, mask, keep: int) -> None:
+        """cp.async.wait_group: write the bytes of all groups of these lanes but the last `most`."""
+        active, pending = self.active(mask), []
         for copy in self.copies:
             of, lanes, group, place, data = copy
-            now = active[lanes] & (group < self.group[lanes] - most)
-            if now.any():
-                size, at = data.shape[1], place[now]
-                self.shared.bytes[at[:, None] + np.arange(size)] = data[now]
-                self.shared.flying[at[:, None] // 4 + np.arange(size // 4)] = False
+            done = active[lanes] & (group < self.group[lanes] - keep)
+            if done.any():
+                size, at = data.shape[1], place[done]
+                self.shared.bytes[at[:, None] + np.arange(size)] = data[done]
+                self.shared.pending[at[:, None] // 4 + np.arange(size // 4)] = False
                 self.shared.mark(at.astype(np.int64), size)
-                self._log(self.log_shared, of, at, size, WRITE, lanes[now])
+                self._log(self.log_shared, of, at, size, WRITE, lanes[done])
                 if self.tiles:
-                    self.tiles.wrote(at, size, lanes[now])
-            if not now.all():
-                stay = ~now
-                rest.append((of, lanes[stay], group[stay], place[stay], data[stay]))
-        self.copies = rest
-        self.shared.in_flight = len(rest)
+                    self.tiles.wrote(at, size, lanes[done])
+            if not done.all():
+                stay = ~done
+                pending.append((of, lanes[stay], group[stay], place[stay], data[stay]))
+        self.copies = pending
+        self.shared.in_flight = len(pending)
 
 
 def _special(name: str, grid: Grid, lane, block):

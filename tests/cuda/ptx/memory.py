@@ -1,7 +1,7 @@
-"""Global and shared memory with shadows: who owns a byte, and whether it was ever written.
+"""Global and shared memory with shadow memory: the allocation of each byte, and whether it was ever written.
 
-Addresses of global memory are those of a NumPy array, so pointers are real ones. Allocations lie apart, and what lies
-between them is nobody's. Shared memory is that of all blocks that run side by side, one after the other.
+Global memory is one NumPy array, and device addresses are its real addresses. Allocations are separated by guard bytes.
+Shared memory is one array with the memory of all blocks that run side by side.
 """
 
 from bisect import bisect_right
@@ -11,25 +11,25 @@ import numpy as np
 from .findings import Fault
 
 GUARD = 4096   # bytes between allocations
-GRAIN = 256    # allocations begin at multiples of it
+GRAIN = 256    # alignment of allocations
 _TRUE = {1: (np.bool_, True), 2: (np.uint16, 0x0101), 4: (np.uint32, 0x01010101), 8: (np.uint64, 0x0101010101010101)}
 
 
 class Shadowed:
-    """Bytes, and a flag for each: it was written."""
+    """Bytes, with a flag for each that says whether it was written."""
 
     def __init__(self, array: np.ndarray, written: np.ndarray):
         self.bytes, self.written = array, written
         self._views, self._flags = {}, {size: (written.view(kind), true) for size, (kind, true) in _TRUE.items()}
 
     def view(self, dtype) -> np.ndarray:
-        """The bytes as another type."""
+        """The bytes as elements of another type."""
         if dtype not in self._views:
             self._views[dtype] = self.bytes.view(dtype)
         return self._views[dtype]
 
     def mark(self, offset: np.ndarray, size: int) -> None:
-        """These bytes have been written."""
+        """Mark `size` bytes at each offset as written."""
         flags, true = self._flags[min(size, 8)]
         place = offset // min(size, 8)
         flags[place] = true
@@ -44,7 +44,7 @@ class Shadowed:
 
 
 class GlobalMemory(Shadowed):
-    """Device memory: allocations with guards between. What was freed is nobody's, and is not given out again."""
+    """Device memory: allocations with guards between them. Freed memory is not reused, so that use after free shows."""
 
     def __init__(self, nbytes: int = 256 << 20):
         raw = np.empty(nbytes + GUARD, np.uint8)
@@ -54,8 +54,8 @@ class GlobalMemory(Shadowed):
         self.begins, self.ends, self.freed = [], [], []     # of allocations, in order
         self._used, self._constants = GUARD, {}
 
-    def take(self, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes], 0xFF until written: NaN as floats."""
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Allocate uint8 [nbytes], filled with 0xFF (NaN as floats) and marked as unwritten."""
         begin, end = self._used, self._used + nbytes
         if end + GUARD > self.bytes.size:
             raise MemoryError(f"the machine has {self.bytes.size} bytes of global memory; give it more")
@@ -66,36 +66,36 @@ class GlobalMemory(Shadowed):
         self.bytes[begin:end] = 0xFF
         return self.bytes[begin:end]
 
-    def drop(self, array: np.ndarray) -> None:
-        """Make the memory of `take` nobody's."""
+    def free(self, array: np.ndarray) -> None:
+        """Free an allocation of `allocate`."""
         self.freed[self.owner(array.ctypes.data - self.base)] = True
 
-    def wrote(self, array: np.ndarray) -> None:
-        """The host has written these bytes."""
+    def mark_written(self, array: np.ndarray) -> None:
+        """Mark bytes that the host has written."""
         begin = array.ctypes.data - self.base
         self.written[begin:begin + array.nbytes] = True
 
     def constant(self, name: str, data: np.ndarray) -> int:
-        """Address of an array that a module brings along."""
+        """Address of a constant array of the module, allocated on first use."""
         key = name, data.tobytes()
         if key not in self._constants:
-            place = self.take(data.size)
+            place = self.allocate(data.size)
             place[:] = data
-            self.wrote(place)
+            self.mark_written(place)
             self._constants[key] = place.ctypes.data
         return self._constants[key]
 
     def owner(self, offset: int) -> int:
-        """Number of the last allocation that begins at or before a place, -1 if there is none."""
+        """Index of the last allocation that begins at or before an offset, -1 if there is none."""
         return bisect_right(self.begins, offset) - 1
 
     def extent(self, offsets: np.ndarray) -> int:
-        """Bytes of the allocations that these places are in."""
+        """Total bytes of the allocations that contain these offsets."""
         numbers = np.unique(np.searchsorted(self.begins, offsets, "right") - 1)
         return sum(self.ends[number] - self.begins[number] for number in numbers.tolist())
 
     def offsets(self, address: np.ndarray, size: int, what: str) -> tuple[np.ndarray, int]:
-        """Places in `bytes`, and the allocation of all of them, -1 if they are in several.
+        """Offsets in `bytes` of these addresses, and their allocation, -1 if they are in several.
 
         Raises:
             Fault: an address is misaligned, or its bytes are not within one allocation.
@@ -125,16 +125,19 @@ class GlobalMemory(Shadowed):
 
 
 class SharedMemory(Shadowed):
-    """Shared memory of blocks side by side, 0xFF until written. flying: bytes that a copy is on its way to."""
+    """Shared memory of the blocks that run side by side, 0xFF until written.
+
+    pending: for each word, whether a cp.async into it is pending.
+    """
 
     def __init__(self, blocks: int, nbytes: int):
         self.limit, self.pitch = nbytes, max(-(-nbytes // 16) * 16, 16)
         super().__init__(np.full(blocks * self.pitch, 0xFF, np.uint8), np.zeros(blocks * self.pitch, np.bool_))
-        self.flying = np.zeros(blocks * self.pitch // 4, np.bool_)
+        self.pending = np.zeros(blocks * self.pitch // 4, np.bool_)
         self.in_flight = 0
 
     def offsets(self, address: np.ndarray, size: int, block: np.ndarray, what: str) -> np.ndarray:
-        """Places in `bytes` of addresses within a block's memory.
+        """Offsets in `bytes` of addresses in the shared memory of blocks.
 
         Raises:
             Fault: an address is misaligned, or outside the block's memory.

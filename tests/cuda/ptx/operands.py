@@ -1,7 +1,7 @@
-"""Operands as functions of the machine: made once for an instruction, called whenever it runs.
+"""Operands as functions of the machine: made once for an instruction, called whenever the instruction runs.
 
-A value is an array of all lanes, or a NumPy scalar where all lanes have the same: parameters, constants, and what is
-worked out of them.
+A value is an array over all lanes, or a NumPy scalar if it is the same for all lanes (uniform): parameters, constants,
+and results that depend on them alone.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from .findings import Fault
-from .parse import TYPES, Address, Immediate, Instruction, Negated, Register, Several, Symbol
+from .parse import TYPES, Address, Immediate, Instruction, Negated, Register, Symbol, Vector
 
 Getter = Callable    # (machine) -> value
 
 
 def getter(operand, kind: str) -> Getter:
-    """The operand as a value of a type."""
+    """A function that returns the operand as a value of a type."""
     dtype = TYPES[kind]
     if isinstance(operand, Register):
         return _register(operand, dtype)
@@ -27,7 +27,7 @@ def getter(operand, kind: str) -> Getter:
         return lambda machine: number
     if isinstance(operand, Symbol):
         return lambda machine: dtype(machine.place(operand.name))
-    if isinstance(operand, Several):
+    if isinstance(operand, Vector):
         return _packed(operand, kind)
     raise Fault(f"{operand} is no value")
 
@@ -48,8 +48,8 @@ def _as(value, dtype):
     return value.view(dtype) if value.dtype.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
 
 
-def _packed(operand: Several, kind: str) -> Getter:
-    """{low, high} as one."""
+def _packed(operand: Vector, kind: str) -> Getter:
+    """{low, high} packed into one value."""
     size = np.dtype(TYPES[kind]).itemsize
     parts = [getter(part, f"b{8 * size // len(operand.parts)}") for part in operand.parts]
 
@@ -61,13 +61,13 @@ def _packed(operand: Several, kind: str) -> Getter:
 
 
 def wide(operand, kind: str) -> Getter:
-    """As `getter`, but always an array of all lanes, contiguous."""
+    """As `getter`, but the value is always a contiguous array over all lanes."""
     get = getter(operand, kind)
     return lambda machine: machine.spread(get(machine))
 
 
 def address(operand: Address) -> Getter:
-    """int64, of all lanes or one for all."""
+    """A function that returns the address as int64, an array over all lanes or a scalar."""
     offset, base = operand.offset, operand.base
     if isinstance(base, Register):
         get = getter(base, "u64" if base.type in ("u64", "s64", "b64") else "u32")
@@ -79,12 +79,12 @@ def address(operand: Address) -> Getter:
 
 
 def mask_of(step: Instruction) -> Getter | None:
-    """The guard of an instruction."""
+    """The guard predicate of an instruction as a function; None without a guard."""
     return None if step.guard is None else getter(step.guard, "pred")
 
 
 def constant(text: str, dtype):
-    """A number as an instruction has it."""
+    """The value of an immediate operand."""
     if text[:2] in ("0f", "0F"):
         bits = np.uint32(int(text[2:], 16))
         return bits.view(np.float32) if dtype is np.float32 else dtype(bits)

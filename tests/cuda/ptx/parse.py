@@ -1,11 +1,12 @@
-"""PTX text as basic blocks of decoded instructions.
+"""A parser of PTX text into basic blocks of decoded instructions.
 
-    kernel = parse(text)            # the text's one entry point
+    kernel = parse(text)            # the only entry point of the text
     kernel.parameters               # [("u64", "k_param_0"), ...]
     kernel.blocks[3].steps          # [Instruction, ...]
 
-A block ends where control may leave it. A barrier of the whole block of threads is a block of its own, and whatever all
-lanes of a warp must reach together begins one: so lanes need to wait for each other at heads of blocks only.
+A basic block ends with a branch or an exit. A block barrier (bar.sync) is a basic block of its own, and an instruction
+that all lanes of a warp must execute together begins one. So lanes wait for each other at the beginning of basic blocks
+only.
 """
 
 import functools
@@ -18,17 +19,17 @@ TYPES = {"u8": np.uint8, "s8": np.int8, "b8": np.uint8, "u16": np.uint16, "s16":
          "f16": np.uint16, "bf16": np.uint16, "u32": np.uint32, "s32": np.int32, "b32": np.uint32, "f32": np.float32,
          "f16x2": np.uint32, "bf16x2": np.uint32, "u64": np.uint64, "s64": np.int64, "b64": np.uint64,
          "f64": np.float64, "pred": np.bool_}
-OF_A_WARP = {"shfl", "vote", "mma", "wgmma", "ldmatrix", "movmatrix", "redux", "match"}
-LEAVES = {"bra", "ret", "exit"}
+WARP_WIDE = {"shfl", "vote", "mma", "wgmma", "ldmatrix", "movmatrix", "redux", "match"}
+CONTROL = {"bra", "ret", "exit"}
 
 
 class ParseError(Exception):
-    """Text that is no PTX, or PTX that is not known here."""
+    """Text that is not PTX, or PTX that this parser does not support."""
 
 
 @dataclass(frozen=True)
 class Register:
-    """A register by its number, or a special one (number -1) by its name; type: as declared."""
+    """A register with its index and declared type. A special register such as %tid.x has number -1."""
 
     name: str
     type: str
@@ -37,14 +38,14 @@ class Register:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A number as it is written."""
+    """An immediate operand, as written."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A parameter, an array, or a label."""
+    """The name of a parameter, an array, or a label."""
 
     name: str
 
@@ -58,15 +59,15 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Several:
-    """{a, b, ...}"""
+class Vector:
+    """A vector operand {a, b, ...}."""
 
     parts: tuple
 
 
 @dataclass(frozen=True)
 class Pair:
-    """a|b: two results."""
+    """Two destinations, a|b."""
 
     first: Register
     second: Register
@@ -74,14 +75,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Negated:
-    """!p"""
+    """A negated predicate, !p."""
 
     register: Register
 
 
 @dataclass(eq=False)
 class Instruction:
-    """opcode "ld" with the parts ("global", "v4", "u32"); guard: Register, Negated or None."""
+    """A decoded instruction: for ld.global.v4.u32, opcode "ld" and parts ("global", "v4", "u32").
+
+    guard: the guard predicate, or None.
+    """
 
     opcode: str
     parts: tuple[str, ...]
@@ -92,24 +96,27 @@ class Instruction:
 
     @property
     def type(self) -> str:
-        """The last part: type of the result, or of both sides."""
+        """The last part of the name: type of the result, or of all operands."""
         return self.parts[-1] if self.parts else ""
 
     @property
     def is_block_barrier(self) -> bool:
-        """Whether all threads of a block meet here."""
+        """Whether this is a barrier of all threads of the block."""
         return self.opcode in ("bar", "barrier") and not {"warp", "cluster"} & set(self.parts)
 
     @property
     def is_poll(self) -> bool:
-        """Whether it asks for the turn of an mbarrier."""
+        """Whether this polls the phase of an mbarrier (try_wait, test_wait)."""
         return self.opcode == "mbarrier" and bool({"try_wait", "test_wait"} & set(self.parts))
 
 
 @dataclass
 class Block:
-    """Instructions in a row. waits: for nobody (0), the lanes of the warp (1), the threads of the block (2), the
-    cluster (3), an mbarrier (4)."""
+    """A basic block.
+
+    waits: what lanes wait for at its beginning: nothing (0), the other lanes of the warp (1), all threads of the block
+    (2), the cluster (3), an mbarrier (4).
+    """
 
     steps: list[Instruction] = field(default_factory=list)
     waits: int = 0
@@ -117,9 +124,11 @@ class Block:
 
 @dataclass(eq=False)
 class Kernel:
-    """An entry point. shared, local: offsets of arrays by name, then their bytes; constants: arrays of the module.
+    """An entry point.
 
-    dynamic: names of shared arrays without a size, which begin behind the others.
+    labels: index of the basic block of each label. registers: type of each register. shared, local: offset of each
+    array, and the total bytes. constants: constant arrays of the module.
+    dynamic: names of shared arrays without a size (dynamic shared memory), which begin after the others.
     """
 
     name: str
@@ -136,26 +145,26 @@ class Kernel:
 
     @functools.cached_property
     def begins(self) -> frozenset[int]:
-        """Blocks that control comes to from elsewhere, or behind a branch: others only go on."""
+        """Indices of basic blocks in the usual sense: targets of branches, and blocks after a branch or exit."""
         return frozenset(self.labels.values()) | {number + 1 for number, block in enumerate(self.blocks)
-                                                  if block.steps and block.steps[-1].opcode in LEAVES}
+                                                  if block.steps and block.steps[-1].opcode in CONTROL}
 
     @functools.cached_property
     def awaits(self) -> bool:
-        """Whether it waits itself for the kernels before it (programmatic dependent launch)."""
+        """Whether the kernel has griddepcontrol.wait (programmatic dependent launch)."""
         return any(step.opcode == "griddepcontrol" and "wait" in step.parts for step in self.instructions)
 
     @property
     def instructions(self) -> list[Instruction]:
-        """All of them in the order of the text."""
+        """All instructions in the order of the text."""
         return [step for block in self.blocks for step in block.steps]
 
 
 def parse(text: str) -> Kernel:
-    """Read a PTX file with one entry point.
+    """Parse a PTX file with one entry point.
 
     Raises:
-        ParseError: there is no entry, or something is not known here.
+        ParseError: there is no entry point, or the text has something that is not supported.
     """
     text = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.S)
     head = re.search(r"\.entry\s+([\w$]+)\s*(\([^)]*\))?", text)
@@ -173,7 +182,7 @@ def parse(text: str) -> Kernel:
 
 
 def _constants(text: str) -> dict[str, np.ndarray]:
-    """Bytes of the arrays that a module brings along."""
+    """The initialised global and constant arrays of a module, as bytes."""
     pattern = r"\.(?:global|const)\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[(\d+)\]\s*=\s*\{([^}]*)\}"
     found = {}
     for name, size, values in re.findall(pattern, text):
@@ -184,25 +193,25 @@ def _constants(text: str) -> dict[str, np.ndarray]:
 
 
 def _arrays(text: str, space: str) -> tuple[dict[str, int], int]:
-    """Places of a space's arrays, one behind the other, and their bytes together."""
-    places, end = {}, 0
+    """Offsets of the arrays of a state space, and their total bytes."""
+    offsets, end = {}, 0
     pattern = rf"\.{space}\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+([\w$]+)(?:\[(\d+)\])?\s*;"
     for align, bits, name, count in re.findall(pattern, text):
-        grain = int(align or int(bits) // 8)
-        places[name] = end = -(-end // grain) * grain
+        alignment = int(align or int(bits) // 8)
+        offsets[name] = end = -(-end // alignment) * alignment
         end += int(bits) // 8 * int(count or 1)
-    return places, end
+    return offsets, end
 
 
 class _Body:
-    """Statements to blocks. A register that inline assembly declares in braces is one of its own."""
+    """The conversion of statements to basic blocks. Registers that inline PTX declares in braces are scoped."""
 
     def __init__(self, kernel: str):
         self.blocks, self.labels, self.registers = [Block()], {}, []
         self._kernel, self._numbers, self._families, self._scopes, self._count = kernel, {}, {}, [], 0
 
     def read(self, body: str) -> None:
-        """Take statements one by one."""
+        """Convert all statements of the kernel's body."""
         for statement in _statements(re.sub(r"([\w$]+):(?=\s)", r"\1:;", body)):
             if statement == "{":
                 self._count += 1
@@ -228,17 +237,17 @@ class _Body:
             self._wait(4)
         elif "cluster" in step.parts and "wait" in step.parts:
             self._wait(3)
-        elif (step.opcode in OF_A_WARP or step.opcode in ("bar", "barrier")) and self.blocks[-1].waits in (0, 4):
+        elif (step.opcode in WARP_WIDE or step.opcode in ("bar", "barrier")) and self.blocks[-1].waits in (0, 4):
             self._wait(1)
         self.blocks[-1].steps.append(step)
-        if step.opcode in LEAVES:
+        if step.opcode in CONTROL:
             self.blocks.append(Block())
 
-    def _wait(self, whom: int) -> None:
-        """Have the next instruction begin a block; an empty one that is there may be a label's."""
+    def _wait(self, waits: int) -> None:
+        """Begin a new basic block with this wait, or use the current one if it is empty (it may have a label)."""
         if self.blocks[-1].steps:
             self.blocks.append(Block())
-        self.blocks[-1].waits = whom
+        self.blocks[-1].waits = waits
 
     def _declare(self, statement: str) -> None:
         kind, names = re.match(r"\.reg\s+\.(\w+)\s+(.*)", statement, re.S).groups()
@@ -274,7 +283,7 @@ class _Body:
 
     def _operand(self, text: str):
         if text.startswith("{"):
-            return Several(tuple(map(self._operand, _split(text[1:-1]))))
+            return Vector(tuple(map(self._operand, _split(text[1:-1]))))
         if text.startswith("["):
             base, sign, offset = re.fullmatch(r"\[([^+\-\]]+)([+-]*)(.*)\]", text.replace(" ", "")).groups()
             return Address(self._operand(base), int(offset or "0", 0) * (-1 if sign.endswith("-") else 1))
@@ -298,18 +307,18 @@ class _Body:
 
 
 def _statements(body: str):
-    """What semicolons part, and braces of scopes alone; those of operands stay."""
+    """Split at semicolons. Braces of scopes are statements of their own; braces of operands stay."""
     for found in re.finditer(r"\s*(?:([{}])|([^;{}\s][^;]*);)", body):
         yield found[1] or found[2].strip()
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas that no bracket encloses."""
+    """Split at commas outside of brackets."""
     parts, depth, begin = [], 0, 0
-    for place, letter in enumerate(text):
+    for index, letter in enumerate(text):
         depth += (letter in "{[") - (letter in "}]")
         if letter == "," and not depth:
-            parts.append(text[begin:place].strip())
-            begin = place + 1
+            parts.append(text[begin:index].strip())
+            begin = index + 1
     parts.append(text[begin:].strip())
     return [part for part in parts if part]

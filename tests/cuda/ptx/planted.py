@@ -1,9 +1,9 @@
-"""A right kernel, and bugs planted in it: each must be found, in the way that its row says.
+"""A correct kernel, and planted bugs. Each bug must be found, with the text that its row says.
 
     python -m tests.cuda.ptx.planted
 
-The kernel moves float32 through shared memory: y[128 b + i] = x[128 b + (i + 32) % 128], 128 threads a block. So each
-warp reads what another one wrote.
+The kernel rotates float32 by way of shared memory: y[128 b + i] = x[128 b + (i + 32) % 128], with 128 threads a block.
+So each warp reads values that another warp wrote.
 """
 
 import sys
@@ -15,15 +15,15 @@ from .findings import Checks, Fault
 from .launch import launch
 from .memory import GlobalMemory
 from .parse import parse
-from .planted_bulk import BULK_BUGS, BulkBug, brought
-from .planted_tiles import TILE_BUGS, TileBug, multiplied
+from .planted_bulk import BULK_BUGS, BulkBug, run_bulk
+from .planted_tiles import TILE_BUGS, TileBug, run_tiles
 
 BLOCKS = 3
 LOAD = "ld.global.f32 %f1, [%rd4]; st.shared.f32 [%r6], %f1;"
 BARRIER = "bar.sync 0;"
 READ = "ld.shared.f32 %f2, [%r8];"
 WRITE = "st.global.f32 [%rd5], %f2;"
-# The first warp copies, 16 bytes a lane.
+# An alternative to LOAD: the first warp copies by cp.async, 16 bytes a lane.
 COPY = """setp.ge.u32 %p1, %r1, 32; @%p1 bra $copied;
 mul.wide.u32 %rd6, %r2, 512; mul.wide.u32 %rd7, %r1, 16; add.s64 %rd8, %rd2, %rd6; add.s64 %rd9, %rd8, %rd7;
 shl.b32 %r9, %r1, 4; add.s32 %r10, %r5, %r9;
@@ -50,7 +50,7 @@ ret;
 
 @dataclass(frozen=True)
 class Bug:
-    """A change of the right kernel, parts by their names, and words of what must be found."""
+    """A bug: replacements of parts of the correct kernel, and a part of the finding's text."""
 
     name: str
     found: str
@@ -73,21 +73,21 @@ class Bug:
 _FIRST_WARPS = "setp.lt.u32 %p2, %r1, {}; @%p2 bra $on; {} $on: "
 BUGS = (
     Bug("no barrier", "race on shared memory between warps", barrier=""),
-    Bug("a barrier of the warp where one of the block is needed", "race on shared memory between warps",
+    Bug("a warp barrier where a block barrier is needed", "race on shared memory between warps",
         barrier="bar.warp.sync -1;"),
-    Bug("a barrier that half of the warps pass by", "after warps of the block have ended",
+    Bug("a block barrier that half of the warps skip", "after warps of the block have exited",
         barrier=_FIRST_WARPS.format(64, "bar.sync 0; bar.sync 0; bra $out;") + "bar.sync 0; $out: "),
-    Bug("warps that meet at two barriers", "different barriers",
+    Bug("warps that wait at two different barriers", "different barriers",
         barrier=_FIRST_WARPS.format(64, "bar.sync 0; bra $out;") + "bar.sync 0; $out: "),
-    Bug("a barrier that part of a warp passes by", "lanes of a warp part",
+    Bug("a block barrier that part of a warp skips", "lanes of a warp diverge",
         barrier=_FIRST_WARPS.format(40, "bar.sync 0;")),
-    Bug("a shuffle that part of a warp reaches", "lanes of a warp part",
+    Bug("a shuffle in divergent code", "lanes of a warp diverge",
         barrier="bar.sync 0;" + _FIRST_WARPS.format(40, "shfl.sync.bfly.b32 %r11, %r1, 1, 31, -1;")),
     Bug("a shuffle under a predicate", "part of a warp", barrier="bar.sync 0; setp.lt.u32 %p2, %r1, 40; "
         "@%p2 shfl.sync.bfly.b32 %r11, %r1, 1, 31, -1;"),
-    Bug("neighbours of a warp without a barrier of the warp", "race on shared memory between lanes",
+    Bug("lanes that exchange data without a warp barrier", "race on shared memory between lanes",
         read="st.shared.f32 [%r8], %f1; xor.b32 %r11, %r8, 4; ld.shared.f32 %f2, [%r11];"),
-    Bug("a block too many", "outside global memory", blocks=BLOCKS + 1),
+    Bug("one block too many", "outside global memory", blocks=BLOCKS + 1),
     Bug("a read one element too far", "outside global memory", load=LOAD.replace("[%rd4]", "[%rd4+4]")),
     Bug("a write one element too far", "outside global memory", write="st.global.f32 [%rd5+4], %f2;"),
     Bug("shared memory overrun", "bytes of shared memory", load=LOAD.replace("[%r6]", "[%r6+4]")),
@@ -97,68 +97,68 @@ BUGS = (
     Bug("a misaligned copy", "misaligned global read", load=COPY.replace("[%rd9], 16", "[%rd9+8], 16")),
     Bug("a copy that nobody waits for", "before a copy into it has landed",
         load=COPY.replace("cp.async.wait_group 0;", "")),
-    Bug("a copy that is waited for too late", "before a copy into it has landed",
+    Bug("a wait for an earlier group of copies", "before a copy into it has landed",
         load=COPY.replace("wait_group 0", "wait_group 1")),
-    Bug("memory that was given back", "was freed", freed=True),
-    Bug("global memory that nobody wrote", "global memory is read before", load=LOAD.replace("[%rd4]", "[%rd5]")),
-    Bug("shared memory that nobody wrote", "shared memory is read before", load=""),
-    Bug("a register that nobody wrote", "a register is read before", load=LOAD.replace(", %f1;", ", %f7;")),
-    Bug("a register that some lanes wrote", "a register is read before",
+    Bug("freed memory", "was freed", freed=True),
+    Bug("uninitialised global memory", "global memory is read before", load=LOAD.replace("[%rd4]", "[%rd5]")),
+    Bug("uninitialised shared memory", "shared memory is read before", load=""),
+    Bug("an uninitialised register", "a register is read before", load=LOAD.replace(", %f1;", ", %f7;")),
+    Bug("a register that only some lanes wrote", "a register is read before",
         load="setp.lt.u32 %p3, %r1, 64; @%p3 ld.global.f32 %f1, [%rd4]; st.shared.f32 [%r6], %f1;"),
-    Bug("lanes that write to one place", "different values to one place",
+    Bug("lanes that write different values to one address", "different values to one place",
         write="and.b64 %rd10, %rd5, -128; st.global.f32 [%rd10], %f2;"),
-    Bug("blocks that write to one place", "race on global memory between blocks",
+    Bug("blocks that write to one address", "race on global memory between blocks",
         write="cvt.u64.u32 %rd10, %r4; add.s64 %rd11, %rd1, %rd10; st.global.f32 [%rd11], %f2;"),
-    Bug("a block that reads what another writes", "race on global memory between blocks",
+    Bug("a block that reads what another block writes", "race on global memory between blocks",
         write=WRITE + "ld.global.f32 %f3, [%rd1]; st.global.f32 [%rd5], %f3;"),
-    Bug("warps that meet in global memory without a barrier", "race on global memory between warps",
+    Bug("warps that exchange data through global memory without a barrier", "race on global memory between warps",
         write="st.global.f32 [%rd5], %f2; xor.b32 %r12, %r3, 64; mul.wide.u32 %rd10, %r12, 4; add.s64 %rd11, %rd1, "
         "%rd10; ld.global.f32 %f3, [%rd11];"),
-    Bug("a read before the kernels before have ended", "touched before griddepcontrol.wait",
+    Bug("a global read before griddepcontrol.wait", "accessed before griddepcontrol.wait",
         barrier=BARRIER + " griddepcontrol.wait;"),
-    Bug("threads that do not wait for the kernels before", "end without griddepcontrol.wait",
+    Bug("threads that exit without griddepcontrol.wait", "exit without griddepcontrol.wait",
         load=_FIRST_WARPS.format(64, "griddepcontrol.wait;") + LOAD.replace("ld.global", "ld.global.nc")),
-    Bug("an atomic beside a plain read", "race on shared memory between warps",
+    Bug("an atomic and an ordinary read", "race on shared memory between warps",
         read="atom.shared.add.u32 %r13, [tile], 1; ld.shared.f32 %f2, [tile];"),
-    Bug("a loop without an end", "does not end", read="$again: bra $again;" + READ),
+    Bug("an endless loop", "does not end", read="$again: bra $again;" + READ),
 )
 
 
-def turned(bug: Bug, seed: int = 0) -> tuple[bool, Checks]:
-    """Whether the result is right, and what was found.
+def run_plain(bug: Bug, seed: int = 0) -> tuple[bool, Checks]:
+    """Run the kernel: whether the result is correct, and the findings.
 
     Raises:
         Fault: the machine stopped the kernel.
     """
     memory, checks = GlobalMemory(1 << 20), Checks(steps=2000)
-    x, y = memory.take(512 * BLOCKS), memory.take(512 * BLOCKS)
+    x, y = memory.allocate(512 * BLOCKS), memory.allocate(512 * BLOCKS)
     x.view(np.float32)[:] = np.arange(128 * BLOCKS)
-    memory.wrote(x)
+    memory.mark_written(x)
     if bug.freed:
-        memory.drop(x)
-    places = [np.uint64(array.ctypes.data) for array in (y, x)]
-    launch(parse(bug.text), (bug.blocks, 1, 1), 128, places, memory, checks, seed=seed)
+        memory.free(x)
+    addresses = [np.uint64(array.ctypes.data) for array in (y, x)]
+    launch(parse(bug.text), (bug.blocks, 1, 1), 128, addresses, memory, checks, seed=seed)
     expected = np.roll(x.view(np.float32).reshape(-1, 128), -32, 1).ravel()
     return bool((y.view(np.float32) == expected).all()), checks
 
 
 def is_found(bug: Bug | TileBug | BulkBug, seed: int = 0) -> bool:
-    """Whether the machine says what it should."""
+    """Whether the machine reports the bug with the expected text."""
     try:
-        _, checks = {Bug: turned, TileBug: multiplied, BulkBug: brought}[type(bug)](bug, seed)
+        _, checks = {Bug: run_plain, TileBug: run_tiles, BulkBug: run_bulk}[type(bug)](bug, seed)
     except Fault as fault:
         return bug.found in str(fault)
     return any(bug.found in note for note in checks.notes)
 
 
 def main() -> int:
-    """All of them; the exit status is 1 where one is not found."""
+    """Run all bugs and the correct kernels. The exit status is 1 if a bug is missed or a correct kernel is reported."""
     bugs = (*BUGS, *TILE_BUGS, *BULK_BUGS)
     missed = [bug.name for bug in bugs if not is_found(bug)]
     found = len(bugs) - len(missed)
-    for right, checks in (turned(Bug("", "")), multiplied(TileBug("", "")), brought(BulkBug("", ""))):
+    for right, checks in (run_plain(Bug("", "")), run_tiles(TileBug("", "")), run_bulk(BulkBug("", ""))):
         if not right or checks.notes:
-            missed.append(f"a right kernel is refused: {dict(checks.notes)}")
+            missed.append(f"false positives for a correct kernel: {dict(checks.notes)}")
     print(*missed, sep="\n", end="\n" * bool(missed))
     print(f"{len(bugs)} planted bugs, {found} found")
     return int(bool(missed))

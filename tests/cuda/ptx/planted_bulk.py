@@ -1,8 +1,9 @@
-"""A right kernel of a cluster, and bugs planted in it, as planted.py has them: python -m tests.cuda.ptx.planted.
+"""A correct kernel with a cluster and bulk copies, and planted bugs: python -m tests.cuda.ptx.planted.
 
-Two blocks of 64 threads bring a half of each of three tiles of 512 bytes to both, by bulk copies, and turn it round: of
-tile k block b has y[k, b, i] = x[k, 63 - i], in words of 8 bytes. All tiles have the same place: `full` counts what has
-come to it, and at `free` the four warps arrive when they have read it.
+A cluster of two blocks of 64 threads processes three tiles of 512 bytes. Each block copies one half of a tile to both
+blocks by a multicast bulk copy; then block b writes the reversed tile k, y[k, b, i] = x[k, 63 - i], in words of 8
+bytes. All tiles use the same buffer. The mbarrier `full` completes a phase when the bytes have arrived; the four warps
+arrive at the mbarrier `free` when they have read the buffer.
 """
 
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ _ONE_WARP = "setp.ge.u32 %p7, %r1, {}; @%p7 bra $on; {} $on: "
 
 @dataclass(frozen=True)
 class BulkBug(PartsBug):
-    """A change of the copies above. blocks: of the launch."""
+    """A bug in the kernel above. blocks: of the launch."""
 
     kernel, parts = TEXT, PARTS
     blocks: int = 2
@@ -79,70 +80,71 @@ def _copy(name: str, found: str, old: str, new: str) -> BulkBug:
 
 
 BULK_BUGS = (
-    BulkBug("a tile that is read before it has come", "before the turn of its mbarrier is over", (("full", ""),)),
-    BulkBug("a wait that does not ask again", "before the turn of its mbarrier is over",
+    BulkBug("a tile that is read without waiting for its phase", "before the mbarrier phase", (("full", ""),)),
+    BulkBug("a wait that polls only once", "before the mbarrier phase",
             (("full", PARTS["full"].replace("@!%p5 bra $wait;", "")),)),
-    BulkBug("a wait for the turn before", "wait for ever",
+    BulkBug("a wait for the wrong parity", "wait for ever",
             (("full", "xor.b32 %r12, %r12, 1;" + PARTS["full"]),)),
     BulkBug("a tile that is overwritten while it is read", "may still be in use", (("free", ""),)),
-    BulkBug("a place that is given free before it is read", "may still be in use",
+    BulkBug("a buffer that is released before it is read", "may still be in use",
             (("before", PARTS["done"]), ("done", ""))),
-    BulkBug("a copy over another", "another may be on its way",
+    BulkBug("a copy over another copy", "overlaps another that may be in flight",
             (("expect", PARTS["expect"].replace("512", "1024")), ("copy", 2 * PARTS["copy"]))),
     BulkBug("bytes that never come", "lacks 0 arrivals and 16 bytes",
             (("expect", PARTS["expect"].replace("512", "528")),)),
     BulkBug("arrivals that never come", "lacks 4 arrivals and 0 bytes",
             (("done", PARTS["done"].replace(_ARRIVE.format(1), "")),)),
-    BulkBug("arrivals at one's own block alone", "wait for ever",
+    BulkBug("arrivals at the own block only", "wait for ever",
             (("done", PARTS["done"].replace(_ARRIVE.format(0), "").replace("%r5, 1", "%r5, %r2")),)),
-    BulkBug("an arrival too many", "lacks -1 arrivals",
+    BulkBug("one arrival too many", "lacks -1 arrivals",
             (("expect", 2 * PARTS["expect"].replace("512", "256")),)),
-    BulkBug("a turn that is over too early", "may still be in use",
+    BulkBug("a phase that completes too early", "may still be in use",
             (("make", PARTS["make"].replace("[%r5], 4", "[%r5], 3")),)),
-    BulkBug("mbarriers that the copy engine does not see", "without fence.mbarrier_init", (("show", ""),)),
-    BulkBug("a cluster that does not meet first", "cannot know that it was made", (("begin", ""),)),
-    BulkBug("a barrier of the block where one of the cluster is needed", "cannot know that it was made",
+    BulkBug("mbarriers without fence.mbarrier_init", "without fence.mbarrier_init", (("show", ""),)),
+    BulkBug("no cluster barrier after initialisation", "without synchronisation with its initialisation",
+            (("begin", ""),)),
+    BulkBug("a block barrier where a cluster barrier is needed", "without synchronisation with its initialisation",
             (("begin", "bar.sync 0;"),)),
-    BulkBug("a block that ends while another reaches for it", "may have ended", (("end", ""),)),
-    BulkBug("a copy that nobody waits for", "blocks end while bulk copies are on their way",
+    BulkBug("a block that exits before remote accesses to it", "may exit before a remote access", (("end", ""),)),
+    BulkBug("a copy that nobody waits for", "blocks exit while bulk copies to them are in flight",
             (("end", "@%p1 bra $out;" + PARTS["copy"].replace("[%rd4]", "[%rd2]") + "$out: " + CLUSTER),)),
-    BulkBug("a part of a warp at the barrier of a cluster", "lanes of a warp part",
+    BulkBug("a cluster barrier that part of a warp skips", "lanes of a warp diverge",
             (("end", _ONE_WARP.format(40, CLUSTER)),)),
-    BulkBug("a warp that waits for a cluster while another waits for the block", "for ever at barrier.cluster.wait",
+    BulkBug("a cluster barrier in one warp, a block barrier in another", "for ever at barrier.cluster.wait",
             (("end", _ONE_WARP.format(32, "bar.sync 0;") + CLUSTER),)),
-    BulkBug("a barrier of the cluster without its wait", "between barrier.cluster.arrive and wait",
+    BulkBug("a cluster barrier without its wait", "between barrier.cluster.arrive and wait",
             (("end", CLUSTER.partition(" barrier.cluster.wait")[0]),)),
-    BulkBug("a place where no mbarrier is", "no mbarrier was made",
+    BulkBug("an arrival where no mbarrier is", "no mbarrier was made",
             (("expect", PARTS["expect"].replace("%r4", "%r3")),)),
-    BulkBug("an mbarrier of a block that is not there", "that the cluster of 2 does not have",
+    BulkBug("an mbarrier of a block outside the cluster", "that the cluster of 2 does not have",
             (("done", PARTS["done"].replace("%r5, 1", "%r5, 2")),)),
-    BulkBug("an mbarrier at an odd place", "misaligned mbarrier",
+    BulkBug("a misaligned mbarrier", "misaligned mbarrier",
             (("make", PARTS["make"].replace("[%r4]", "[%r4+4]")),)),
-    BulkBug("a copy before the kernels before have ended", "touched before griddepcontrol.wait",
+    BulkBug("a copy before griddepcontrol.wait", "accessed before griddepcontrol.wait",
             (("end", CLUSTER + "griddepcontrol.wait;"),)),
-    BulkBug("a part of a cluster", "are not whole clusters of 2", blocks=3),
-    _copy("a copy of an odd size", "a bulk copy of 250 bytes", "256", "250"),
-    _copy("a copy from an odd place", "misaligned global read", "[%rd4]", "[%rd4+8]"),
-    _copy("a copy to an odd place", "misaligned mbarrier or bulk copy", "[%r7]", "[%r7+8]"),
+    BulkBug("a grid that is not whole clusters", "are not whole clusters of 2", blocks=3),
+    _copy("a copy whose size is no multiple of 16", "a bulk copy of 250 bytes", "256", "250"),
+    _copy("a misaligned source", "misaligned global read", "[%rd4]", "[%rd4+8]"),
+    _copy("a misaligned destination", "misaligned mbarrier or bulk copy", "[%r7]", "[%r7+8]"),
     _copy("a copy beyond shared memory", "bytes of shared memory", "256", "512"),
     _copy("a copy from beyond an allocation", "outside global memory", "[%rd4]", "[%rd4+1024]"),
-    _copy("a copy to blocks that are not there", "to blocks 111 of a cluster of 2", f"{_BULK}.",
+    _copy("a multicast to blocks outside the cluster", "to blocks 111 of a cluster of 2", f"{_BULK}.",
           f"mov.u16 %rs1, 7; {_BULK}."),
 )
 
 
-def brought(bug: BulkBug, seed: int = 0) -> tuple[bool, Checks]:
-    """Whether the result is right, and what was found.
+def run_bulk(bug: BulkBug, seed: int = 0) -> tuple[bool, Checks]:
+    """Run the kernel: whether the result is correct, and the findings.
 
     Raises:
         Fault: the machine stopped the kernel.
     """
     memory, checks = GlobalMemory(1 << 20), Checks(steps=4000)
-    x, y = memory.take(TILES * BYTES), memory.take(2 * TILES * BYTES)
+    x, y = memory.allocate(TILES * BYTES), memory.allocate(2 * TILES * BYTES)
     words = np.random.default_rng(1).integers(0, 1 << 63, (TILES, BYTES // 8), dtype=np.uint64)
     x[:] = words.view(np.uint8).ravel()
-    memory.wrote(x)
-    places = [np.uint64(array.ctypes.data) for array in (y, x)]
-    launch(parse(bug.text), (bug.blocks, 1, 1), 64, places, memory, checks, seed=seed, cluster=2)
+    memory.mark_written(x)
+    addresses = [np.uint64(array.ctypes.data) for array in (y, x)]
+    launch(parse(bug.text), (bug.blocks, 1, 1), 64, addresses, memory, checks, seed=seed, cluster=2)
     expected = np.repeat(words[:, None, ::-1], 2, 1)
     return bool((y.view(np.uint64).reshape(expected.shape) == expected).all()), checks

@@ -1,7 +1,7 @@
-"""A right product of a warpgroup, and bugs planted in it, as planted.py has them: python -m tests.cuda.ptx.planted.
+"""A correct kernel with wgmma, and planted bugs, as in planted.py: python -m tests.cuda.ptx.planted.
 
-Four warps copy a tile of 64 x 16 float16 and one of 8 x 16 to shared memory, each as 8 columns after 8 columns of 16
-bytes a row, and multiply the first by the second turned: y[4 * thread + i] is what wgmma leaves in register i.
+A warpgroup copies a tile of 64 x 16 float16 and a tile of 8 x 16 to shared memory, each as two blocks of 8 columns with
+rows of 16 bytes, and multiplies the first by the transpose of the second. y[4 * thread + i] is accumulator i.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ PARTS = {"copy": "ld.global.v4.u32 {%r4, %r5, %r6, %r7}, [%rd4]; st.shared.v4.u3
          "product": "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd6, %rd7, "
                     "1, 1, 1, 0, 0;",
          "send": "wgmma.commit_group.sync.aligned;", "wait": "wgmma.wait_group.sync.aligned 0;", "behind": ""}
-# A descriptor has the place over 16, the bytes over 16 to the next 8 columns << 16 and to the next 8 rows << 32.
+# A matrix descriptor has address / 16, the offset of the next 8 columns / 16 << 16, and of the next 8 rows / 16 << 32.
 TEXT = """
 .visible .entry product(.param .u64 p_y, .param .u64 p_x)
 {
@@ -49,9 +49,9 @@ _THREE_WARPS = "setp.ge.u32 %p2, %r1, 96; @%p2 bra $on; {} $on: "
 
 @dataclass(frozen=True)
 class PartsBug:
-    """A change of a right kernel, parts by their names, and words of what must be found.
+    """A bug: replacements of named parts of a correct kernel, and a part of the finding's text.
 
-    kernel, parts: PTX with the names of parts in capitals, and what they are in the right kernel.
+    kernel: PTX with the names of parts in capitals. parts: the text of each part in the correct kernel.
     """
 
     kernel: ClassVar[str]
@@ -70,54 +70,54 @@ class PartsBug:
 
 
 class TileBug(PartsBug):
-    """A change of the product above."""
+    """A bug in the kernel above."""
 
     kernel, parts = TEXT, PARTS
 
 
 TILE_BUGS = (
-    TileBug("a tile that the tensor cores do not see", "without fence.proxy.async", (("show", ""),)),
-    TileBug("a tile that other warps still write", "race on shared memory between warps", (("barrier", ""),)),
-    TileBug("sums that were not handed over", "sums are written after wgmma.fence", (("hand", ""),)),
-    TileBug("sums that were changed since", "sums are written after wgmma.fence",
+    TileBug("a tile without a proxy fence", "without a fence.proxy.async", (("show", ""),)),
+    TileBug("a tile that other warps are still writing", "race on shared memory between warps", (("barrier", ""),)),
+    TileBug("accumulators without wgmma.fence", "accumulators are written after wgmma.fence", (("hand", ""),)),
+    TileBug("accumulators that are written after wgmma.fence", "accumulators are written after wgmma.fence",
             (("hand", PARTS["hand"] + "mov.f32 %f2, 0f3F800000;"),)),
-    TileBug("sums that nobody waits for", "touched before wgmma.wait_group", (("wait", ""),)),
-    TileBug("a product that was not sent off", "touched before wgmma.wait_group", (("send", ""),)),
-    TileBug("a product that is waited for too late", "touched before wgmma.wait_group",
+    TileBug("accumulators read without a wait", "used before wgmma.wait_group", (("wait", ""),)),
+    TileBug("a product that is not committed", "used before wgmma.wait_group", (("send", ""),)),
+    TileBug("a wait for an earlier group", "used before wgmma.wait_group",
             (("wait", PARTS["wait"].replace(" 0", " 1")),)),
-    TileBug("sums that are written while they are summed", "touched before wgmma.wait_group",
+    TileBug("accumulators written while the product is pending", "used before wgmma.wait_group",
             (("send", PARTS["send"] + "mov.f32 %f3, 0f00000000;"),)),
-    TileBug("a tile that is written while it is multiplied", "race on shared memory between warps",
+    TileBug("a tile that is overwritten while it is read", "race on shared memory between warps",
             (("send", PARTS["send"] + "bar.sync 0; xor.b32 %r9, %r8, 512; st.shared.u32 [%r9], %r1;"),
              ("wait", "bar.sync 0;" + PARTS["wait"]))),
-    TileBug("a warp that does not come", "do not all come",
+    TileBug("a warp of the warpgroup that takes no part", "not all warps of a warpgroup",
             (("product", _THREE_WARPS.format(PARTS["hand"] + PARTS["product"] + PARTS["send"] + PARTS["wait"])),
              ("hand", ""), ("send", ""), ("wait", ""))),
-    TileBug("a part of a warp", "lanes of a warp part",
+    TileBug("a product that only part of a warp executes", "lanes of a warp diverge",
             (("product", _THREE_WARPS.replace("96", "100").format(PARTS["product"])),)),
-    TileBug("lanes that name different tiles", "describe different tiles",
+    TileBug("lanes with different descriptors", "describe different tiles",
             (("hand", PARTS["hand"] + "cvt.u64.u32 %rd10, %r1; add.s64 %rd6, %rd6, %rd10;"),)),
-    TileBug("a tile within the pattern of its swizzle", "within the pattern of its swizzle",
+    TileBug("a tile that is not aligned to its swizzle pattern", "within the pattern of its swizzle",
             (("hand", PARTS["hand"] + "add.s64 %rd6, %rd6, -9223372036854775800;"),)),
-    TileBug("a tile that reaches beyond shared memory", "bytes of shared memory",
+    TileBug("a tile beyond the end of shared memory", "bytes of shared memory",
             (("hand", PARTS["hand"] + "add.s64 %rd7, %rd7, 120;"),)),
 )
 
 
-def multiplied(bug: TileBug, seed: int = 0) -> tuple[bool, Checks]:
-    """Whether the result is right, and what was found.
+def run_tiles(bug: TileBug, seed: int = 0) -> tuple[bool, Checks]:
+    """Run the kernel: whether the result is correct, and the findings.
 
     Raises:
         Fault: the machine stopped the kernel.
     """
     memory, checks = GlobalMemory(1 << 20), Checks(steps=2000)
-    x, y = memory.take(2304), memory.take(128 * 16)
-    left, right = (np.random.default_rng(1).integers(-8, 8, (rows, 16)).astype(np.float16) for rows in (64, 8))
-    x[:] = np.concatenate([tile.reshape(-1, 2, 8).transpose(1, 0, 2).ravel() for tile in (left, right)]).view(np.uint8)
-    memory.wrote(x)
-    places = [np.uint64(array.ctypes.data) for array in (y, x)]
-    launch(parse(bug.text), (1, 1, 1), 128, places, memory, checks, seed=seed)
-    product = left.astype(np.float32) @ right.T.astype(np.float32)
+    x, y = memory.allocate(2304), memory.allocate(128 * 16)
+    a, b = (np.random.default_rng(1).integers(-8, 8, (rows, 16)).astype(np.float16) for rows in (64, 8))
+    x[:] = np.concatenate([tile.reshape(-1, 2, 8).transpose(1, 0, 2).ravel() for tile in (a, b)]).view(np.uint8)
+    memory.mark_written(x)
+    addresses = [np.uint64(array.ctypes.data) for array in (y, x)]
+    launch(parse(bug.text), (1, 1, 1), 128, addresses, memory, checks, seed=seed)
+    product = a.astype(np.float32) @ b.T.astype(np.float32)
     warp, lane, part = np.arange(128)[:, None] // 32, np.arange(128)[:, None] % 32, np.arange(4)
     expected = product[16 * warp + lane // 4 + 8 * (part >> 1), 2 * (lane % 4) + (part & 1)]
     return bool((y.view(np.float32).reshape(128, 4) == expected).all()), checks

@@ -1,8 +1,9 @@
-"""Products of warpgroups (wgmma): tensor cores read tiles in shared memory and add to registers, in the background.
+"""wgmma: asynchronous products of warpgroups, from tiles in shared memory to accumulators in registers.
 
-Here a product is worked out when it is begun; what its warps do until they have waited for it is looked at. Noted are
-sums that are touched before that, or written after wgmma.fence; tiles written by threads without fence.proxy.async
-since, and, as races, tiles written before the product has ended; warpgroups whose warps do not all come.
+A product is computed when it is issued. Until its warps have waited for it, these errors are reported: accumulators
+that are used before the wait, or written after wgmma.fence; tiles that threads have written without a fence.proxy.async
+afterwards; tiles that are written before the product has ended (as data races); warpgroups whose warps do not all issue
+the product.
 """
 
 from dataclasses import dataclass
@@ -12,18 +13,18 @@ import numpy as np
 from .effects import effect
 from .findings import Fault
 from .operands import wide
-from .parse import Several
+from .parse import Vector
 from .races import READ
 from .warps import LANES, READERS, WARP
 
 GROUP = 4                                    # warps of a warpgroup
-ROW = {0: 16, 1: 128, 2: 64, 3: 32}          # bytes of a row of a tile, by mode of swizzle; 8 rows make its pattern
-TURNED = {0: 0, 1: 7, 2: 3, 3: 1}            # bits of a row's number that its parts of 16 bytes are exchanged by
+ROW = {0: 16, 1: 128, 2: 64, 3: 32}          # bytes of a row of a tile, by swizzle mode; the pattern has 8 rows
+TURNED = {0: 0, 1: 7, 2: 3, 3: 1}            # bits of the row index that are XORed to the index of a 16-byte chunk
 
 
 @dataclass
-class Begun:
-    """A product that warps have begun: registers of sums, groups by warp (-1: not theirs), reads of tiles."""
+class PendingProduct:
+    """A pending product: accumulator registers; for each warp its wgmma group, -1 for none; reads of the tiles."""
 
     registers: set[int]
     groups: np.ndarray
@@ -31,101 +32,101 @@ class Begun:
 
 
 class Tiles:
-    """What the tensor cores have of the warps of one launch."""
+    """The pending products of one launch."""
 
     def __init__(self, machine):
         self.machine, warps = machine, machine.n // WARP
-        self.open, self.count = np.zeros(warps, np.int64), np.zeros(warps, np.int64)    # groups closed; products begun
-        self.begun: list[Begun] = []
-        self.handed: dict[int, np.ndarray] = {}       # values of sums at the last wgmma.fence, or after a product
+        self.committed, self.count = (np.zeros(warps, np.int64) for _ in range(2))    # groups; products issued
+        self.pending: list[PendingProduct] = []
+        self.fenced: dict[int, np.ndarray] = {}       # accumulators at the last wgmma.fence, or after a product
         numbers = {part.number for step in machine.kernel.instructions if step.opcode == "wgmma" and step.operands
-                   and isinstance(step.operands[0], Several) for part in step.operands[0].parts}
-        self.sums = numbers
-        self.unfenced = np.zeros(machine.shared.flying.size, np.int32)   # thread + 1 that wrote a word unseen, else 0
+                   and isinstance(step.operands[0], Vector) for part in step.operands[0].parts}
+        self.accumulators = numbers
+        self.unfenced = np.zeros(machine.shared.pending.size, np.int32)   # lane + 1 of an unfenced write, or 0
 
     def fence(self, mask) -> None:
-        """wgmma.fence: sums as they are now are the tensor cores'."""
-        for number in sorted(self.sums):
-            self._hand(number, self.machine.regs[number], mask)
+        """wgmma.fence: the current values of the accumulators become visible to the tensor cores."""
+        for number in sorted(self.accumulators):
+            self._set_fenced(number, self.machine.regs[number], mask)
 
-    def _hand(self, number: int, value, mask) -> None:
+    def _set_fenced(self, number: int, value, mask) -> None:
         if value is not None:
             value = self.machine.spread(value)
-            old = self.handed.get(number)
-            self.handed[number] = value if mask is None or old is None else np.where(mask, value, old)
+            old = self.fenced.get(number)
+            self.fenced[number] = value if mask is None or old is None else np.where(mask, value, old)
 
     def wrote(self, offset, size: int, lanes) -> None:
-        """Threads have written to shared memory."""
+        """Note ordinary writes to shared memory, which need a proxy fence."""
         self.unfenced[(offset[:, None] + np.arange(0, max(size, 4), 4)) // 4] = lanes[:, None] + 1
 
-    def show(self, mask) -> None:
-        """fence.proxy.async: what these threads wrote is seen."""
+    def fence_proxy(self, mask) -> None:
+        """fence.proxy.async: writes of these threads become visible to the tensor cores."""
         shown = np.append(False, self.machine.active(mask))
         self.unfenced[shown[self.unfenced]] = 0
 
     def commit(self, mask) -> None:
-        """Close the open groups of these warps."""
-        self.open += self._warps(mask)
+        """wgmma.commit_group of these warps."""
+        self.committed += self._active_warps(mask)
 
-    def _warps(self, mask) -> np.ndarray:
+    def _active_warps(self, mask) -> np.ndarray:
         return self.machine.active(mask).reshape(-1, WARP).any(1)
 
     def wait(self, mask, most: int) -> None:
-        """All groups of these warps but the last `most` have ended."""
-        warps, rest = self._warps(mask), []
-        for product in self.begun:
-            done = warps & (product.groups >= 0) & (product.groups < self.open - most)
-            self._reads(product, done, "release")
+        """wgmma.wait_group: all groups of these warps but the last `most` have ended."""
+        warps, rest = self._active_warps(mask), []
+        for product in self.pending:
+            done = warps & (product.groups >= 0) & (product.groups < self.committed - most)
+            self._report_reads(product, done, "end_access")
             product.groups = np.where(done, -1, product.groups)
             if (product.groups >= 0).any():
                 rest.append(product)
-        self.begun = rest
+        self.pending = rest
         for product in rest if self.machine.bulk else ():
-            self._reads(product, product.groups >= 0, "keep")
+            self._report_reads(product, product.groups >= 0, "begin_access")
 
-    def _reads(self, product: Begun, warps: np.ndarray, what: str) -> None:
-        """Tell who keeps accesses that reads of these warps have ended, or go on."""
+    def _report_reads(self, product: PendingProduct, warps: np.ndarray, what: str) -> None:
+        """Tell the log of accesses (bulk.py) that the reads of these warps have ended, or are still in progress."""
         if self.machine.bulk and warps.any():
             for _, offset, lanes in product.reads:
                 of = warps[lanes // WARP]
                 getattr(self.machine.bulk, what)(offset[of], lanes[of])
 
     def meet(self, mask) -> None:
-        """These warps have passed a barrier: what they still multiply is read behind it too."""
-        warps = self._warps(mask)
-        for product in self.begun:
+        """A barrier of these warps: reads of their pending products count as reads after the barrier too."""
+        warps = self._active_warps(mask)
+        for product in self.pending:
             going = warps & (product.groups >= 0)
             for step, offset, lanes in product.reads if going.any() else ():
                 of = going[lanes // WARP]
                 self.machine._log(self.machine.log_shared, step, offset[of], 16, READ, lanes[of])
 
     def busy(self, number: int) -> np.ndarray | None:
-        """Lanes of which a register is a sum under way."""
-        if number not in self.sums:
+        """Lanes for which a register is the accumulator of a pending product; None if it is no accumulator."""
+        if number not in self.accumulators:
             return None
-        found = [product.groups >= 0 for product in self.begun if number in product.registers]
+        found = [product.groups >= 0 for product in self.pending if number in product.registers]
         return np.repeat(np.logical_or.reduce(found), WARP) if found else None
 
     def look(self, number: int, mask) -> None:
-        """A register is read or written by an ordinary instruction."""
+        """Check an access to a register by an ordinary instruction."""
         busy = self.busy(number)
         if busy is not None and (busy & self.machine.active(mask)).any():
-            self.machine.note(f"sums are touched before wgmma.wait_group: {self.machine.where}")
+            self.machine.note(f"accumulators are used before wgmma.wait_group: {self.machine.where}")
 
     def end(self) -> None:
-        """All threads have ended."""
+        """Checks after all threads have exited."""
         counts = self.count.reshape(self.machine.blocks, -1)
         whole = counts.shape[1] // GROUP * GROUP
         groups = counts[:, :whole].reshape(-1, GROUP)
         if (groups != groups[:, :1]).any() or counts[:, whole:].any():
-            self.machine.note("warps of a warpgroup do not all come to wgmma")
-        if self.begun:
-            self.machine.note("threads end before wgmma.wait_group")
+            self.machine.note("not all warps of a warpgroup execute wgmma")
+        if self.pending:
+            self.machine.note("threads exit before wgmma.wait_group")
 
 
 @effect("wgmma")
 def _warpgroup(step):
-    """wgmma.fence, commit_group, wait_group, mma_async of two tiles of 16 or 8 bits in shared memory, K-major."""
+    """wgmma.fence, commit_group, wait_group; mma_async of two K-major tiles of 16 or 8 bits in shared memory."""
     if "mma_async" in step.parts:
         return _product(step)
 
@@ -146,11 +147,11 @@ def _product(step):
     bytes_ = {"e4m3", "e5m2"} >= {*kinds[1:]}
     wide_ = kinds[1] == kinds[2] and kinds[1] in ("f16", "bf16")
     if kinds[0] != "f32" or not (bytes_ or wide_) or not shape.endswith("k32" if bytes_ else "k16") \
-            or flags != ["1", "1", "1", *["0", "0"] * wide_] or isinstance(step.operands[1], Several):
+            or flags != ["1", "1", "1", *["0", "0"] * wide_] or isinstance(step.operands[1], Vector):
         raise Fault(f"no such wgmma here: {step.text}")
     across, readers = int(shape[4:-3]), [READERS[kind] for kind in kinds[1:]]
     registers = step.operands[0].parts
-    places = [wide(operand, "u64") for operand in step.operands[1:3]]
+    descriptor_of = [wide(operand, "u64") for operand in step.operands[1:3]]
 
     def run(machine, mask):
         warps, tiles = machine.whole_warps(mask), machine.tiles
@@ -158,11 +159,12 @@ def _product(step):
         if not chosen.size:
             return
         lanes = (chosen[:, None] * WARP + LANES).ravel().astype(np.int32)
-        described = [_described(get(machine).reshape(-1, WARP)[chosen]) for get in places]
+        descriptors = [_descriptor_fields(get(machine).reshape(-1, WARP)[chosen]) for get in descriptor_of]
         reads = []
-        left, right = (_rows(machine, step, *one, chosen, lanes, reads, across if side else None, readers[side])
-                       for side, one in enumerate(described))
-        product, row, column = np.matmul(left, right.transpose(0, 2, 1)), LANES // 4, LANES % 4 * 2
+        a_matrix, b_matrix = (_rows(machine, step, *descriptor, chosen, lanes, reads, across if side else None,
+                                    readers[side])
+                              for side, descriptor in enumerate(descriptors))
+        product, row, column = np.matmul(a_matrix, b_matrix.transpose(0, 2, 1)), LANES // 4, LANES % 4 * 2
         numbers = {register.number for register in registers}
         for place, register in enumerate(registers):
             old = machine.regs[register.number]
@@ -170,15 +172,15 @@ def _product(step):
             if old is None or register.number in machine.partial:
                 old = machine._unwritten(register.number)
             old = machine.spread(old)
-            _check_handed(machine, tiles, register.number, old, busy, lanes)
+            _check_fenced(machine, tiles, register.number, old, busy, lanes)
             at = product[:, row + 8 * (place >> 1 & 1), 8 * (place >> 2) + column + (place & 1)].ravel()
             value = old.copy()
             value[lanes] += at
             machine.regs[register.number] = value
-            tiles._hand(register.number, value, mask)
-        groups = np.where(warps, tiles.open, -1)
-        tiles.begun.append(Begun(numbers, groups, reads))
-        tiles._reads(tiles.begun[-1], warps, "keep")
+            tiles._set_fenced(register.number, value, mask)
+        groups = np.where(warps, tiles.committed, -1)
+        tiles.pending.append(PendingProduct(numbers, groups, reads))
+        tiles._report_reads(tiles.pending[-1], warps, "begin_access")
         tiles.count[chosen] += 1
         if machine.counters:
             kind, depth = ("wgmma of bytes", 32) if bytes_ else ("wgmma", 16)
@@ -186,15 +188,15 @@ def _product(step):
     return run
 
 
-def _check_handed(machine, tiles, number, now, busy, lanes) -> None:
-    handed = tiles.handed.get(number)
+def _check_fenced(machine, tiles, number, now, busy, lanes) -> None:
+    handed = tiles.fenced.get(number)
     own = lanes if busy is None else lanes[~busy[lanes]]
     if own.size and (handed is None or (handed[own].view(np.uint32) != now[own].view(np.uint32)).any()):
-        machine.note(f"sums are written after wgmma.fence: {machine.where}")
+        machine.note(f"accumulators are written after wgmma.fence: {machine.where}")
 
 
-def _described(words: np.ndarray) -> tuple:
-    """Start, offsets of the next 8 columns and 8 rows, mode of swizzle, of each warp's descriptor (uint64)."""
+def _descriptor_fields(words: np.ndarray) -> tuple:
+    """Fields of each warp's matrix descriptor (uint64): address, leading and stride offsets, swizzle mode."""
     if (words != words[:, :1]).any():
         raise Fault("lanes of a warp describe different tiles")
     word = words[:, 0]
@@ -206,28 +208,30 @@ def _described(words: np.ndarray) -> tuple:
 
 
 def _rows(machine, step, start, lead, stride, mode, chosen, lanes, reads, across, read) -> np.ndarray:
-    """float32 [warps, rows, columns] of 32 bytes of rows: the 16 rows of each warp's place in its group, or all
-    `across` ones."""
+    """Read 32 bytes of each row of a tile, as float32 [warps, rows, columns].
+
+    The first tile: the 16 rows of each warp of the warpgroup. The second tile: all `across` rows.
+    """
     if ((start // ROW[mode] * ROW[mode]) % (8 * ROW[mode])).any() and mode:
         raise Fault(f"a tile begins within the pattern of its swizzle: {step.text}")
     count = across or 16
     row = np.arange(count) + (0 if across else 16 * (chosen % (machine.grid.threads // WARP) % GROUP)[:, None])
-    part = np.arange(2)[:, None, None]                                   # of 16 bytes
-    along = part * (16 if mode else lead[:, None])
-    place = start[:, None] + row // 8 * stride[:, None] + row % 8 * ROW[mode] + along
-    place ^= (place >> 7 & TURNED[mode]) << 4                            # [2, warps, rows]
-    found, place = [], place.transpose(1, 2, 0).reshape(chosen.size, -1)
-    place = np.pad(place, ((0, 0), (0, -place.shape[1] % WARP)), "edge")
-    for turn in place.reshape(chosen.size, -1, WARP).transpose(1, 0, 2):
+    chunk = np.arange(2)[:, None, None]                                   # of 16 bytes
+    column_offset = chunk * (16 if mode else lead[:, None])
+    tile_address = start[:, None] + row // 8 * stride[:, None] + row % 8 * ROW[mode] + column_offset
+    tile_address ^= (tile_address >> 7 & TURNED[mode]) << 4                            # [2, warps, rows]
+    found, tile_address = [], tile_address.transpose(1, 2, 0).reshape(chosen.size, -1)
+    tile_address = np.pad(tile_address, ((0, 0), (0, -tile_address.shape[1] % WARP)), "edge")
+    for addresses in tile_address.reshape(chosen.size, -1, WARP).transpose(1, 0, 2):
         address = np.zeros(machine.n, np.int64)
-        address[lanes] = turn.ravel()
-        _, offset = machine.reach(step, "shared", address, 16, lanes, READ, counted=False)
+        address[lanes] = addresses.ravel()
+        _, offset = machine.check_access(step, "shared", address, 16, lanes, READ, counted=False)
         if machine.tiles.unfenced[offset[:, None] // 4 + np.arange(4)].any():
-            machine.note(f"a tile was written without fence.proxy.async since: {step.text}")
+            machine.note(f"a tile was written without a fence.proxy.async afterwards: {step.text}")
         found.append(offset.reshape(chosen.size, WARP))
         reads.append((step, offset, lanes))
     offset = np.stack(found, 1).reshape(chosen.size, -1)[:, :2 * count].reshape(chosen.size, count, 2)
-    if machine.counters:   # the tensor cores of a group read its second tile together
+    if machine.counters:   # the warps of a warpgroup read the second tile only once
         bytes_ = 32 * count * chosen.size // (GROUP if across else 1)
         machine.counters.of("shared", "read").add(chosen.size, bytes_ // 128, bytes_ // 128, bytes_)
     data = machine.shared.bytes[offset[..., None] + np.arange(16)].reshape(chosen.size, count, 32)

@@ -1,7 +1,7 @@
-"""Instructions that work out one value: binder(instruction) -> function(machine) -> value of the first operand.
+"""Instructions that compute one value: binder(instruction) -> function(machine) -> value of the first operand.
 
-A binder looks at the instruction's parts once; the function it returns runs for all lanes, those that take no part as
-well, whose values nobody keeps.
+A binder decodes the instruction once. The function that it returns computes the values of all lanes; values of inactive
+lanes are discarded.
 """
 
 import numpy as np
@@ -12,36 +12,36 @@ from .parse import TYPES
 VALUES = {}
 U32, U64, F32 = np.uint32, np.uint64, np.float32
 WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
-# Bits of an approximation that hold, relative to the result (PTX ISA, page of the instruction); those whose error is
-# absolute below 1.
+# Correct bits of approximate instructions, relative to the result (PTX ISA, page of the instruction). ABSOLUTE: those
+# whose error is absolute for results below 1.
 APPROXIMATE = {"tanh": 11, "ex2": 22, "lg2": 22, "rsqrt": 22, "sqrt": 23, "rcp": 23, "div": 22, "sin": 20, "cos": 20}
 ABSOLUTE = {"lg2", "sin", "cos"}
 
 
 def value(*names):
-    """Put a binder into the table."""
+    """A decorator that enters a binder into the table VALUES for these opcodes."""
     return lambda binder: VALUES.update(dict.fromkeys(names, binder)) or binder
 
 
 def sources(step, kind: str = "") -> list:
-    """Getters of the operands after the first."""
+    """Getters of all operands after the first."""
     return [getter(operand, kind or step.type) for operand in step.operands[1:]]
 
 
 def two(step, function):
-    """A function of two operands of the instruction's type."""
+    """Apply a function to two operands of the instruction's type."""
     a, b = sources(step)
     return lambda machine: function(a(machine), b(machine))
 
 
 def halves(operand):
-    """float16 [2 lanes] of packed halves."""
+    """A packed f16x2 operand as float16 [2 * lanes]."""
     get = wide(operand, "b32")
     return lambda machine: get(machine).view(np.float16)
 
 
 def saturating(step, function):
-    """Within 0 .. 1 where the instruction says .sat; NaN is 0 then."""
+    """Clamp the result to 0 .. 1, with NaN as 0, if the instruction has .sat."""
     if "sat" not in step.parts:
         return function
     return lambda machine: np.clip(np.nan_to_num(function(machine)), F32(0), F32(1))
@@ -80,7 +80,7 @@ def _with_carry(step):
 
 
 def upper(kind: str, a, b):
-    """The upper half of a product."""
+    """The upper half of an integer product."""
     if kind in WIDER:
         dtype = TYPES[WIDER[kind]]
         bits = 8 * np.dtype(TYPES[kind]).itemsize
@@ -128,7 +128,7 @@ def _fma(step):
     a, b, c = sources(step)
     downward = "rm" in step.parts
 
-    def run(machine):      # the product of two float32 is exact in float64
+    def run(machine):      # in float64, in which the product of two float32 is exact
         exact = a(machine).astype(np.float64) * b(machine) + c(machine)
         if step.type == "f64":
             return exact
@@ -145,7 +145,7 @@ def _divide(step):
     dtype = TYPES[step.type]
 
     def whole(a, b):
-        b = np.where(b == 0, dtype(1), b).astype(dtype)      # of lanes that take no part
+        b = np.where(b == 0, dtype(1), b).astype(dtype)      # inactive lanes may have 0
         if step.type[0] == "u":
             return a // b
         return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(dtype)
@@ -331,7 +331,7 @@ def _special(step):
 
 
 def _approximated(step, function):
-    """The result with no more bits than are documented."""
+    """Round the result to the number of correct bits that is documented."""
     if step.type != "f32" or not {"approx", "full"} & set(step.parts):
         return function
     bits, absolute = APPROXIMATE[step.opcode], step.opcode in ABSOLUTE
@@ -354,7 +354,7 @@ COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equa
 
 
 def compared(step):
-    """The predicate of setp."""
+    """A function that computes the predicate of setp."""
     a, b = (getter(operand, step.type) for operand in step.operands[1:3])
     how, joined = step.parts[0], next((part for part in step.parts[1:] if part in ("and", "or", "xor")), None)
     if how in ("nan", "num"):

@@ -1,4 +1,4 @@
-"""Instructions of whole warps: shuffles, votes, matrices. Binders as in effects.py."""
+"""Warp-wide instructions: shuffles, votes, ldmatrix, mma. Binders as in effects.py."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from .convert import _from_bfloat, _from_half, float8_values
 from .effects import effect
 from .findings import Fault
 from .operands import address, getter, wide
-from .parse import Pair, Several
+from .parse import Pair, Vector
 from .races import READ
 
 WARP = 32
@@ -78,21 +78,21 @@ def _active(step):
 
 @effect("ldmatrix")
 def _load_matrices(step):
-    """8 x 8 halves each: lane l names row l % 8 of matrix l // 8, and gets elements 2 (l % 4) and the next of row
-    l // 4; turned, of column l // 4."""
+    """ldmatrix: 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l // 8, and receives
+    elements 2 (l % 4) and 2 (l % 4) + 1 of row l // 4; with .trans, of column l // 4."""
     to, place = step.operands[0], address(step.operands[1])
-    registers = to.parts if isinstance(to, Several) else (to,)
-    turned = "trans" in step.parts
+    registers = to.parts if isinstance(to, Vector) else (to,)
+    transposed = "trans" in step.parts
 
     def run(machine, mask):
         machine.whole_warps(mask)
         lanes = machine.lanes(machine.active(mask) & (machine.lane % WARP < 8 * len(registers)))
-        memory, offset = machine.reach(step, "shared", place(machine), 16, lanes, READ)
+        memory, offset = machine.check_access(step, "shared", place(machine), 16, lanes, READ)
         row = np.zeros(machine.n, np.int64)
         row[lanes] = offset
         row = row.reshape(-1, WARP)
         for number, register in enumerate(registers):
-            if turned:
+            if transposed:
                 even, odd = (memory.view(np.uint16)[row[:, 8 * number + 2 * (LANES % 4) + side] // 2 + LANES // 4]
                              for side in (0, 1))
                 result = even.astype(U32) | odd.astype(U32) << U32(16)
@@ -103,7 +103,7 @@ def _load_matrices(step):
 
 
 @effect("movmatrix")
-def _turn_matrix(step):
+def _transpose_matrix(step):
     given, to = wide(step.operands[1], "b32"), step.operands[0]
 
     def run(machine, mask):
@@ -115,7 +115,7 @@ def _turn_matrix(step):
 
 @effect("mma")
 def _multiply(step):
-    """D = A B + C of m16n8kK: rows l // 4 and 8 below, columns of what a register holds (PTX ISA, matrix fragments)."""
+    """mma: D = A B + C of shape m16n8kK. Lane l has rows l // 4 and l // 4 + 8 (PTX ISA, "Matrix Fragments")."""
     if "block_scale" in step.parts:
         return _multiply_scaled(step)
     shape = next((part for part in step.parts if part.startswith("m16n8k")), None)
@@ -133,22 +133,22 @@ def _multiply(step):
     def run(machine, mask):
         machine.whole_warps(mask)
         warps = machine.n // WARP
-        left, right = np.empty((warps, 16, depth), total), np.empty((warps, 8, depth), total)
+        a_matrix, b_matrix = np.empty((warps, 16, depth), total), np.empty((warps, 8, depth), total)
         for number, get in enumerate(a):
             value = read_a(get(machine)).reshape(-1, WARP, per)
             for each in range(per):
-                left[:, row + 8 * (number & 1), per * column + each + 4 * per * (number >> 1)] = value[:, :, each]
+                a_matrix[:, row + 8 * (number & 1), per * column + each + 4 * per * (number >> 1)] = value[:, :, each]
         for number, get in enumerate(b):
             value = read_b(get(machine)).reshape(-1, WARP, per)
             for each in range(per):
-                right[:, row, per * column + each + 4 * per * number] = value[:, :, each]
-        product = np.matmul(left, right.transpose(0, 2, 1))
+                b_matrix[:, row, per * column + each + 4 * per * number] = value[:, :, each]
+        product = np.matmul(a_matrix, b_matrix.transpose(0, 2, 1))
         if machine.counters:
             name = "mma" if per == 2 else "mma of bytes"
             machine.counters.products[name] += 16 * 8 * depth * int(machine.whole_warps(mask).sum())
         for number, (register, get) in enumerate(zip(d, c)):
-            own = product[:, row + 8 * (number >> 1), 2 * column + (number & 1)].ravel()
-            machine.put(register, own + get(machine), mask)
+            fragment = product[:, row + 8 * (number >> 1), 2 * column + (number & 1)].ravel()
+            machine.put(register, fragment + get(machine), mask)
     return run
 
 

@@ -1,0 +1,48 @@
+"""Sections of a specification file about what a layer has beside mixer and feed-forward block: shared blocks, per-layer
+embeddings, several residual streams. A part of the schema."""
+
+from numflow.spec.kinds import SpecOption
+from numflow.spec.kinds import boolean as _bool
+from numflow.spec.kinds import integer as _int
+from numflow.spec.kinds import number as _float
+
+RESIDUAL: dict[str, dict[str, SpecOption]] = {
+    "side": {
+        "enabled": _bool(False, "before the mixer runs a block (attention, norm, feed-forward) whose weights several "
+                         "layers share. It reads the layer's input beside the embeddings, and side_output of its "
+                         "result is added to the mixer's input"),
+        "owner": _int("layer", "number that replaces {owner} in tensor names: the first layer with the same shared "
+                      "matrices", 0),
+        "use": _int(0, "number that replaces {use} in tensor names: index of this layer among those with such a "
+                    "block", 0),
+        "rank": _int(0, "rank of the low-rank matrices that a layer adds to a shared one; 0 = none", 0),
+    },
+    "per_layer": {
+        "width": _int(0, "per-layer embeddings: columns of a further embedding for each layer; 0 = none", 0),
+        "scale": _float("sqrt(per_layer_width)", "multiplies the embeddings from the table"),
+        "tokens": _bool(True, "add a look-up by token (per_layer_embd); if false, they are only projected from the "
+                        "token embedding"),
+    },
+    "hyper": {
+        "streams": _int(0, "hyper-connections: number of residual streams. A block reads a gated sum of them and adds "
+                        "its output to each, by gates computed from the streams; 0 = one stream as usual", 0, 64),
+        "magnitude": _float(1.0, "multiplies what a block adds"),
+        "eps": _float(0.0, "added to the gates", 0, 1),
+        "write_eps": _float("hyper_eps", "added to the gates by which a block's output is added", 0, 1),
+        "balance": _int(0, "mix the streams by a doubly stochastic matrix: its columns and rows are divided by their "
+                        "sums in turn, columns so many times; 0 = streams are not mixed", 0, 1000),
+    },
+    "passes": {
+        "layers": _int(0, "layers of a pass, with a norm at its end. A pass reads the sum of two streams and replaces "
+                       "one of them; the first stream starts as the embeddings and is the result; 0 = no passes", 0),
+        "first": _bool(False, "this layer's pass replaces the first stream, not the second"),
+    },
+    "altup": {
+        "streams": _int(0, "alternating updates: number of residual streams. A layer computes one of them, and "
+                        "predicts and corrects the others; 0 = one stream as usual", 0, 64),
+        "active": _int(0, "index of the stream that layers compute", 0),
+        "scale": _bool("has('altup_scale.weight')", "per-layer embeddings read the active stream times a stored "
+                       "vector"),
+        "laurel_rank": _int(0, "rank of a learned residual beside attention; 0 = none", 0),
+    },
+}
