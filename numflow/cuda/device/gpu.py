@@ -21,7 +21,7 @@ from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.device.launch_config import configuration
 from numflow.cuda.device.slabs import Slabs
-from numflow.cuda.lang.kernel import FLOAT4, FLOAT8, FLOAT8_MAJORS, HOPPER, Kernel, has
+from numflow.cuda.lang.kernel import FLOAT4, HOPPER, Kernel, has, has_float8
 from numflow.cuda.lang.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
 
@@ -94,8 +94,7 @@ class Gpu:
                               "{}".format(*PTX_FOR, index, *self.capability, ELSE))
         self.wgmma = self.capability == HOPPER and os.environ.get("NUMFLOW_CUDA_WGMMA") != "0"
         self.tma = self.wgmma and os.environ.get("NUMFLOW_CUDA_TMA") != "0"
-        self.float8 = self.wgmma or (has(FLOAT8, self.capability) and self.capability[0] in FLOAT8_MAJORS)
-        self.float4 = has(FLOAT4, self.capability)
+        self.float8, self.float4 = self.wgmma or has_float8(self.capability), has(FLOAT4, self.capability)
         name = self._call("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._call("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
@@ -106,9 +105,8 @@ class Gpu:
         self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
-        self._stages: list[tuple[np.ndarray, int, Any]] = []
-        self._stage_index = 0
         self._events: list[Any] = []
+        self._stages, self._stage_index = list[tuple[np.ndarray, int, Any]](), 0
         self._peers: set[int] = set()
         self._second_stream: Any = None
         self._named_events: dict[str, Any] = {}

@@ -99,6 +99,11 @@ def has(target: str, capability: tuple[int, int]) -> bool:
     return capability[0] == number // 10 if target.endswith("a") else capability >= divmod(number, 10)
 
 
+def has_float8(capability: tuple[int, int]) -> bool:
+    """Whether mma.sync of 8-bit floats is an instruction of its own on GPUs of a compute capability."""
+    return has(FLOAT8, capability) and capability[0] in FLOAT8_MAJORS
+
+
 def kernel(name: str = "", threads: int = 128, blocks: int = 0, exact: bool = False,
            target: str = "sm_80", dynamic: int = 0,
            majors: tuple[int, ...] = ()) -> Callable[[Callable], Kernel]:
