@@ -29,7 +29,7 @@ class LlamaCpp:
         return self.bench(path, threads, "-p", tokens, "-n", 0)
 
     def decode(self, path: Path, threads: int, after: int, new: int) -> float:
-        """tokens/s of so many tokens after a prompt."""
+        """tokens/s of a number of tokens after a prompt."""
         return self.bench(path, threads, "-p", 0, "-n", new, "-d", after)
 
     def bench(self, path: Path, threads: int, *what) -> float:
@@ -89,7 +89,7 @@ class IkLlamaCpp(LlamaCpp):
 
 
 def found(llama_cpp: str, ik_llama_cpp: str) -> list[LlamaCpp]:
-    """The peers whose programs are there."""
+    """The peers whose programs are installed."""
     return [peer for peer in (LlamaCpp(llama_cpp), IkLlamaCpp(ik_llama_cpp, False), IkLlamaCpp(ik_llama_cpp, True))
             if peer]
 

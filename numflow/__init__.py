@@ -3,7 +3,7 @@
     model = numflow.load("model.gguf")
     print(model.generate("The capital of France is", max_tokens=8).text)
 
-Nothing heavy is imported before a model is loaded.
+No heavy package is imported before a model is loaded.
 """
 
 from importlib import import_module
@@ -28,8 +28,8 @@ from numflow.errors import (
     UnsafePickleError,
 )
 
-# Ctrl-C before the command can answer it ends in a traceback, so nothing is imported here that takes long.
-TYPE_CHECKING = False  # as type checkers know it, without the module typing
+# Imports here have to be fast: Ctrl-C before the command handles it would end in a traceback.
+TYPE_CHECKING = False  # known to type checkers; importing typing would take time
 if TYPE_CHECKING:
     from typing import Any
 

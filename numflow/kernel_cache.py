@@ -1,8 +1,8 @@
-"""Folders of compiled kernels, one for each version of a kernel's sources, and the processor they are compiled for.
+"""Cache folders of compiled kernels, one per version of a kernel's sources, and features of the target processor.
 
-Numba's disk cache sees edits in the file of a function, not in the files it calls into. So each kernel module gets a
-folder named by a hash of its own source, of every numflow module it imports (directly or not) and of the versions
-and CPU settings the compiler works with. Folders that nothing has used for KEEP_DAYS are removed.
+Numba's disk cache detects changes in the file of a function, but not in files of functions that it calls. So each
+kernel module gets a folder named by a hash of its source, of all numflow modules that it imports (directly or not), and
+of the compiler's versions and CPU settings. Folders that were not used for KEEP_DAYS are removed.
 """
 
 import atexit
@@ -21,27 +21,27 @@ from pathlib import Path
 
 from numflow import places, trust
 
-X86 = platform.machine() in ("x86_64", "AMD64")  # which has SSE2 at least
-ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # which has NEON at least
+X86 = platform.machine() in ("x86_64", "AMD64")  # SSE2 is available
+ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # NEON is available
 KEEP_DAYS = 30
-_LINUX_ON_ARM = {"asimd": "neon", "asimddp": "dotprod"}  # what the kernel calls some of LLVM's features
+_LINUX_ON_ARM = {"asimd": "neon", "asimddp": "dotprod"}  # Linux's names of features -> LLVM's
 _PACKAGE = Path(__file__).parent
 _IMPORT = re.compile(r"^\s*(?:from +(numflow[\w.]*) +import +(\([^)]*\)|.*)|import +(numflow[\w.]*))", re.M)
 
 
 def root(what: str = "kernels") -> Path:
-    """Folder of all compiled kernels, or of something else that is kept beside them."""
+    """Cache folder of all compiled kernels, or of another kind of files."""
     return places.cache(what)
 
 
 @functools.cache
 def folder(module: str) -> Path:
-    """A writable folder for the compiled kernels of `module` ("numflow.cpu.linear.embed"), unique to its sources."""
+    """Writable cache folder for the kernels of `module` ("numflow.cpu.linear.embed"), unique to its sources."""
     name = f"{module.rpartition('.')[2]}-{fingerprint(module)}"
     path = _writable_root() / name
     path.mkdir(mode=0o700, exist_ok=True)
     if why := trust.why_not(path) or trust.inside(path):
-        path = _instead(f"{why}: kernels of its folder are not used") / name
+        path = _temporary_root(f"{why}: kernels of its folder are not used") / name
         path.mkdir(mode=0o700, exist_ok=True)
     os.utime(path)
     return path
@@ -49,13 +49,13 @@ def folder(module: str) -> Path:
 
 @functools.cache
 def prune() -> None:
-    """Remove the folders that were not used for KEEP_DAYS, once in a process; another may be doing the same."""
+    """Remove the folders that were not used for KEEP_DAYS, once per process; other processes may do the same."""
     oldest = time.time() - KEEP_DAYS * 86400
     for path in _writable_root().iterdir():
         try:
             if path.is_dir() and path.stat().st_mtime < oldest:
                 shutil.rmtree(path, ignore_errors=True)
-        except FileNotFoundError:  # the other process was faster
+        except FileNotFoundError:  # another process removed the folder first
             continue
 
 
@@ -65,17 +65,17 @@ def _writable_root() -> Path:
     try:
         path = root()
         if why := trust.why_not(path.parent, path):
-            return _instead(f"{why}: compiled kernels in {path} are not used")
+            return _temporary_root(f"{why}: compiled kernels in {path} are not used")
         places.make(path)
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
-        return _instead(f"compiled kernels cannot be kept in {path} ({error.strerror})")
+        return _temporary_root(f"compiled kernels cannot be kept in {path} ({error.strerror})")
 
 
 @functools.cache
-def _instead(why: str) -> Path:
-    """A folder for this process alone."""
+def _temporary_root(why: str) -> Path:
+    """Temporary folder of this process."""
     fallback = Path(tempfile.mkdtemp(prefix="numflow-kernels-"))
     atexit.register(shutil.rmtree, fallback, ignore_errors=True)
     warnings.warn(f"{why}, every start compiles them anew; set NUMFLOW_CACHE to a folder of your own that can be "
@@ -84,25 +84,25 @@ def _instead(why: str) -> Path:
 
 
 def fingerprint(module: str) -> str:
-    """Hash of the sources of `module` and of what it imports from numflow, and of the compiler's settings."""
+    """Hash of the sources of `module` and of all its imports from numflow, and of the compiler's settings."""
     content = b"".join(name.encode() + read(_file(name)) for name in sorted(_sources(module)))
     content += _compiler().encode()
     return f"{zlib.crc32(content):08x}{zlib.adler32(content):08x}"  # hashlib would load OpenSSL: 3 MB
 
 
 def setting(name: str) -> str | None:
-    """One of Numba's settings in the environment, CPU_NAME for example."""
+    """Setting of Numba in the environment, such as CPU_NAME."""
     return os.environ.get(f"NUMBA_{name}")
 
 
 @functools.cache
 def processor_flags() -> tuple[str, ...]:
-    """Features of the first processor, as Linux names them on x86 ("flags") and Arm ("Features"); () elsewhere."""
+    """Features of the first processor in Linux's names, on x86 ("flags") and Arm ("Features"); () elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ()
-    named = "Features" if ARM else "flags"  # an emulator may show the file of the machine that it runs on
+    named = "Features" if ARM else "flags"  # an emulator may show the file of its host
     return next((tuple(line.partition(":")[2].split()) for line in lines if line.startswith(named)), ())
 
 
@@ -144,7 +144,7 @@ def _version(package: str) -> str:
 
 
 def _sources(module: str) -> set[str]:
-    """`module`, which need not be numflow's, and all numflow modules it imports, directly or not."""
+    """`module`, which may be outside numflow, and all numflow modules that it imports, directly or not."""
     found, todo = set(), [module]
     while todo:
         name = todo.pop()
@@ -155,14 +155,14 @@ def _sources(module: str) -> set[str]:
 
 
 def _file(module: str) -> Path | None:
-    """Source file of a module of numflow, or of one that is loaded."""
+    """Source file of a numflow module, or of a loaded module."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
     return _modules().get(module) or (Path(loaded) if loaded else None)
 
 
 @functools.cache
 def _imported(module: str) -> tuple[str, ...]:
-    """Modules that a module imports from numflow. What is imported from one may be a module or something inside it."""
+    """Modules that a module imports from numflow. An imported name may be a module or a name inside a module."""
     text = read(_file(module)).decode()
     names = (name for source, inside, plain in _IMPORT.findall(text)
              for name in (source or plain, *(f"{source}.{name}" for name in re.findall(r"\w+", inside))))
@@ -171,7 +171,7 @@ def _imported(module: str) -> tuple[str, ...]:
 
 @functools.cache
 def _modules() -> dict[str, Path]:
-    """Source files of numflow by the names of their modules."""
+    """Module name -> source file, of all numflow modules."""
     found = {}
     for folder, _, files in os.walk(_PACKAGE):
         package = ".".join(Path(folder).relative_to(_PACKAGE.parent).parts)
@@ -183,7 +183,7 @@ def _modules() -> dict[str, Path]:
 
 
 def source_of(module: str) -> Path | None:
-    """Source file of a numflow module; None where there is none."""
+    """Source file of a numflow module; None if there is none."""
     return _modules().get(module)
 
 

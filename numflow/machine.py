@@ -1,4 +1,4 @@
-"""The memory of this machine, as far as this process may use it."""
+"""Memory of this machine that is available to this process."""
 
 import os
 import re
@@ -9,29 +9,29 @@ _NO_LIMIT = 1 << 60
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still take: of the machine, of its control groups, of its own limit on addresses.
+    """Bytes that this process may still allocate: minimum over the machine, its control groups and its address limit.
 
-    Pages of mapped files that it uses, such as weights, count as taken, though the system could drop them. None where
-    the system does not say. root: of the file system that is asked.
+    Pages of mapped files of this process, such as weights, count as used, though the system could drop them. None if
+    unknown. root: root of the file system to read.
     """
-    machine, own = _sizes(root / "proc/meminfo"), _sizes(root / "proc/self/status")
-    free = [machine["MemAvailable"] - own.get("RssFile", 0)] if "MemAvailable" in machine else []
+    machine, process = _sizes(root / "proc/meminfo"), _sizes(root / "proc/self/status")
+    free = [machine["MemAvailable"] - process.get("RssFile", 0)] if "MemAvailable" in machine else []
     for limit, used, reclaimable in _limits(root):
-        free.append(limit - max(0, used - reclaimable) - own.get("RssFile", 0))
-    if (addresses := _address_limit()) is not None and "VmSize" in own:
-        free.append(addresses - own["VmSize"])
+        free.append(limit - max(0, used - reclaimable) - process.get("RssFile", 0))
+    if (addresses := _address_limit()) is not None and "VmSize" in process:
+        free.append(addresses - process["VmSize"])
     return max(0, min(free)) if free else None
 
 
 def whole_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process could have if nothing else ran; None where the system does not say."""
-    whole = [size for size in [_sizes(root / "proc/meminfo").get("MemTotal")] if size]
-    if not whole and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        whole = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    whole += [limit for limit, *_ in _limits(root)]
+    """Bytes that this process could use if nothing else ran; None if unknown."""
+    total = [size for size in [_sizes(root / "proc/meminfo").get("MemTotal")] if size]
+    if not total and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    total += [limit for limit, *_ in _limits(root)]
     if (addresses := _address_limit()) is not None:
-        whole.append(addresses)
-    return min(whole) if whole else None
+        total.append(addresses)
+    return min(total) if total else None
 
 
 def _sizes(path: Path) -> dict[str, int]:
@@ -40,11 +40,11 @@ def _sizes(path: Path) -> dict[str, int]:
 
 
 def _limits(root: Path) -> list[tuple[int, int, int]]:
-    """(limit, used, what of this the system can take back) in bytes, of each control group that has a limit."""
+    """(limit, used, reclaimable) in bytes of each control group with a limit."""
     found = []
     for folder in _group_folders(root):
-        for most, now in _GROUPS:
-            limit, used = _text(folder / most).strip(), _text(folder / now).strip()
+        for limit_file, used_file in _GROUPS:
+            limit, used = _text(folder / limit_file).strip(), _text(folder / used_file).strip()
             if limit.isdigit() and used.isdigit() and int(limit) < _NO_LIMIT:
                 stat: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
                 files = stat.get("total_inactive_file", stat.get("inactive_file", "0"))
@@ -53,7 +53,7 @@ def _limits(root: Path) -> list[tuple[int, int, int]]:
 
 
 def _group_folders(root: Path) -> list[Path]:
-    """The control groups that this process is in, outer ones included."""
+    """Folders of the control groups of this process, including parents."""
     folders: dict[Path, None] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         kinds, _, path = line.partition(":")[2].partition(":")
@@ -67,7 +67,7 @@ def _group_folders(root: Path) -> list[Path]:
 
 
 def _address_limit() -> int | None:
-    """Bytes of addresses that this process may have (ulimit -v)."""
+    """Limit of the address space of this process in bytes (ulimit -v)."""
     try:
         import resource
     except ImportError:  # Windows

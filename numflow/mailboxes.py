@@ -1,4 +1,4 @@
-"""Values on their way from one device to another, in plain Python: the slow way that always works."""
+"""Exchange of arrays between devices in plain Python: slow, without requirements."""
 
 import threading
 from collections import defaultdict, deque
@@ -11,8 +11,8 @@ from numflow.errors import DeviceError
 class Mailboxes:
     """A queue of arrays for every pair of devices; any thread may put and take.
 
-    abort: whoever waits, now or later, gets a DeviceError. reset: as new; all devices must be at rest.
-    progress: grows with every value that is put.
+    abort: all present and later waits raise DeviceError. reset: clear all; no device may be running.
+    progress: number of arrays put so far.
     """
 
     def __init__(self) -> None:
@@ -21,17 +21,17 @@ class Mailboxes:
         self.aborted, self.progress = False, 0
 
     def put(self, sender: int, receiver: int, x: np.ndarray) -> None:
-        """Leave an array, which nobody changes any more; never waits."""
+        """Put an array, which must not change afterwards; never waits."""
         with self._changed:
             self._boxes[sender, receiver].append(x)
             self.progress += 1
             self._changed.notify_all()
 
     def take(self, sender: int, receiver: int) -> np.ndarray:
-        """The next array that `sender` left for `receiver`; waits for it.
+        """Take the next array from `sender` for `receiver`; waits for it.
 
         Raises:
-            DeviceError: the run was broken off.
+            DeviceError: the run was aborted.
         """
         box = self._boxes[sender, receiver]
         with self._changed:

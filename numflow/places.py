@@ -1,23 +1,23 @@
-"""Folders of numflow on this machine: downloaded models, and files made from models that can be made again."""
+"""Folders of numflow on this machine: downloaded models, and caches."""
 
 import errno
 import os
 import sys
 from pathlib import Path
 
-CACHES = ("kernels", "prepared", "quantised")  # what can be made again
+CACHES = ("kernels", "prepared", "quantised")  # kinds of cached files
 
 
 def expanded(path: str | os.PathLike) -> Path:
-    """A path with the home folder in the place of "~"; one of a user who has none stays as it is."""
+    """Path with "~" replaced by the home folder; unchanged if the user has no home folder."""
     return Path(os.path.expanduser(path))
 
 
 def home() -> Path:
-    """numflow's own folder: $NUMFLOW_HOME, else `numflow` in the user's cache folder of this platform.
+    """numflow's folder: $NUMFLOW_HOME, else `numflow` in the user's cache folder of this platform.
 
     Raises:
-        OSError: the user has no home folder, as in some containers, and nothing else names a place.
+        OSError: the user has no home folder, as in some containers, and no variable names a folder.
     """
     if os.environ.get("NUMFLOW_HOME"):
         return expanded(os.environ["NUMFLOW_HOME"]).absolute()
@@ -35,16 +35,16 @@ def home() -> Path:
 
 
 def cache(kind: str) -> Path:
-    """The folder of one of CACHES: in $NUMFLOW_CACHE, else in numflow's own folder."""
+    """Folder of a kind of cached files: in $NUMFLOW_CACHE, else in numflow's folder."""
     named = os.environ.get("NUMFLOW_CACHE")
     return (expanded(named).absolute() if named else home()) / kind
 
 
 def make(folder: Path) -> None:
-    """Make a folder and those above it that are missing, for this user alone.
+    """Create a folder and its missing parents, accessible to this user only.
 
     Raises:
-        OSError: one of them cannot be made.
+        OSError: a folder cannot be created.
     """
     if not folder.is_dir():
         if folder.parent != folder:

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them: "24GB", "1.5 GiB", "512m"."""
+"""Sizes of memory as text: "24GB", "1.5 GiB", "512m"."""
 
 import re
 
@@ -9,10 +9,10 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10,
 
 
 def parse_bytes(size: int | float | str, what: str = "memory") -> int:
-    """A number of bytes, or text with a unit, as bytes. `what` is what messages call it.
+    """Parse a number of bytes, or text with a unit. what: name of the value in messages.
 
     Raises:
-        RequestError: anything else.
+        RequestError: no valid size.
     """
     if isinstance(size, (int, float)) and not isinstance(size, bool) and 1 <= size < float("inf"):
         return int(size)
@@ -23,7 +23,7 @@ def parse_bytes(size: int | float | str, what: str = "memory") -> int:
 
 
 def in_words(size: float) -> str:
-    """Bytes for people: "4.2 GB", "310 MB"."""
+    """Bytes as text: "4.2 GB", "310 MB"."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}" if size < 10 * scale else f"{size / scale:.0f} {unit}"

@@ -1,7 +1,7 @@
-"""Python's own parser, one thread at a time.
+"""Python's parser, one thread at a time.
 
-CPython before 3.13 counts the depth of a syntax tree for all threads together: two threads that parse at once may both
-fail with a SystemError ("AST constructor recursion depth mismatch").
+CPython before 3.13 counts the recursion depth of the parser for all threads together: two threads that parse at once
+may fail with a SystemError ("AST constructor recursion depth mismatch").
 """
 
 import ast

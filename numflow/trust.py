@@ -1,6 +1,6 @@
-"""Trust in caches: compiled code in a cache is run, so only this user or root may have written it.
+"""Trust in caches: compiled code in a cache is executed, so only this user or root may write the cache.
 
-As ssh asks of keys: a folder or file belongs to this user or to root, and neither its group nor others may write it.
+As ssh requires for keys: a folder or file belongs to this user or to root, and neither group nor others may write it.
 """
 
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def why_not(*paths: Path) -> str | None:
-    """The fault of the first of these folders or files that is not to be relied on; None if there is none.
+    """Reason why one of the folders or files is not trusted; None if all are trusted.
 
-    What is not there has no fault.
+    A missing path is trusted.
     """
     for path in paths:
         try:
             found = os.stat(path)
-        except OSError:  # whoever uses it finds out
+        except OSError:  # the user of the path will notice
             continue
         if fault := _fault(found):
             return f"{path} {fault}"
@@ -25,13 +25,14 @@ def why_not(*paths: Path) -> str | None:
 
 
 def inside(folder: Path) -> str | None:
-    """The same of the files in a folder. Who cannot enter the folder cannot write them, whatever their mode."""
+    """Reason why a file in a folder is not trusted; None if all are. In a folder that others cannot enter, file modes
+    do not matter."""
     closed = os.name == "posix" and not stat.S_IMODE(os.stat(folder).st_mode) & (stat.S_IXGRP | stat.S_IXOTH)
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
                 found = entry.stat()
-            except FileNotFoundError:  # another process was faster
+            except FileNotFoundError:  # another process removed the file
                 continue
             if stat.S_ISDIR(found.st_mode):
                 continue
@@ -43,10 +44,10 @@ def inside(folder: Path) -> str | None:
 
 
 def read(path: Path) -> bytes:
-    """The content of a file to be relied on.
+    """Content of a trusted file.
 
     Raises:
-        OSError: it is not there, no file (a pipe is not waited for), or not to be relied on, which is warned of.
+        OSError: the file is missing, no regular file (a pipe is not waited for), or not trusted (with a warning).
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb") as file:
@@ -59,7 +60,7 @@ def read(path: Path) -> bytes:
 
 
 def readable(path: Path) -> bool:
-    """Whether a file is there and to be relied on; warns where it is there and is not."""
+    """Whether a file exists and is trusted; warns if it exists and is not trusted."""
     try:
         found = os.stat(path)
     except OSError:
@@ -71,7 +72,7 @@ def readable(path: Path) -> bool:
 
 
 def usable(folder: Path, what: str) -> bool:
-    """Whether files of a cache folder may be read and written; warns where not. what: they are, for the warning."""
+    """Whether a cache folder is trusted; warns if not. what: its files, for the warning."""
     why = why_not(folder.parent, folder)
     if why:
         warn(why, f"{what} there are not used")
@@ -79,12 +80,12 @@ def usable(folder: Path, what: str) -> bool:
 
 
 def warn(why: str, then: str) -> None:
-    """Warn of something that is not to be relied on; the same line once."""
+    """Warn of a path that is not trusted; each line is shown once."""
     warnings.warn(f"{why}: {then}; NUMFLOW_CACHE names a folder of your own", stacklevel=3)
 
 
 def _fault(found: os.stat_result, may_be_written: bool = False) -> str | None:
-    if os.name != "posix":  # where neither number says who may write
+    if os.name != "posix":  # ids and modes have no meaning there
         return None
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to another user ({found.st_uid})"

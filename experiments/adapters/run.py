@@ -48,7 +48,7 @@ def run(lab):
 
 
 def tokens_per_second(model, adapters: int, options) -> float:
-    """Of all requests together, each with the next of so many adapters, from the last of their first tokens on."""
+    """Tokens per second of all requests together, with adapters in turn, from the time when all have a first token."""
     import numflow
 
     sequences, new = options["sequences"], options["new"]
@@ -107,7 +107,7 @@ def _write_peft(folder: Path, base, rank: int, pairs) -> None:
 
 
 def report(lab, rates: dict[int, float], options) -> None:
-    """A table, and how large an adapter is."""
+    """The table of rates, and the size of an adapter."""
     base = rates.get(0)
     rows = [["the base alone" if count == 0 else count, f"{rate:.0f}", "" if base is None else f"{rate / base:.2f}"]
             for count, rate in rates.items()]

@@ -12,7 +12,7 @@ from ..llama_cpp import LlamaCpp
 
 
 class Clock:
-    """Sums the time inside a program's runs, so that what the engine itself takes is known."""
+    """Total time inside a program's runs; the rest of the time is the engine's own."""
 
     def __init__(self, program):
         self.program, self.seconds, self.runs = program, 0.0, 0
@@ -35,7 +35,7 @@ class Clock:
 
 
 def prompts(model, count: int, length: int, seed: int = 0) -> list[list[int]]:
-    """Random texts of ids."""
+    """Random texts of token ids."""
     return np.random.default_rng(seed).integers(10, model.vocabulary, (count, length)).tolist()
 
 
@@ -60,13 +60,13 @@ def side_by_side(model, sequences: int, prompt: int, new: int, **decoding) -> di
 
 def llama_side_by_side(peer: LlamaCpp, path: Path, sequences: int, prompt: int, new: int,
                        threads: int) -> dict[str, float]:
-    """The same by llama.cpp, which picks no tokens."""
+    """The same with llama.cpp, which samples no tokens."""
     row = peer.batched_row(path, threads, sequences, prompt, new)
     return {"new_tok_s": sequences * new / row["t"], "decode_tok_s": row["speed_tg"]}
 
 
 def load_of(count: int, rate: float, longest: int, seed: int) -> list[tuple[float, int, int]]:
-    """Requests that come at random moments (a Poisson process): (when, prompt length, new tokens)."""
+    """Requests that arrive at random times (a Poisson process): (when, prompt length, new tokens)."""
     rng = np.random.default_rng(seed)
     when = np.cumsum(rng.exponential(1 / rate, count))
     lengths = np.exp(rng.normal(np.log(longest / 4), 0.6, (count, 2))).clip(8, longest).astype(int)
@@ -74,7 +74,7 @@ def load_of(count: int, rate: float, longest: int, seed: int) -> list[tuple[floa
 
 
 def serve(model, load: list[tuple[float, int, int]], **options) -> dict[str, float]:
-    """Requests of a load, each at its time: what came of them, in seconds and tokens a second."""
+    """Results of requests submitted at their arrival times, in seconds and tokens per second."""
     texts, rows = prompts(model, len(load), max(prompt for _, prompt, _ in load), seed=1), []
     waiting: list[threading.Thread] = []
     with numflow.Engine(model, prefix_cache=False, **options) as engine:
@@ -128,7 +128,7 @@ def short_of_memory(model, sequences: int, share: float, preemption: str) -> dic
 
 
 def fresh(model):
-    """The model with nothing reserved for keys and values."""
+    """The model without reserved KV memory."""
     from numflow.engine.model import Model
 
     model.program.reserve(0)

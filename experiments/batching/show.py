@@ -6,7 +6,7 @@ from numflow.lab import style
 
 
 def report(lab, found) -> None:
-    """Write what was found."""
+    """Write the report."""
     options = lab.options
     lab.text(f"Model {options['model']}, {found['threads']} threads; the machine's load average was "
              f"{found['load_average'][0]:.1f} at the start and {found['load_average'][1]:.1f} at the end. If it is "
@@ -99,7 +99,7 @@ def _serving(lab, rows) -> None:
 
 
 def load_figure(lab, rows) -> None:
-    """Time to the first token and time of a token, by load, for each way to batch."""
+    """Time to the first token and time per token, by load, for each kind of batching."""
     made, panels = style.figure(1, 2, (9, 4))
     ways = list(dict.fromkeys(row["batching"] for row in rows))
     for axis, key, by, label in ((panels[0], "first_s", 1e3, "ms to the first token (logarithmic)"),
@@ -126,7 +126,7 @@ def load_figure(lab, rows) -> None:
 
 
 def spread(row: dict, key: str) -> str:
-    """Median (least-most) of the rounds."""
+    """Median (minimum-maximum) of the rounds."""
     values = [sample[key] for sample in row["samples"]]
     return f"{row[key]:.3g} ({min(values):.3g}-{max(values):.3g})"
 

@@ -21,7 +21,7 @@ class Round:
 
     @property
     def disturbed(self) -> str:
-        """Reason why its figures mean little, "" if they do."""
+        """Reason that the round counts as disturbed; "" if it does not."""
         if self.others > OTHERS:
             return f"other processes took {self.others:.2f} cores"
         slow = min(self.before, self.after)
@@ -40,7 +40,7 @@ class Watch:
         self._best: dict[int, float] = {}
 
     def round(self, threads: int, run: Callable[[], dict[str, float]]) -> tuple[dict[str, float], Round]:
-        """Results of a round by name, and how quiet it was."""
+        """Results of a round by name, and its disturbance."""
         before = self._read(threads)
         begin, busy, own = self._clock(), self._busy(), self._own()
         results = run()

@@ -57,14 +57,14 @@ def _of(samples: dict, key: tuple, what: str) -> list[float]:
 
 
 def spread(values: list[float], digits: int = 0) -> str:
-    """Median (lowest-highest)."""
+    """Median (minimum-maximum)."""
     if not values:
         return ""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float | None:
-    """Of the medians."""
+    """Ratio of the medians."""
     return statistics.median(ours) / statistics.median(theirs) if ours and theirs else None
 
 
@@ -237,7 +237,7 @@ def _roofline(lab, limits, profiles) -> None:
 
 
 def figures(lab, samples, limits, profiles) -> None:
-    """All of them, from results alone."""
+    """All figures, from results alone."""
     if profiles:
         _roofline(lab, limits, profiles)
     _figures(lab, samples)

@@ -49,7 +49,7 @@ class Samples:
         self._set([*self.of(*key), float(value)], *key)
 
     def note(self, value: float, *key) -> None:
-        """One number that no round changes."""
+        """A constant value, the same in all rounds."""
         self._set([float(value)], *key)
 
     def _set(self, values: list[float], *key) -> None:
@@ -146,7 +146,7 @@ def by_context(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, subje
 
 def by_batch(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, subject: Subject, threads: int,
              counts: list[int]) -> None:
-    """Sequences that decode together, each after 32 tokens."""
+    """Decoding of several sequences together, each after 32 tokens."""
     keys = [("batch", subject.name, threads, count) for count in counts]
     if not any(samples.missing(*key, "decode") for key in keys):
         return
@@ -160,7 +160,7 @@ def by_batch(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, subject
 
 
 def beside_others(lab, samples: Samples, peers: list[LlamaCpp], subject: Subject, threads: int, busy: int) -> None:
-    """Decoding of 32 tokens after 32 while so many other programs compute without end."""
+    """Decoding of 32 tokens after 32, beside a number of programs that compute without end."""
     key = ("busy", subject.name, threads, busy)
     if not samples.missing(*key, "decode"):
         return
@@ -248,7 +248,7 @@ def beside_torch(lab, samples: Samples, python: str, path: Path, shape: str, enc
 
 
 def _sentences(model, rows: list[list[int]], repeat: int) -> float:
-    """Texts a second that an encoder reads side by side, hidden states of every token included."""
+    """Texts per second of an encoder in batches, with hidden states of every token."""
     from numflow.engine.runner.batches import BatchPart
 
     at_once = 512 // SENTENCE  # what fits a core's cache

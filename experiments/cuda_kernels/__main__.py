@@ -1,9 +1,9 @@
-"""The table of kernels: registers, spills, shared memory and instructions of each, and of the loops over weights the
-instructions per weight. Needs no GPU, but the compiler (extra `cuda-compile`), and nvdisasm for instructions.
+"""The table of GPU kernels: registers, spills, shared memory and instructions, and instructions per weight of the loops
+over weights. Needs no GPU, but the compiler (extra `cuda-compile`), and nvdisasm for the instructions.
 
     python -m experiments.cuda_kernels --out reports/cuda-kernels/ [--match REGEX] [--compiled]
 
---compiled: only kernels that are compiled already. Writes kernels.json and README.md.
+--compiled: only kernels in the cache. Writes kernels.json and README.md.
 """
 
 import argparse

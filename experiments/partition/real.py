@@ -114,7 +114,7 @@ def _model(lab):
 
 
 def _alternating(lab, plans: Mapping[str, Plan], checkpoint, devices: int) -> list[Round]:
-    """Rounds of everything that is measured."""
+    """Rounds of all measurements."""
     rounds: list[Round] = []
     threads = max(1, default_threads() // devices)
     with ExitStack() as stack:
@@ -177,7 +177,7 @@ def _traced(model: Model, texts: Sequence[Text]) -> dict[str, float]:
 
 
 def _factors(plan: Plan, cluster: Cluster, queries: int, steps: Mapping[str, float]) -> dict[str, float]:
-    """By kind of step: measured time / price. Steps that other steps' kernels do have none."""
+    """Measured time / estimated time, by kind of step. Steps that other steps' kernels do have none."""
     prices = Prices(plan, cluster, kv_bytes=KV_BYTES, weigh=weight_bytes)
     load, priced = _load(queries), defaultdict(float)
     for step in plan.part(0).entries["main"]:

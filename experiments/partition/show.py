@@ -36,7 +36,7 @@ def strategies(lab, rows: Sequence[Mapping], names: Sequence[str]) -> None:
 
 
 def timeline(lab, found: Mapping[str, Mapping], devices: Mapping[str, str]) -> None:
-    """How each device spends its time, and one layer enlarged."""
+    """Shares of each device's time, and one layer enlarged."""
     made, axes = style.figure(len(found), 2, (9.6, 5.4))
     colours = {"work": WORK, "exchange": EXCHANGE, "wait": WAIT}
     for (left, right), (name, one) in zip(axes, found.items(), strict=True):
@@ -72,7 +72,7 @@ def _cut(name: str) -> str:
 
 
 def sweeps(lab, points: Mapping[str, Mapping[str, Sequence]]) -> None:
-    """Decoding rate by one thing that changes, a panel each."""
+    """Decoding rate by one changing quantity, in one panel each."""
     made, axes = style.figure(2, 2, (9.6, 7))
     for axis, (what, lines) in zip(axes.flat, points.items(), strict=True):
         for number, (name, line) in enumerate(lines.items()):

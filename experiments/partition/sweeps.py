@@ -34,7 +34,7 @@ def sweeps(lab, network, cluster: Cluster, strategies: dict[str, str]) -> None:
 
 
 def leaders(lab, points: dict[str, dict[str, list]]) -> None:
-    """Where each strategy is the fastest, and where hybrid is: the first question of whoever has several devices."""
+    """The range in which each strategy, and hybrid in particular, is the fastest."""
     for what, lines in points.items():
         at = sorted({x for line in lines.values() for x, _ in line})
         best = {x: best_of(lines, x) for x in at}
@@ -53,7 +53,7 @@ def leaders(lab, points: dict[str, dict[str, list]]) -> None:
 
 
 def best_of(lines: dict[str, list], x: float) -> str:
-    """The strategy with the highest rate at a place."""
+    """The strategy with the highest rate at a point."""
     return max(lines, key=lambda name: dict(lines[name]).get(x, 0.0))
 
 

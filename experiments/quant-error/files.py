@@ -28,7 +28,7 @@ BYTES, TOKENS, ROUNDS = 1 << 30, 16, 3
 
 
 def files_part(lab, places):
-    """Decode speed of whole models, beside llama.cpp's; of types that were not asked for, what the report has."""
+    """Decoding speed of whole models beside llama.cpp; types that are not run keep their earlier results."""
     threads, load = default_threads(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     wanted = [kind for kind in lab.options["types"].split(",") if kind in TYPES_OF_FILES] or list(TYPES_OF_FILES)
     peer = LlamaCpp(places["llama_cpp"])
@@ -78,7 +78,7 @@ def tokens_per_second(model, count: int) -> float:
 
 
 def write_model(path: Path, kind: str, nbytes: int, quick: bool = False) -> Path:
-    """A decoder of random weights with about so many bytes and no words; layers are all the same."""
+    """A decoder of random weights with about the given size and no vocabulary; all layers are equal."""
     width, ffn = (256, 512) if quick else (WIDTH, FFN)
     sizes = {f"attn_{name}": (width, width) for name in ("q", "k", "v", "output")}
     sizes |= {"ffn_gate": (ffn, width), "ffn_up": (ffn, width), "ffn_down": (width, ffn)}

@@ -21,7 +21,7 @@ GGUF = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS", "IQ3_S", "IQ3_XXS", "
 
 
 def rows_of_formats() -> list[tuple[str, str, float, float]]:
-    """Format, type, bits of a weight in the file and in memory."""
+    """Format, type, bits per weight in the file and in memory."""
     found = [(name, kind, STORED[kind].kind.bits + more) for name, (kind, more) in HUB.items()]
     found += [(kind, kind, 8 * TYPES[kind].size / TYPES[kind].block) for kind in GGUF]
     return [(name, kind, bits, sum(SCHEMES[STORED[kind].kind.name].tile_bytes(COLUMNS)) / (2 * COLUMNS))

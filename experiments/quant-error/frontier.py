@@ -40,7 +40,7 @@ CALIBRATED = ("numflow", "numflow, auto")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to be measured; `make` returns its file, made when its turn comes."""
+    """A model to measure; `make` creates and returns its file."""
 
     name: str
     family: str
@@ -49,7 +49,7 @@ IDENTICAL = 1e-5  # nats per token, below which a file holds the base's own numb
 
 
 def frontier(lab, places):
-    """KL and perplexity on held-out text for each language model and everything it can be quantised to."""
+    """KL and perplexity on held-out text, for each language model and all its quantised forms."""
     names = [name for name in places["language_models"].split(",") if name]
     lab.heading("Language models: divergence against size")
     if not names:
@@ -104,7 +104,7 @@ def _work(keep: str, name: str):
 
 
 def _candidates(lab, name, source, work, calibration, quantiser, text) -> list[Candidate]:
-    """Everything that is measured for one model, what matters most first."""
+    """All measurements of one model, the most important first."""
     files, plain = (mixing.Files(source, work, known) for known in (calibration, None))
     peers = _peers(lab, name, quantiser, text)
     groups, costs = outputs.sensitivity(lab, name, source, work, calibration)
@@ -200,7 +200,7 @@ def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: s
 
 
 def late(lab) -> bool:
-    """Whether nothing long may be begun any more."""
+    """Whether the time limit forbids further long runs."""
     return 0 < 60 * lab.options["minutes"] < lab.seconds
 
 
@@ -257,7 +257,7 @@ def _verdict(lab, name, rows, shipped):
 
 
 def picture(lab, models):
-    """KL against bits, one panel for each model: what meets a size is joined by a line."""
+    """KL against bits, one panel per model; a line joins the models of --target-bpw."""
     made, axes = style.figure(1, len(models), (5.6 * len(models), 5.6))
     models = {name: [r for r in rows if r["kl"]["mean"] > IDENTICAL] for name, rows in models.items()}
     axes = np.ravel(axes)

@@ -32,7 +32,7 @@ class Files:
         return path
 
     def mixed(self, name: str, schemes: dict[str, str]) -> Path:
-        """The tensors of `schemes` in theirs, all others as they are in the source."""
+        """The tensors of `schemes` in these schemes, all others as in the source."""
         path = self.work / f"{name}.safetensors"
         if path.exists():
             return path

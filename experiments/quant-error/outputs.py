@@ -20,7 +20,7 @@ GGUF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # whose blocks divide every row
 def sensitivity(lab, name, source, work, calibration):
     """Groups of matrices and the divergence that quantising each to q3 alone causes; a heat map of it.
 
-    What the folder `work` has is not measured again.
+    Results in the folder `work` are not measured again.
     """
     from numflow import formats, network
     from numflow.engine.quantise.sensitivity import groups, sensitivities
@@ -77,7 +77,7 @@ def _kind(module: str) -> str:
 def output_error(lab, library, name, source, work, calibration) -> None:
     """Error of matrices weighted by their inputs: sqrt(tr(E M E^T) / tr(W M W^T)), with M the inputs' second moment.
 
-    What the folder `work` has is not measured again.
+    Results in the folder `work` are not measured again.
     """
     kept = work / ERRORS
     if not kept.exists():

@@ -68,7 +68,7 @@ class Quantiser:
         self._imatrix: Path | None = None
 
     def program(self, name: str) -> str | None:
-        """Path of one of llama.cpp's programs, None where there is none."""
+        """Path of one of llama.cpp's programs; None if it is missing."""
         return shutil.which(name, path=self._folder) if self._folder else shutil.which(name)
 
     @property
@@ -77,7 +77,7 @@ class Quantiser:
         return self._source.suffix == ".gguf" and self.program("llama-quantize") is not None
 
     def base(self) -> Path:
-        """The model's weights, de-quantised, as float32."""
+        """The model's weights, decoded to float32."""
         if self._base is None:
             self._base = self._work / "base.gguf"
             if not self._base.exists():

@@ -18,7 +18,7 @@ TARGET = 3.75
 
 
 def row_part(lab, places) -> None:
-    """The first row of a matrix in the middle of the first model: its numbers, and what each scheme makes of them."""
+    """The first row of a matrix in the middle of the first model: its weights, and their values in each scheme."""
     lab.heading("One row")
     name = places["models"].split(",")[0]
     try:
@@ -51,7 +51,7 @@ def _middle(model: str) -> tuple[str, np.ndarray]:
 
 
 def figure(lab, found) -> None:
-    """Numbers before and after, and the error below each, in four panels."""
+    """Weights before and after quantisation, and the error, in four panels."""
     made, axes = style.figure(2, len(found["schemes"]), (12, 4.2))
     x = np.array(found["values"][:DRAWN])
     reach = 1.15 * np.abs(x).max()
@@ -79,7 +79,7 @@ def figure(lab, found) -> None:
 
 
 def chosen_part(lab, places) -> None:
-    """Schemes that meet a size with the least divergence foreseen, for each model whose sensitivities were measured."""
+    """Schemes for a target size with the smallest predicted divergence, for each model with measured sensitivities."""
     from numflow import formats, network
     from numflow.engine.quantise.sensitivity import allocate, groups
     from numflow.registry import resolve

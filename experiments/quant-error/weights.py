@@ -15,7 +15,7 @@ APART = ("q2+1%", "q3h+0.5%", "q4+0.5%")
 
 
 def weight_error(lab, places):
-    """Quantises every set of matrices with everything there is."""
+    """Quantise every set of matrices with every scheme and type."""
     sets = _sets(lab, places)
     rows = []
     for family, name, encoder, bits in _encoders(lab, places):
@@ -65,7 +65,7 @@ def _matrices(model: str, most: int) -> dict[str, np.ndarray]:
 
 
 def _encoders(lab, places):
-    """(family, name, x -> decoded x, columns -> bits per weight) of everything that is compared."""
+    """(family, name, x -> decoded x, columns -> bits per weight) of all compared schemes and types."""
     for name, scheme in SCHEMES.items():
         family = "numflow" if name in ROW_SCHEMES else "Inferflow"
         yield family, name, lambda x, s=scheme: decode(encode(x, s), s, x.shape[1]), scheme.bits_per_weight
@@ -138,7 +138,7 @@ def _by_layer(matrices, scheme) -> dict[tuple[int, str], float]:
 
 
 def _codes(lab, sets):
-    """How often each code is used: ours, where every level is, and the original's."""
+    """Distribution of codes in numflow's schemes, which use every level, and in Inferflow's."""
     used = lab.results["codes"] = code_shares(sets["normal"]["normal"])
     lab.heading("Distribution of codes")
     lab.table(["scheme", "levels used", "entropy, bits"], [[n, u["levels"], u["entropy"]] for n, u in used.items()])

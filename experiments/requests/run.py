@@ -81,7 +81,7 @@ def redraw(lab):
 
 
 def in_rows(spans) -> list[int]:
-    """A place for each span: the first that is free."""
+    """A slot for each span: the first free one."""
     rows, until = [0] * len(spans), []
     for at in sorted(range(len(spans)), key=lambda at: spans[at][0]):
         first, last = spans[at]

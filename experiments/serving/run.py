@@ -53,7 +53,7 @@ def run(lab):
 
 
 def throughput(lab, settings) -> dict:
-    """Rounds of the same requests in every place."""
+    """Rounds of the same requests on every server."""
     before = os.getloadavg()[0]
     rounds = measure(lab, settings)
     shown = {name: settings[name] for name in ("clients", "requests", "words", "tokens", "rounds", "threads")}
@@ -74,7 +74,7 @@ def soaked(lab, settings) -> dict:
 
 
 def measure(lab, settings) -> list[dict]:
-    """One row per round: what each place did with requests of its own."""
+    """One row per round: the results of each server with its own requests."""
     rounds = []
     with ExitStack() as stack:
         path = settings["path"]
@@ -125,7 +125,7 @@ class Server:
         wait_for(self._url + health)
 
     def drive(self, load: LoadTest) -> dict:
-        """What the clients see."""
+        """The clients' measurements."""
         found = drive(LoadTest(**{**vars(load), "url": self._url})).report()
         if found["errors"]:
             raise RequestError(f"requests failed: {found['errors']}")

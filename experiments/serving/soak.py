@@ -109,7 +109,7 @@ class _Service:
             connection.close()
 
     def wait(self, seconds: float) -> None:
-        """Until it is ready."""
+        """Wait until the service is ready."""
         for _ in range(int(seconds / 0.2)):
             if self.process.poll() is not None:
                 raise RequestError(f"the service ended with {self.process.returncode}")
@@ -142,7 +142,7 @@ class _Service:
         return [pid for pid in self.tree() if is_device(pid)]
 
     def memory(self) -> int:
-        """Bytes that its processes have for themselves."""
+        """Private memory of its processes in bytes."""
         total = 0
         for pid in self.tree():
             try:
@@ -169,7 +169,7 @@ class _Service:
 
 
 def _watch(lab, service: _Service, seconds: float, counts: Counter) -> dict:
-    """Look at the service until the time is over, and kill a device on the way."""
+    """Sample the service until the time is over, and kill a device during the test."""
     begin, samples, killed, recovered = time.monotonic(), [], None, None
     while (at := time.monotonic() - begin) < seconds:
         try:
@@ -191,7 +191,7 @@ def _watch(lab, service: _Service, seconds: float, counts: Counter) -> dict:
 
 
 def _client(service: _Service, number: int, embeds: bool, counts: Counter, stop: threading.Event) -> None:
-    """Ask again and again, each time in another way."""
+    """Send requests in a loop, each of another kind."""
     rng = random.Random(number)
     ways = [_chat, _stream, _stream, _completion, _abort, _slow, *([_embed] if embeds else [])]
     while not stop.is_set():

@@ -50,7 +50,7 @@ def run(lab):
 
 
 class First:
-    """The first token of an answer, when it came, and how much of the prompt had been read before."""
+    """The first token of an answer, its time, and the number of cached prompt tokens."""
 
     def __init__(self, job, moments):
         self.id, self.moment, self.cached = job.results[0].ids[0], moments[0], job.group.reused

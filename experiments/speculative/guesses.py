@@ -59,7 +59,7 @@ def compare(lab, model, plain, guessing):
 
 
 class Oracle:
-    """Guesses the tokens of a known text, each right with a given probability. It takes no time."""
+    """Drafter that proposes the tokens of a known text, each right with a given probability, at no cost."""
 
     needs_streams = False
 
@@ -92,7 +92,7 @@ class Oracles:
 
 
 def oracle(lab, model):
-    """Speed-up against the quality of guesses that cost nothing."""
+    """Speed-up by the accuracy of drafts that cost nothing."""
     from numflow.engine.request.settings import Settings
     from numflow.engine.run.streaming import together
 
@@ -131,7 +131,7 @@ def ngrams(lab, model):
 
 
 def batch(lab, model):
-    """The edits side by side: tokens per second of all together."""
+    """The editing prompts in a batch: tokens per second in total."""
     common = asked(model, "copy")
     prompts = [asked(model, name)["prompt"] for name in EDITS]
     del common["prompt"]
@@ -148,7 +148,7 @@ def batch(lab, model):
 
 
 def drafts(lab, target, name):
-    """One draft model on prompts that do not repeat themselves, greedy and drawn."""
+    """One draft model on prompts without repetition, greedy and sampled."""
     kind, _, value = name.partition(":")
     lab.say(f"draft {name}")
     with draft_model(lab.options["model"], kind, value, lab.options["threads"]) as draft:

@@ -26,7 +26,7 @@ def bound(built, checkpoint, threads):
 
 
 def draft_model(path, kind, value, threads):
-    """A model: the file itself or another, quantised anew, or cut off after some layers."""
+    """A model: the file itself, another file, the file quantised again, or its first layers."""
     import numflow
 
     if kind == "bits":
@@ -37,7 +37,7 @@ def draft_model(path, kind, value, threads):
 
 
 def first_layers(path, layers, threads):
-    """The model of a GGUF file without its later layers."""
+    """The model of a GGUF file, without the later layers."""
     from numflow import formats, network
 
     checkpoint = formats.open_checkpoint(path)

@@ -42,7 +42,7 @@ def run(lab):
 
 
 def guessed(lab):
-    """Guesses of a known quality, n-grams, and drafts made of the target."""
+    """Drafts with a known acceptance rate, n-grams, and drafts made from the target."""
     found, threads = {}, lab.options["threads"]
     with open_model(lab.options["model"], threads) as model:
         model.generate(**guesses.asked(model, "copy"), max_tokens=8, speculate="ngram", draft_tokens=4)

@@ -16,7 +16,7 @@ RESULTS = {"guesses": ("oracle", "ngram", "batch", "drafts", "models"), "trained
 
 
 def report(lab, about):
-    """Write what was found. about: the experiment's own description."""
+    """Write the report. about: the experiment's description."""
     lab.text(" ".join(about.split()))
     if "oracle" in lab.results:
         guessed(lab, lab.results)
@@ -25,7 +25,7 @@ def report(lab, about):
 
 
 def guessed(lab, found):
-    """Guesses of a known quality, n-grams, drafts made of the target."""
+    """Drafts with a known acceptance rate, n-grams, drafts made from the target."""
     made = (lab.recipes.get("guesses") or lab.recipe())["options"]
     lab.text(f"{'; '.join(f'{what}: {name}' for what, name in found['models'].items())}; {made['threads']} "
              f"thread{'s' * (made['threads'] > 1)}, {made['rounds']} rounds.")
@@ -59,7 +59,7 @@ def guessed(lab, found):
 
 
 def drafts_said(lab, rows):
-    """What the table of drafts shows, counted in it."""
+    """Sentences on the table of drafts."""
     greedy = {(r["draft"], r["prompt"]): share(r) for r in rows if not r["temperature"]}
     pairs = [(share(r), greedy[r["draft"], r["prompt"]]) for r in rows
              if r["temperature"] and greedy.get((r["draft"], r["prompt"])) is not None and share(r) is not None]
@@ -75,7 +75,7 @@ def drafts_said(lab, rows):
 
 
 def figures(lab):
-    """The figures of the parts that are there."""
+    """The figures of the measured parts."""
     if "oracle" in lab.results:
         guesses_figure(lab)
     if "trained" in lab.results:
@@ -83,7 +83,7 @@ def figures(lab):
 
 
 def guesses_figure(lab):
-    """Speed-up by the quality of guesses, and of n-grams by prompt."""
+    """Speed-up by the accuracy of drafts, and of n-grams by prompt."""
     made, (left, right) = style.figure(1, 2, (10.4, 4.2))
     rows = sorted(lab.results["oracle"], key=lambda row: row["accuracy"])
     xs, ys = [100 * row["accuracy"] for row in rows], [row["speedup"] for row in rows]
@@ -123,7 +123,7 @@ def guesses_figure(lab):
 
 
 def first_right(row):
-    """The probability of one guess that gives these tokens per step with three guesses at a time."""
+    """The acceptance probability of one draft that gives these tokens per step with three drafts at a time."""
     grid = np.linspace(0, 1, 1001)
     tokens = sum(grid**i for i in range(4))
     return float(grid[np.argmin(np.abs(tokens - row["tokens_per_step"]))])

@@ -52,17 +52,17 @@ def cells(row):
 
 
 def share(row):
-    """Of the drafts, those that stayed."""
+    """Share of accepted drafts."""
     return row["accepted"] / row["drafts"] if row["drafts"] else None
 
 
 def computed(row, which):
-    """Speed-up where reading weights takes all the time."""
+    """Speed-up if reading weights takes all the time."""
     return row["tokens_per_step"] / (1 + row["guesses"] * row[which])
 
 
 def said(lab, rows):
-    """What the table shows, counted in it."""
+    """Sentences on the table."""
     single = [r for r in rows if r["guesses"] == 1 and not r["temperature"] and r["drafts"]]
     if single:
         lab.text("Of single greedy drafts " + ", ".join(f"{share(r):.0%} of {r['draft']}'s" for r in single)

@@ -21,7 +21,7 @@ LARGE, SMALL, WORDS = "8b", "1b", 32000  # of what is computed: shapes, words of
 
 
 def measured(lab):
-    """Acceptance, speed and cost of each pair; as they are, and made wide."""
+    """Acceptance, speed and cost of each pair, for the original models and the wide ones."""
     found, temperatures = {}, [float(text) for text in lab.options["temperatures"].split(",")]
     texts, few = (beginnings(2 if lab.quick else count) for count in (TEXTS, WIDE_TEXTS))
     found["trained"] = [row for pair in PAIRS for row in rows_of(lab, pair, pair[:2], texts, temperatures)]
@@ -33,7 +33,7 @@ def measured(lab):
 
 
 def rows_of(lab, names, places, texts, temperatures):
-    """Rows of a model and what drafts for it, by temperature and number of drafts. places: of both files."""
+    """Rows of a model and its draft, by temperature and number of drafts. places: of both files."""
     import numflow
 
     (name, draft, kind), (place, draft_place) = names, places
@@ -76,12 +76,12 @@ def rounds(lab, model, written, temperature, count):
 
 
 def runs(result):
-    """Tokens behind the first one, with the one that ended the text."""
+    """Number of tokens after the first one, including the end token."""
     return round(result.stats["decode_tok_s"] * result.stats["decode_s"])
 
 
 def speed(results):
-    """Tokens per second behind the prompts."""
+    """Tokens per second after the prompts."""
     return sum(map(runs, results)) / sum(one.stats["decode_s"] for one in results)
 
 
@@ -133,7 +133,7 @@ def beginnings(count):
 
 
 def bytes_read(network):
-    """Numbers in the matrices that a token meets; they have one type."""
+    """Number of weights that a token is multiplied with; all have one type."""
     return sum(prod(network.weights[name].shape) for steps in network.entries.values() for step in steps
                for role, name in step.weights.items() if role != "table" and len(network.weights[name].shape) == 2)
 

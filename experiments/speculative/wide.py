@@ -39,7 +39,7 @@ def write(name, folder, quick):
 
 
 def empty_layer(tensors, like, layer):
-    """Tensors of a layer of the kind of another one that adds zeros to its stream."""
+    """Tensors of a layer of the kind of another one that adds zeros to the residual stream."""
     found = {}
     for key, value in tensors.items():
         if key.startswith(f"model.layers.{like}."):
@@ -49,7 +49,7 @@ def empty_layer(tensors, like, layer):
 
 
 def widen(tensors, at, ffn, rng):
-    """A feed-forward layer with more numbers inside, which nothing of what leaves it depends on."""
+    """A wider feed-forward layer whose output does not depend on the added columns."""
     for name in ("gate_proj", "up_proj"):
         rows = tensors[f"{at}{name}.weight"]
         more = rng.normal(0, 0.1, (ffn - len(rows), rows.shape[1])).astype(rows.dtype)

@@ -9,7 +9,7 @@ LENGTHS = (4096, 32768)
 
 
 def table(made) -> list[dict]:
-    """For each model and length: bytes with 16-bit keys and values and float32 states, and the least."""
+    """Bytes for each model and length, with 16-bit keys and values and float32 states, and the minimum."""
     rows = []
     for one in made:
         checkpoint = one.checkpoint()
@@ -22,7 +22,7 @@ def table(made) -> list[dict]:
 
 
 def _least(built, tokens: int) -> int:
-    """Every window full and no more, the latent or the keys and values once, states alone."""
+    """The minimum: full windows only, the latent or the keys and values once, states without a tail."""
     windows, total = cache_windows(built), describe.state_bytes(built)
     for name, cache in built.caches.items():
         numbers = cache.kv_heads * (cache.k_dim + cache.v_dim)
@@ -31,7 +31,7 @@ def _least(built, tokens: int) -> int:
 
 
 def _expanded(one, tokens: int) -> int:
-    """Keys and values of every head of every layer and token, as plain attention would keep them."""
+    """Keys and values of every head, layer and token, as in plain attention."""
     about = {key.partition(".")[2]: value for key, value in one.metadata.items()}
     heads = about["attention.head_count_kv"]
     if "attention.kv_lora_rank" in about:

@@ -6,7 +6,7 @@ from numflow.lab import style
 
 
 def report(lab, found) -> None:
-    """Write what was found."""
+    """Write the report."""
     before, after = found["load_average"]
     lab.text(f"The machine's load average was {before:.1f} at the start and {after:.1f} at the end. If it is above the "
              "number of threads, other programs used part of the cores, and only ratios are meaningful. "

@@ -17,7 +17,7 @@ GAP = 64  # tokens before the first that is counted
 
 
 class Runner:
-    """One text in a program, without an engine around it, or several of them."""
+    """One text or several texts in a program, without an engine."""
 
     def __init__(self, path: Path, threads: int, tokens: int, texts: int = 1, **options):
         import numflow
@@ -57,7 +57,7 @@ class Runner:
         return tokens / (time.perf_counter() - begin)
 
     def decode(self, position: int, tokens: int) -> float:
-        """Tokens per second from a position on, each the likeliest after the one before."""
+        """Tokens per second of greedy decoding from a position on."""
         self._steps(position - 1, 1)
         begin, at = time.perf_counter(), position
         while at < position + tokens:

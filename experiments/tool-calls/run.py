@@ -153,7 +153,7 @@ def _fits(form, arguments: str) -> bool:
 
 
 def report(lab, found, options) -> None:
-    """A table, and a sentence on all calls that had to be made."""
+    """A table, and a sentence on all forced calls."""
     forced = [own for name, own in found.items() if name != "free"]
     asked, valid = sum(own["answers"] for own in forced), sum(own["valid"] for own in forced)
     lab.text(f"{options['questions']} questions, each with {len(forced)} functions, which must be called; at "

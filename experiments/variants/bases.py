@@ -1,4 +1,4 @@
-"""Configurations to begin with: those of a folder of checkpoints, else a few small ones."""
+"""Base configurations: those of a folder of checkpoints, else a few small ones."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Random changes of a configuration: a change is {key: value}, where LEFT_OUT takes the key away.
 
-Keys of an object inside are joined by a dot. Values are drawn by what a key is called and what it holds, so that most
-of them are such as a model could have.
+Keys of nested objects are joined by a dot. Values are drawn by the name of a key and its current value, so that most
+of them are plausible for a model.
 """
 
 import copy

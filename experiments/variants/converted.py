@@ -1,7 +1,7 @@
-"""The side of llama.cpp's converter: a float32 GGUF file of a checkpoint, without the words of its vocabulary.
+"""llama.cpp's converter: a float32 GGUF file of a checkpoint, without the words of its vocabulary.
 
-It runs in the process of transformers, which the converter needs as well. Some of its classes read a tokenizer: one of
-words that are numbers lies beside the checkpoint.
+The converter runs in the process of transformers, which it needs too. Some of its classes read a tokenizer, so a
+tokenizer whose words are numbers is beside the checkpoint.
 """
 
 import json

@@ -1,8 +1,8 @@
 """A variant as a GGUF file that llama.cpp's converter wrote: numbers of numflow, of llama.cpp and of transformers.
 
-llama.cpp is the word where it runs the file. It takes GELU from a table of float16, so that small differences are
-looked for only where it agrees with transformers. Where numflow agrees with it alone, the file says less than
-config.json; where numflow agrees with transformers alone, the file says what llama.cpp does not read.
+llama.cpp is the reference if it runs the file. It computes GELU with a float16 table, so small differences count only
+where it agrees with transformers. If numflow agrees only with llama.cpp, the file has less information than
+config.json; if numflow agrees only with transformers, the file has information that llama.cpp does not read.
 """
 
 import re

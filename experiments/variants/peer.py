@@ -1,6 +1,7 @@
-"""The side of llama.cpp: logits, or last hidden states, that its library computes from a GGUF file.
+"""llama.cpp: logits, or last hidden states, that its library computes from a GGUF file.
 
-A process of its own, which a failed assertion there ends; requests and answers are lines of JSON, as in theirs.py.
+This is a separate process, because a failed assertion of the library ends it. Requests and answers are lines of JSON,
+as in theirs.py.
 """
 
 import json

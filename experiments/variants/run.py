@@ -1,13 +1,13 @@
-"""Random configurations of known families: whether numflow computes with them what transformers does.
+"""Variants: random configurations of known families, computed by numflow and by transformers.
 
-Each variant begins with the configuration of a tiny checkpoint, changes some of its keys at random, has transformers
-save a random checkpoint of it, and runs that there and here, in float32. What transformers itself refuses, or turns
-into NaN, and what hangs on rounding, is passed over and counted. Where numbers differ, transformers computes them in
-float64 too, and where numflow is as near to those it is not wrong. Where it is, or numflow refuses, changes are
-taken back one by one as long as that stays so: the keys that are left are the fault's. A variant is made again by its
-family, its seed and its number. With `format=gguf` llama.cpp's converter makes a GGUF file of each checkpoint
-(`converter=PATH`, convert_hf_to_gguf.py), and its library (`library=FOLDER`, of libllama.so) says what is right where
-it runs the file.
+Each variant begins with the configuration of a tiny checkpoint and changes some of its keys at random. transformers
+saves a random checkpoint of it, and both programs run it in float32. Variants that transformers refuses, that give NaN,
+or whose result depends on rounding, are counted and not compared. If results differ, transformers also computes in
+float64; numflow is not wrong if it is as close to these results as transformers' float32. If numflow is wrong, or
+refuses the variant, the experiment undoes changes one by one as long as the fault remains; the remaining keys cause it.
+Family, seed and number reproduce a variant. With `format=gguf`, llama.cpp's converter makes a GGUF file of each
+checkpoint (`converter=PATH`, convert_hf_to_gguf.py), and llama.cpp's library (`library=FOLDER`, of libllama.so) is the
+reference if it runs the file.
 """
 
 import collections
@@ -97,8 +97,8 @@ def run(lab):
         options |= {"n": min(options["n"], 2), "family": options["family"] or ("" if options["bases"] else "llama")}
     lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
     if not (available() if python == sys.executable else Path(python).exists()):
-        lab.text("transformers and torch are not installed, so nothing was compared: name a Python that has them, "
-                 "`--set python=/path/to/python`.")
+        lab.text("transformers and torch are not installed, so nothing was compared. Name a Python interpreter that "
+                 "has them: `--set python=/path/to/python`.")
         return
     limit = options["limit_s"]
     peer = Theirs(sys.executable, "peer.py", options["library"], limit_s=limit) if options["library"] else None
@@ -119,7 +119,7 @@ def available() -> bool:
 
 
 def family(lab, sides: Sides, name: str, base: dict) -> list[dict]:
-    """A row for each variant: its number, the result, the line that says it, and the changes that do it."""
+    """A row for each variant: its number, the result, the message, and the changes that cause it."""
     with tempfile.TemporaryDirectory() as place:
         own = sides.theirs.ask(do="keys", config=base, folder=place)
     if "ok" not in own:

@@ -1,7 +1,7 @@
-"""The side of transformers: tiny random checkpoints of configurations, and what its classes compute with them.
+"""transformers: tiny random checkpoints of configurations, and the results of its classes for them.
 
-A process of its own, so that it may have another environment: it reads a request a line, JSON, and writes an answer a
-line. It needs torch and transformers, and nothing of numflow.
+This is a separate process, so that it can have another Python environment. Each request and each answer is one line of
+JSON. It needs torch and transformers, and no code of numflow.
 """
 
 import contextlib
@@ -32,6 +32,11 @@ def keys(config: dict, folder: Path) -> dict:
     (folder / "config.json").write_text(json.dumps(config))
     found = transformers.AutoConfig.from_pretrained(folder)
     return json.loads(json.dumps(type(found)().to_dict(), default=str))
+
+
+def attention(config: dict) -> str:
+    """The implementation; the plain one of Falcon adds ALiBi's biases twice."""
+    return "sdpa" if config.get("model_type") == "falcon" and config.get("alibi") else "eager"
 
 
 def shake(model, seed: int) -> None:
@@ -66,7 +71,7 @@ def make(request: dict, folder: Path) -> dict:
         raise ValueError(f"too large: {count} parameters")
     config = transformers.AutoConfig.from_pretrained(folder)  # a class may change what it is made from
     torch.manual_seed(request["seed"])
-    model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model = kind._from_config(config, attn_implementation=attention(request["config"]), dtype=torch.float32)
     shake(model, request["seed"])
     form = request.get("form", "")
     (model.bfloat16() if form == "half" else model).save_pretrained(
@@ -77,7 +82,7 @@ def make(request: dict, folder: Path) -> dict:
     if form == "unnamed":
         written.pop("architectures", None)
     (folder / "config.json").write_text(json.dumps(written))
-    model, report = kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32,
+    model, report = kind.from_pretrained(folder, attn_implementation=attention(request["config"]), dtype=torch.float32,
                                          output_loading_info=True)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[what]:
@@ -100,7 +105,8 @@ def make(request: dict, folder: Path) -> dict:
 def exact(request: dict, folder: Path) -> dict:
     """Write exact.npz: what the same weights give where every float is one of 64 bits."""
     model = class_of(request["config"]).from_pretrained(
-        folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32).eval().double()
+        folder, attn_implementation=attention(request["config"]), experts_implementation="eager",
+        dtype=torch.float32).eval().double()
     with in_64_bits():
         np.savez(folder / "exact.npz", **{f"logits_{at}": compute(model, given)
                                           for at, given in enumerate(request["prompts"])})

@@ -85,13 +85,13 @@ def _made(kind: str, folder: Path) -> Iterator[Path]:
 
     if not folder.is_dir():
         return
-    known = registry.known() if kind == "models" else {}
+    names = registry.known() if kind == "models" else {}
     for entry in sorted(folder.iterdir()):
         name = entry.name
         if kind != "models":
             if _MADE[kind].fullmatch(name):
                 yield entry
-        elif name in known or (name.startswith(".") and name[1:].rpartition(".")[0] in known):  # .NAME.partial
+        elif name in names or (name.startswith(".") and name[1:].rpartition(".")[0] in names):  # .NAME.partial
             yield entry
 
 

@@ -56,14 +56,14 @@ def chat(
         if session_ is None:
             _converse(conversation, keyboard)
             return
-        kept = CommandSession(models.sessions, session_, stats)
-        conversation.resume(kept.note, session_)
+        saved = CommandSession(models.sessions, session_, stats)
+        conversation.resume(saved.note, session_)
         try:
             _converse(conversation, keyboard)
         finally:
-            kept.sessions = models.sessions  # /model may have loaded another model
+            saved.sessions = models.sessions  # /model may have loaded another model
             if conversation.answered:
-                kept.save(conversation.note())
+                saved.save(conversation.note())
 
 
 class ChatModel:

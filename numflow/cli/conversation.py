@@ -205,8 +205,8 @@ class Conversation:
             return
         name, equals, value = pair.partition("=")
         name = name.strip().replace("-", "_")
-        others = {key: old for key, old in self._settings.items() if key != name}
-        settings = others if equals and not value.strip() else others | strategy([pair])
+        remaining = {key: old for key, old in self._settings.items() if key != name}
+        settings = remaining if equals and not value.strip() else remaining | strategy([pair])
         Settings.of(settings)
         if not streams(settings):
             raise RequestError(f"a conversation has one answer at a time: {name} stays as it is")

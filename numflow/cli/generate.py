@@ -74,15 +74,15 @@ def generate(
     name = asked_name(model, how.offline)
     with loaded(name, how, draft=draft, context=context, before=before) as (ready, notice):
         chat = not raw and ready.has_template
-        asked = _request_prompt(ready.network.name, text, system, chat)
+        request_prompt = _request_prompt(ready.network.name, text, system, chat)
         if trace:
-            walk = ready.walk(asked, chat, lens)
+            walk = ready.walk(request_prompt, chat, lens)
             notice.clear()
             show_walk(walk, name, json, html)
             return
         settings = seeded(completed(ready, settings, raw))
         with session(ready, session_, stats) as kept:
-            run = ready.generate(asked, max_tokens, stream=streams(settings), chat=chat, **settings)
+            run = ready.generate(request_prompt, max_tokens, stream=streams(settings), chat=chat, **settings)
             result = run.result if streams(settings) else run
             _show(run if streams(settings) else _texts(result), notice, quiet=json)
             if kept is not None:

@@ -113,9 +113,9 @@ def bench(name: Name, folder: Folder = None, limit: Limit = 120.0, json: options
     from numflow.learn.check import bench_solution
 
     lab = catalogue.lab_of(name, labs)
-    place = folders.folder_of(lab, folder)
-    solved = folder is None and not (place / lab.file_name).exists()
-    facts = bench_solution(lab, limit) if solved else run(lab, place, limit)
+    lab_folder = folders.folder_of(lab, folder)
+    solved = folder is None and not (lab_folder / lab.file_name).exists()
+    facts = bench_solution(lab, limit) if solved else run(lab, lab_folder, limit)
     if not facts["passed"]:
         raise RequestError(facts["message"])
     if json:
@@ -156,8 +156,8 @@ def solution(name: Name, folder: Folder = None, labs: Labs = None) -> None:
     from numflow.learn import catalogue, folders
 
     lab = catalogue.lab_of(name, labs)
-    path, kept = folders.solve(lab, folders.folder_of(lab, folder))
-    print(f"{printable(path)}: the solution" + (f"; your file is now {printable(kept.name)}" if kept else ""))
+    path, renamed = folders.solve(lab, folders.folder_of(lab, folder))
+    print(f"{printable(path)}: the solution" + (f"; your file is now {printable(renamed.name)}" if renamed else ""))
 
 
 def _note(lab: "LabFile", **changes: Any) -> None:

@@ -96,14 +96,14 @@ def _names(devices: str) -> list[str]:
     return [device.name for device in parse_devices(devices)] if devices else []
 
 
-def _context(network, asked: int | None) -> int:
-    """Tokens of a sequence: `asked`, if the model's context is long enough, or the default."""
+def _context(network, context: int | None) -> int:
+    """Tokens of a sequence: `context`, if the model's context is long enough, or the default."""
     longest = network.facts.get("context")
-    if asked is None:
+    if context is None:
         return min(2048, longest or 2048)
-    if longest is not None and asked > longest and "stretches" not in network.facts:
-        raise RequestError(f"--context should be 1 .. {longest} tokens, as {network.name}'s, is {asked}")
-    return asked
+    if longest is not None and context > longest and "stretches" not in network.facts:
+        raise RequestError(f"--context should be 1 .. {longest} tokens, as {network.name}'s, is {context}")
+    return context
 
 
 def _with_memory(cluster, names: list[str], memory: str):
@@ -159,9 +159,9 @@ def _sizes(kv: str | None, network, backend: str) -> dict:
     from numflow.partition.price.price import Holding
     from numflow.quant.kv import KV_TYPES, value_bytes
 
-    known = KV_TYPES if backend == "cpu" else cuda.KV_TYPES
-    if kv is not None and kv not in known:
-        raise RequestError(f"--kv should be one of {', '.join(known)}, is {kv!r}")
+    allowed = KV_TYPES if backend == "cpu" else cuda.KV_TYPES
+    if kv is not None and kv not in allowed:
+        raise RequestError(f"--kv should be one of {', '.join(allowed)}, is {kv!r}")
     on_cpu, on_gpu = kv or ("f32" if all_floats(network) else "f16"), kv or "f16"
     value = on_cpu if backend == "cpu" else on_gpu
     holdings = {"cpu": Holding(cpu.weight_bytes, lambda c: cpu.cache_bytes(c, on_cpu, on_cpu), f32_bytes),

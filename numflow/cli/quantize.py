@@ -124,8 +124,8 @@ def quantize(
               "same size")
     elif report["calibration"] is not None and "text" in report["calibration"]:
         print(f"calibrated on {report['calibration']['tokens']} tokens, {report['calibration']['text']}")
-    kept = {name: why for name, why in report["kept"].items() if why}
-    for name, why in kept.items():
+    unquantised = {name: why for name, why in report["kept"].items() if why}
+    for name, why in unquantised.items():
         print(printable(f"{name} is not quantised: {why}"))
     bits = f", {report['bits_per_weight']:.4f} bits per weight of its quantised matrices" if report["weights"] else ""
     print(f"{target}: {megabytes(target.stat().st_size)}{bits}")

@@ -142,9 +142,9 @@ def _models(given: list[str] | None) -> dict[str, dict[str, Any]] | None:
 
 def _short(path: str) -> str:
     """The name of a file without its suffix, or the name of a folder; other names are unchanged."""
-    place = Path(path)
-    if not place.exists():
+    file = Path(path)
+    if not file.exists():
         return path
-    return place.resolve().name if place.is_dir() else place.stem
+    return file.resolve().name if file.is_dir() else file.stem
 
 

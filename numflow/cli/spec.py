@@ -69,8 +69,8 @@ def check(
     if opened is not None:
         print_network(network.build(found, opened), opened, full=False)
         print()
-    place = f"the specification in {name}" if found.enclosed else found.path
-    print(printable(f"{place} is right" + (f" and fits {checkpoint}" if checkpoint else "")))
+    subject = f"the specification in {name}" if found.enclosed else found.path
+    print(printable(f"{subject} is right" + (f" and fits {checkpoint}" if checkpoint else "")))
 
 
 def _is_model(path: Path) -> bool:

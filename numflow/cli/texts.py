@@ -24,9 +24,9 @@ def _shipped(model: str | None, purpose: str) -> str:
 
     if model:
         return model
-    known, shipped = registry.known(), registry.shipped_model(purpose)
+    models, shipped = registry.known(), registry.shipped_model(purpose)
     assert shipped is not None  # every purpose of a command here has a shipped model
-    entry, larger = known[shipped], known[registry.default_model(purpose)]
+    entry, larger = models[shipped], models[registry.default_model(purpose)]
     print(f"using {shipped} ({entry.about}), which comes with numflow; one to download: -m {larger.name} "
           f"({larger.about}, {larger.license})", file=sys.stderr, flush=True)
     return shipped

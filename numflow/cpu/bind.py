@@ -111,12 +111,12 @@ def _invalidate(steps: list[Step], operands: set[tuple[View, int]]) -> None:
 
 def _adapting(steps: tuple[Step, ...], index: int) -> list[Step]:
     """The `adapt` steps that directly follow a product."""
-    found = []
+    adapting = []
     for step in steps[index + 1:]:
         if step.op != "adapt" or steps[index].op == "adapt":
             break
-        found.append(step)
-    return found
+        adapting.append(step)
+    return adapting
 
 
 def _main(calls: list[Call]) -> list[Call]:

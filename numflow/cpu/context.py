@@ -48,12 +48,12 @@ class Weights:
     def packed(self, name: str) -> Packed:
         """A matrix in the layout of `linear`."""
         if name not in self.matrices:
-            found = self._beside.same(self._source, name) if self._beside is not None else None
-            if found is not None:
+            matrix = self._beside.same(self._source, name) if self._beside is not None else None
+            if matrix is not None:
                 self._shared.add(name)
             elif self._prepared is not None:
-                found = self._prepared.take(name)
-            self.matrices[name] = found or pack(self._source.raw(name), self._n_threads)
+                matrix = self._prepared.take(name)
+            self.matrices[name] = matrix or pack(self._source.raw(name), self._n_threads)
             self._loaded(len(self.matrices) + len(self.vectors))
         return self.matrices[name]
 
@@ -143,7 +143,7 @@ class Context:
         """The header field that counts the rows of a view."""
         return ROW_FIELD[self.network.buffers[view.buffer].rows]
 
-    def room(self, view: View) -> int:
+    def max_rows(self, view: View) -> int:
         """Capacity in rows of a view."""
         return self.capacity[self.network.buffers[view.buffer].rows]
 
@@ -156,7 +156,7 @@ class Context:
 
         maker: the step that computes the view, if it is fused with the making of the operand.
         """
-        x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, kind)
+        x_bytes, aux_bytes = operand_bytes(self.max_rows(view), view.width, kind)
         x = self.scratch(f"{view} as {NAMES[kind]}", x_bytes + aux_bytes)
         aux = x._replace(array=x.array[x_bytes:]) if aux_bytes else 0
         if maker is not None:

@@ -49,7 +49,7 @@ def operands_made(steps: Sequence[Step], outputs: Iterable[View], kinds: Callabl
     for i, step in enumerate(steps):
         if can_make(step) and not any(view.overlaps(step.outputs[0]) for view in protected):
             # `adapt` steps read the view too: the fused kernel then stores it besides the operand.
-            found = readers(steps, i, beside=("adapt",))
-            if found and len({kinds(steps[reader]) for reader in found}) == 1 and unchanged(steps, i, found[0]):
-                made[i] = found[0]
+            reading = readers(steps, i, beside=("adapt",))
+            if reading and len({kinds(steps[reader]) for reader in reading}) == 1 and unchanged(steps, i, reading[0]):
+                made[i] = reading[0]
     return made

@@ -31,13 +31,13 @@ class SeveralSteps:
             RequestError: the choices are too few, or there are too many tokens to choose from.
         """
         if choices is not None:
-            settings, numbers = encode(choices, rows), draws(choices, steps, MOST_STEPS)
+            settings, random = encode(choices, rows), draws(choices, steps, MOST_STEPS)
             if self._draws is None:
-                self._draws = Draws.of(self._ctx.room(self._logits), self._logits.width, self._ctx.n_threads)
-            self._draws.settings[:rows], self._draws.random[:rows] = settings, numbers
+                self._draws = Draws.of(self._ctx.max_rows(self._logits), self._logits.width, self._ctx.n_threads)
+            self._draws.settings[:rows], self._draws.random[:rows] = settings, random
         key = steps, choices is not None
         if key not in self._tables:
-            tokens = aligned((steps, self._ctx.room(self._logits)), np.int32)
+            tokens = aligned((steps, self._ctx.max_rows(self._logits)), np.int32)
             calls = [pick_tokens(self._ctx, self._logits, row, i < steps - 1, self._draws if key[1] else None, i)
                      for i, row in enumerate(tokens)]
             picks = [np.array([[call.kernel.address, call.args.ctypes.data, 1]], np.int64) for call in calls]

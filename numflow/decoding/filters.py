@@ -71,8 +71,8 @@ def tail_free(c: Candidates, z: float) -> Candidates:
         if curvature[-1] == 0 and not unseen:
             return len(indices)  # a straight line: no tail
         totals = z * np.array([curvature[-1], curvature[-1] + unseen])
-        least, most = np.searchsorted(curvature[:-1], totals, side="right").tolist()
-        return 1 + least if not unseen or least == most < len(curvature) - 1 else None
+        low, high = np.searchsorted(curvature[:-1], totals, side="right").tolist()
+        return 1 + low if not unseen or low == high < len(curvature) - 1 else None
 
     return c.keep(leading(weights, wanted))
 
@@ -89,9 +89,9 @@ def typical(c: Candidates, p: float) -> Candidates:
 
 def surprise_limit(c: Candidates, bits: float) -> Candidates:
     """Candidates with surprise -log2 p of at most `bits`, and always the best one."""
-    kept = c.surprise <= bits * math.log(2)
-    kept[int(np.argmax(c.scores))] = True
-    return c.keep(kept)
+    keep = c.surprise <= bits * math.log(2)
+    keep[int(np.argmax(c.scores))] = True
+    return c.keep(keep)
 
 
 def zipf_exponent(c: Candidates, count: int = 100) -> float:

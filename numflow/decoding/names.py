@@ -45,12 +45,12 @@ def inferflow(algorithm: str | Mapping[str, Any]) -> dict[str, Any]:
     short = "std" if name == "auto" else name.removeprefix("sample.")
     if short not in ALGORITHMS:
         raise RequestError(f"there is no decoding_alg {quoted(name)}{did_you_mean(short, ALGORITHMS)}")
-    own = ALGORITHMS[short]
-    settings = {"temperature": 1.0, "pool_size": POOL_SIZE, **own}
+    strategy = ALGORITHMS[short]
+    settings = {"temperature": 1.0, "pool_size": POOL_SIZE, **strategy}
     for key, value in given.items():
-        key = "top_k" if key == "max_k" and "top_k" in own else key
-        if key not in {*own, "pool_size", "eos_bypassing_max", "min_k"} - {"samplers"}:
-            known = {*own, "pool_size", "eos_bypassing_max"} - {"samplers"}
+        key = "top_k" if key == "max_k" and "top_k" in strategy else key
+        if key not in {*strategy, "pool_size", "eos_bypassing_max", "min_k"} - {"samplers"}:
+            known = {*strategy, "pool_size", "eos_bypassing_max"} - {"samplers"}
             raise RequestError(f"decoding_alg {quoted(name)} has no parameter {quoted(key)}{did_you_mean(key, known)}")
         settings[key] = value
     if settings.pop("min_k", 1) != 1:

@@ -122,8 +122,7 @@ class Engine:
                seed: int | None = None, priority: int = 0, n: int = 1, **decoding: Any) -> Handle:
         """Queue a request; returns at once.
 
-        prompt_or_ids: as in Model.generate. priority: requests of higher priority start first, and may preempt lower
-            ones.
+        prompt_or_ids: as in Model.generate. priority: higher priorities start first, and may preempt lower ones.
         n:        number of samples; each has its own random numbers, sample 0 those of n=1.
         decoding: further settings of Model.generate.
 

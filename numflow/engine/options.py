@@ -225,13 +225,13 @@ def described(table: type) -> "Callable[[Any], Any]":
     def fill(owner):
         from inspect import Parameter, signature
 
-        own = list(signature(owner).parameters.values())
-        names = {parameter.name for parameter in own}
+        parameters = list(signature(owner).parameters.values())
+        names = {parameter.name for parameter in parameters}
         more = [Parameter(row.name, Parameter.KEYWORD_ONLY, default=row.default, annotation=row.type)
                 for row, _ in rows(table) if row.name not in names]
-        rest = [own.pop()] if not isinstance(owner, type) else own[len(own):]  # **options, which stay last
-        own = [parameter for parameter in own if parameter.kind is not Parameter.VAR_KEYWORD]
-        owner.__signature__ = signature(owner).replace(parameters=[*own, *more, *rest])
+        rest = [parameters.pop()] if not isinstance(owner, type) else parameters[len(parameters):]  # **options
+        parameters = [parameter for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD]
+        owner.__signature__ = signature(owner).replace(parameters=[*parameters, *more, *rest])
         before = owner.__doc__.partition("{options}")[0].rpartition("\n")[2]  # Python 3.13 removes the indentation
         owner.__doc__ = owner.__doc__.replace("{options}", f"\n{before}".join(_lines(table)))
         return owner

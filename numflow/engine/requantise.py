@@ -99,8 +99,7 @@ def _own_calibration(checkpoint: Checkpoint, spec: Spec, built: Network, backend
 
 
 class _Progress:
-    """Progress of quantisation, from the first tensor that is quantised to the last one. Devices load in several
-    threads.
+    """Progress of quantisation, from the first tensor that is quantised to the last one. Devices load in threads.
 
     later: calibration, computed before the first tensor, since it reports its own stages.
     """

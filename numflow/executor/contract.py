@@ -1,4 +1,4 @@
-"""The contract between whoever runs a network and whoever asks for it: Program, and World where devices meet.
+"""The interface of executors: Program, a network that can be run, and World, the devices of a plan on one executor.
 
 T, R as in ops.py: rows of a batch, and rows whose results are wanted. n: blocks.
 """
@@ -17,14 +17,15 @@ from numflow.ops import Batch, Network, Step, View
 from numflow.quant.layout import RowScheme
 
 SAMPLE, DECODE, TRACE, WALK, PROFILE, ADAPT = "sample", "decode", "trace", "walk", "profile", "adapt"
-MOST_STEPS = 8  # of `decode`
-Progress = Callable[[str, int, int], None]  # (what is made, how many are done, of how many)
+MOST_STEPS = 8  # most steps of one `decode`
+Progress = Callable[[str, int, int], None]  # (stage, number done, total)
 
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One step of a traced run: its place, what ran on which shapes, the kernel's file:line, microseconds; within:
-    index of the step whose kernel does this one as well, in that one's time.
+    """One step of a traced run: index, label, op, shapes, the kernel's file:line, microseconds.
+
+    within: index of the step into whose kernel this step is fused; the time is part of that step's.
     """
 
     index: int
@@ -37,29 +38,29 @@ class TraceRow:
 
 
 class Quantiser(Protocol):
-    """A `quant.RowsOf` that holds a device between its first call and `close`."""
+    """A `quant.RowsOf` that occupies a device from its first call until `close`."""
 
     def __call__(self, x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None, name: str) -> np.ndarray:
-        """Rows of a matrix, as a quant.RowsOf."""
+        """Quantised rows of a matrix, as a quant.RowsOf."""
 
     def close(self) -> None:
-        """Give the device back; a later call takes it again."""
+        """Release the device; a later call opens it again."""
 
 
 class Program(Protocol):
-    """A network bound to memory and kernels: of an executor on one device, or of a plan on several.
+    """A network bound to memory and kernels, on one device, or on several devices of a plan.
 
-    network:     its steps, for callers to read.
-    block_size:  tokens of a KV block.
-    activations: "int8", "int16", "auto", "bf16", "fp8", "nvfp4" or "f32": the arithmetic of matrices.
-    threads:     threads that compute, of all devices; None where there is no say in it.
-    compile_s:   seconds that kernels took to compile while the program was made.
-    can:         optional methods that it has: SAMPLE (`sample`), DECODE (`decode`), TRACE (`trace`), WALK (`walk`),
-                 PROFILE (`weight_bytes`, `arithmetic`, `groups`), ADAPT (`set_adapter`).
+    network:     the network, for callers to read.
+    block_size:  tokens per KV block.
+    activations: "int8", "int16", "auto", "bf16", "fp8", "nvfp4" or "f32": the arithmetic of products with matrices.
+    threads:     number of computing threads of all devices; None if the executor does not control it.
+    compile_s:   seconds of compiling kernels while the program was made.
+    can:         optional methods that are implemented: SAMPLE (`sample`), DECODE (`decode`), TRACE (`trace`), WALK
+                 (`walk`), PROFILE (`weight_bytes`, `arithmetic`, `groups`), ADAPT (`set_adapter`).
 
-    Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
-    own, 0 stands for layers that see the whole text (network/windows.py). The states of recurrent steps lie in slots,
-    one for each sequence: memory of the kind STATE, which stands where a window does.
+    KV blocks are managed by window: layers whose attention sees `window` tokens back have block ids of their own;
+    window 0 is for layers that see the whole sequence (network/windows.py). The states of recurrent steps are in slots,
+    one per sequence; STATE takes the place of a window for them.
     """
 
     network: Network
@@ -71,13 +72,13 @@ class Program(Protocol):
 
     @classmethod
     def quantiser(cls, gpu: Any = "auto", device: int = 0) -> "Quantiser | None":
-        """The search of a device for what weights are quantised to; None where the processors do that. gpu: as the
-        program's option of this name. Nothing is opened before the first call."""
+        """A Quantiser that runs on the executor's device; None if weights are quantised on the CPU. gpu: as the
+        program's option of this name. The device is opened by the first call."""
         return None
 
     @property
     def failure(self) -> str:
-        """Reason why nothing can run here any more; "" if all is well."""
+        """Reason why the program cannot run any more; "" if it can."""
         return ""
 
     @property
@@ -86,7 +87,7 @@ class Program(Protocol):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values that are reserved, and of states."""
+        """Reserved bytes of keys, values and states."""
 
     @property
     def block_bytes(self) -> int:
@@ -94,34 +95,35 @@ class Program(Protocol):
 
     @property
     def window_bytes(self) -> Mapping[int, int]:
-        """Bytes of one KV block of the layers with each window, and of a slot of STATE."""
+        """By window, bytes of one KV block of the layers with this window; for STATE, bytes of a slot."""
 
     @property
     def cross_block_bytes(self) -> int:
         """Bytes of one block of encoder memory, all layers."""
 
     def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
-        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain.
+        """Reserve KV blocks and blocks of encoder memory; blocks that remain keep their content.
 
-        windows: others than `blocks`, for the layers with these windows, and the slots of STATE.
+        windows: number of blocks by window where it differs from `blocks`, and number of slots for STATE.
         """
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
-        """Copy self-attention KV blocks, all layers or those with a window, or slots (STATE); no target is a source.
+        """Copy self-attention KV blocks of all layers, or of layers with a window, or slots (STATE); no target is a
+        source.
 
         Raises:
             RequestError: not as many targets as sources, or no such block.
         """
 
     def save_blocks(self, blocks: Sequence[int], window: int | None = None) -> np.ndarray:
-        """Content of self-attention KV blocks, uint8 [n, bytes of a block], all layers or those with a window.
+        """Content of self-attention KV blocks, uint8 [n, bytes of a block], of all layers or of layers with a window.
 
         Raises:
             RequestError: no such block.
         """
 
     def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
-        """Put what `save_blocks` returned into blocks, the same or others.
+        """Load content that `save_blocks` returned into blocks, the same or others.
 
         Raises:
             RequestError: no such block, or data of another shape.
@@ -131,22 +133,22 @@ class Program(Protocol):
             wanted: bool = True) -> np.ndarray | None:
         """Run `entry` on the batch, up to the step that completes `output`; all steps if that is None.
 
-        wanted: False on a device of a plan whose output another one hands out.
+        wanted: False on a device of a plan whose output another device returns.
 
         Returns:
-            float32 [R, width of the output], the caller's own; None if `output` is None or not wanted.
+            float32 [R, width of the output], a copy; None if `output` is None or not wanted.
 
         Raises:
             RequestError: no such entry or output, or an id or a position of the batch is out of range.
         """
 
     def result(self, output: str) -> np.ndarray:
-        """Another output that the latest run has computed, float32 [T or R, width], the caller's own."""
+        """Another output of the latest run, float32 [T or R, width], a copy."""
         raise RequestError("this backend hands out one output of a run only")
 
     def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
-        """A token for each of the R wanted rows, int32 [R], picked from its logits as its choice says: the one that
-        `Sampler.pick` takes of the same logits, -1 where they are not finite. Only these come back from the device.
+        """A token for each of the R wanted rows, int32 [R], sampled from its logits by its Choice: the token that
+        `Sampler.pick` picks from the same logits, -1 if logits are not finite. Only ids are copied from the device.
 
         Raises:
             RequestError: as `run`, or there are not as many choices as rows.
@@ -155,30 +157,30 @@ class Program(Protocol):
 
     def decode(self, batch: Batch, steps: int, choices: Sequence[Choice] | None = None,
                entry: str = "main") -> np.ndarray:
-        """Several steps one after the other: each takes the tokens picked in the one before, one position later.
+        """Run several decoding steps: each step takes the tokens of the step before, one position later.
 
-        choices: how they are picked, of each row, as in `sample`; None: the likeliest of all rows.
+        choices: sampling of each row, as in `sample`; None: greedy for all rows.
 
-        The batch has one token of each sequence, whose row is wanted; it has gone on to the last step afterwards
-        (Batch.go_on). No step but the first may begin a KV block. Returns the tokens of every step, int32 [steps, B];
-        -1 where logits are not finite, after which that sequence's tokens mean nothing.
+        The batch has one token of each sequence, whose row is wanted. Afterwards it is the batch of the last step
+        (Batch.go_on). Only the first step may begin a KV block. Returns the tokens of every step, int32 [steps, B]; -1
+        if logits are not finite, and undefined tokens of that sequence after it.
 
         Raises:
-            RequestError: as `run`, the batch is not such a one, or there are more than MOST_STEPS, not as many choices
-                as rows, or not as many random numbers as steps.
+            RequestError: as `run`; another kind of batch; more than MOST_STEPS steps; not as many choices as rows, or
+                not as many random numbers as steps.
         """
         raise RequestError("this backend runs one step at a time")
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
-        """The same run, all steps of the entry; one TraceRow for each."""
+        """Run all steps of the entry; one TraceRow per step."""
         raise RequestError("this backend has no trace")
 
     def walk(self, batch: Batch, entry: str = "main", first: int = 0,
              given: tuple[View, np.ndarray] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """The same run from step `first` on, all steps of the entry: (index, its outputs) for each, copies.
+        """Run the steps of the entry from step `first` on, one by one: (index, copies of its outputs) for each.
 
-        Steps whose results never lie in memory, because another one's kernels do them as well, are left out.
-        given: a view and what its rows hold when the walk begins.
+        Steps that are fused into another step, so that their results are never in memory, are left out.
+        given: a view, and the content of its rows before step `first`.
         """
         raise RequestError("this backend shows no values")
 
@@ -187,42 +189,42 @@ class Program(Protocol):
         raise RequestError("this backend has no profile")
 
     def arithmetic(self, step: Step) -> str:
-        """The numbers that a step multiplies: "int8", "bf16" (pairs of them) or "f32"."""
+        """Type of a step's products: "int8", "bf16" (pairs) or "f32"."""
         raise RequestError("this backend has no profile")
 
     def groups(self, entry: str = "main") -> tuple[Group, ...]:
-        """The steps of an entry that kernels do together.
+        """The groups of fused steps of an entry.
 
         Raises:
-            RequestError: no such entry, or this backend cannot tell.
+            RequestError: no such entry, or the backend does not support it.
         """
         raise RequestError("this backend has no profile")
 
     @property
     def shares(self) -> Sequence[Network]:
-        """Of a plan, the networks that its devices run, whose steps adapters are for; else none."""
+        """Of a plan, the networks of its devices, to whose steps adapters apply; else empty."""
         return ()
 
     def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
-        """Let adapter `number` (0, 1, ...) of Batch.adapters have these matrices in place of all that it had, by the
-        `part` of steps (ops.ADAPTING); None: none.
+        """Set all matrices of adapter `number` (0, 1, ...) of Batch.adapters, by the `part` of steps (ops.ADAPTING);
+        None removes the adapter.
 
         Raises:
-            RequestError: this backend has no adapters beside one another.
+            RequestError: the backend does not support adapters by sequence.
         """
         raise RequestError("this backend has no adapters beside one another")
 
     def close(self) -> None:
-        """Drop weights, caches and scratch memory; the program cannot run any more. May be called twice."""
+        """Free weights, caches and scratch memory; the program cannot run any more. May be called twice."""
 
 
 @runtime_checkable
 class World(Protocol):
-    """Meeting point of those devices of a plan that one executor runs; made as World(networks by device, threads of
-    each, whether devices are processes, mailboxes to devices elsewhere, names=names by device).
+    """The devices of a plan that one executor runs, and how they exchange values; made as World(networks by device,
+    threads of each, whether devices are processes, mailboxes to remote devices, names=names by device).
 
-    threads:   of each device, None where the executor has no say in it.
-    in_pieces: whether a long batch may go through in pieces.
+    threads:   threads of each device, None if the executor does not control them.
+    in_pieces: whether a long batch may be run in pieces.
     """
 
     threads: Mapping[int, int | None]
@@ -230,18 +232,18 @@ class World(Protocol):
 
     @property
     def progress(self) -> int:
-        """Grows as long as devices get on."""
+        """A count that grows as long as devices make progress."""
 
     def together(self, network: Network, programs: Sequence[Any]) -> Any | None:
-        """Runs the programs of all devices, parts of `network`, by one call of its `run(batch, entry, outputs)`; None
-        where each device has to be called by itself."""
+        """An object whose `run(batch, entry, outputs)` runs the programs of all devices, parts of `network`, in one
+        call; None if each device must be called separately."""
         return None
 
     def abort(self) -> None:
-        """Let nobody wait any more: whoever does gets a DeviceError."""
+        """Abort the run: waiting devices raise a DeviceError."""
 
     def reset(self) -> None:
-        """As new; all devices must be at rest."""
+        """Reset after an abort; all devices must be idle."""
 
     def close(self) -> None:
-        """Give everything back; may be called twice."""
+        """Free all resources; may be called twice."""

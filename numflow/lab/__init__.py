@@ -1,4 +1,4 @@
-"""The laboratory: one harness that runs an experiment and writes its report."""
+"""The harness for experiments: it runs an experiment and writes its report."""
 
 from numflow.lab.harness import list_experiments, run_experiment
 from numflow.lab.redraw import redraw_experiment

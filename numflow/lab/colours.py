@@ -1,7 +1,7 @@
-"""Distances of colours, for normal sight and for the two common kinds of red-green blindness (1 man in 12).
+"""Distances between colours, for normal vision and for the two common kinds of red-green blindness (1 man in 12).
 
-Colours are simulated as Machado, Oliveira and Fernandes (2009) do at full severity, in linear sRGB, and compared by
-their distance in CIELAB (CIE 1976). Below about 10 two lines look the same.
+Colour blindness is simulated as by Machado, Oliveira and Fernandes (2009) at full severity, in linear sRGB. The
+distance is that of CIELAB (CIE 1976). Below about 10 two lines look the same.
 """
 
 import numpy as np
@@ -18,17 +18,17 @@ _XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072
 
 
 def distance(a: str, b: str, eye: str = "normal") -> float:
-    """CIELAB distance of two colours "#1f77b4" for an eye of EYES."""
+    """CIELAB distance of two colours (such as "#1f77b4") for a kind of vision in EYES."""
     return float(np.linalg.norm(_lab(EYES[eye] @ _linear(a)) - _lab(EYES[eye] @ _linear(b))))
 
 
 def least_distance(a: str, b: str) -> float:
-    """The distance for the eye that tells the two apart worst."""
+    """The smallest distance over all kinds of vision."""
     return min(distance(a, b, eye) for eye in EYES)
 
 
 def _linear(colour: str) -> np.ndarray:
-    """Linear sRGB [3]."""
+    """Hexadecimal colour -> linear sRGB [3]."""
     c = np.array([int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)])
     return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
 

@@ -1,4 +1,4 @@
-"""The error of every tensor of a quantised file as a figure (`numflow verify FILE --plot FIGURE`)."""
+"""Figure with the error of every tensor of a quantised file (`numflow verify FILE --plot FIGURE`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,21 +11,21 @@ _SUFFIXES = (".svg", ".png")
 
 
 def errors_figure(report: Mapping[str, Any], name: str):
-    """A point for each quantised tensor, in the file's order; a series for each type.
+    """A figure with a point for each quantised tensor, in the order of the file, and a series for each type.
 
     Raises:
         RequestError: no tensor has an error.
     """
     rows = [row for row in report["tensors"] if row.get("error")]
     if not rows:
-        raise RequestError(f"{name}: its report has no errors of tensors to draw")
+        raise RequestError(f"{name}: the report has no errors of tensors to draw")
     kinds = list(dict.fromkeys(row["type"] for row in rows))
     worst = max(rows, key=lambda row: row["error"])
     made, axis = style.figure()
-    for number, kind in enumerate(kinds):
-        found = [(at, row["error"]) for at, row in enumerate(rows) if row["type"] == kind]
-        look = style.series(number) | {"linestyle": "none"}
-        axis.plot([at for at, _ in found], [error for _, error in found], label=f"{kind} ({len(found)})", **look)
+    for series, kind in enumerate(kinds):
+        points = [(index, row["error"]) for index, row in enumerate(rows) if row["type"] == kind]
+        look = style.series(series) | {"linestyle": "none"}
+        axis.plot([x for x, _ in points], [error for _, error in points], label=f"{kind} ({len(points)})", **look)
     axis.set_xlabel(f"tensor, in the order of the file ({len(rows)})")
     axis.set_ylabel("relative rms error")
     axis.set_ylim(0, 1.12 * worst["error"])
@@ -41,10 +41,10 @@ def draw_errors(report: Mapping[str, Any], name: str, path: Path) -> None:
     """Write the figure to a file.
 
     Raises:
-        RequestError: the suffix is none of a figure, or the file cannot be written. As `errors_figure`.
+        RequestError: the suffix is not .svg or .png, or the file cannot be written; also as `errors_figure`.
     """
     if path.suffix.lower() not in _SUFFIXES:
-        raise RequestError(f"{path}: a figure ends in {' or '.join(_SUFFIXES)}")
+        raise RequestError(f"{path}: the name of a figure should end in {' or '.join(_SUFFIXES)}")
     made = errors_figure(report, name)
     try:
         made.savefig(path)

@@ -1,4 +1,4 @@
-"""Finds an experiment, runs it, and leaves its report in reports/NAME/."""
+"""Find an experiment, run it, and write its report to reports/NAME/."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ def experiments_dir() -> Path:
     """The folder of experiments: $NUMFLOW_EXPERIMENTS, ./experiments, or the source tree's.
 
     Raises:
-        ModelNotFoundError: there is none (an installed package carries no experiments).
+        ModelNotFoundError: there is none (an installed package contains no experiments).
     """
     candidates = [Path(os.environ["NUMFLOW_EXPERIMENTS"])] if "NUMFLOW_EXPERIMENTS" in os.environ else [
         Path("experiments"), Path(__file__).resolve().parents[2] / "experiments"]
@@ -42,16 +42,16 @@ def list_experiments() -> dict[str, str]:
 
 def run_experiment(name: str, quick: bool = False, out: Path | None = None,
                    options: Mapping[str, str] | None = None, dirty: bool = False) -> Path:
-    """Run experiments/NAME/run.py and write report.md, results.json and figures. Returns their folder.
+    """Run experiments/NAME/run.py and write report.md, results.json and figures; return their folder.
 
-    quick:   toy sizes, to see that everything works.
-    out:     folder of the report, default reports/NAME beside the experiments.
-    options: what the experiment's OPTIONS table names, as text.
-    dirty:   publish even if the tree's code has changes that are in no commit; the report says so.
+    quick:   use toy sizes, as a test that the experiment runs.
+    out:     folder of the report; default: reports/NAME beside the experiments.
+    options: values for the experiment's OPTIONS, as text.
+    dirty:   publish from a tree with uncommitted changes of the code; the report mentions them.
 
     Raises:
-        ModelNotFoundError: no such experiment.
-        RequestError: an option that the experiment does not have; a report from a changed tree; results that cannot be.
+        ModelNotFoundError: there is no such experiment.
+        RequestError: the experiment has no such option, the tree has uncommitted changes, or results are implausible.
         DeviceError: matplotlib is not installed.
     """
     known, module = list_experiments(), load(name)
@@ -60,28 +60,28 @@ def run_experiment(name: str, quick: bool = False, out: Path | None = None,
         if key not in settings:
             raise RequestError(f"experiment {name!r} has no option {key!r}{did_you_mean(key, settings)}")
         settings[key] = _as(type(settings[key]), key, value)
-    pyplot()  # what the report is drawn with is asked for before hours of measuring
+    pyplot()  # raises if matplotlib is missing, before hours of measurements
     folder = Path(out) if out is not None else experiments_dir().parent / "reports" / name
     made_with = commit() or ""
     if out is None and not quick and not dirty and made_with.endswith("+"):
-        raise RequestError(f"the code differs from commit {made_with.rstrip('+')}, so nobody could make this report "
-                           "again: commit first, name another folder with --out, or say --dirty")
+        raise RequestError(f"the code differs from commit {made_with.rstrip('+')}, so this report could not be "
+                           "reproduced: commit first, use another folder with --out, or add --dirty")
     lab = Lab(name, known[name], quick, folder, settings, options, dirty)
-    os.environ.setdefault("NUMFLOW_PREPARED", "0")  # files of experiments have no second start
+    os.environ.setdefault("NUMFLOW_PREPARED", "0")  # experiments load each model once: no prepared copies
     module.run(lab)
     lab.write()
     return folder
 
 
 def load(name: str) -> ModuleType:
-    """The module of an experiment.
+    """Import the module of an experiment.
 
     Raises:
-        ModelNotFoundError: no such experiment.
+        ModelNotFoundError: there is no such experiment.
     """
-    known = list_experiments()
-    if name not in known:
-        raise ModelNotFoundError(f"no experiment {name!r}{did_you_mean(name, known)}")
+    experiments = list_experiments()
+    if name not in experiments:
+        raise ModelNotFoundError(f"no experiment {name!r}{did_you_mean(name, experiments)}")
     return _load(experiments_dir() / name / "run.py")
 
 
@@ -93,13 +93,13 @@ def _as(kind: type, key: str, value: str) -> Any:
 
 
 def _load(path: Path) -> ModuleType:
-    """The experiment's run.py as a package, so that it can import its neighbours (`from .speed import table`).
+    """Import the experiment's run.py as a package, so that it can import its neighbours (`from .speed import table`).
 
-    The folder of experiments is the package around it, for what several of them use.
+    The folder of experiments is the parent package, with modules that several experiments share.
     """
     folder, name = [str(path.parents[1])], f"{_PACKAGE}.{path.parent.name.replace('-', '_')}"
     package = sys.modules.get(_PACKAGE)
-    stale = name if package is not None and package.__path__ == folder else _PACKAGE  # another folder's, perhaps
+    stale = name if package is not None and package.__path__ == folder else _PACKAGE  # or modules of another folder
     for old in [module for module in sys.modules if f"{module}.".startswith(f"{stale}.")]:
         del sys.modules[old]
     if stale == _PACKAGE:

@@ -1,4 +1,4 @@
-"""This machine as a cluster of virtual devices: measured once, then kept."""
+"""This machine's CPU as a Cluster of virtual devices: measured once, then stored."""
 
 import json
 import os
@@ -15,15 +15,15 @@ from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 
 _FORMAT = 3
 _TOY = {"width": 64, "heads": 4, "kv_heads": 4, "ffn": 64, "vocabulary": 64, "context": 256}
-_FEW, _MANY = 2, 24  # layers of the toy: what a layer takes is the difference
+_FEW, _MANY = 2, 24  # layers of the toy models: the difference gives the time of a layer
 _TOKENS, _ROUNDS = 48, 5
-_LEAST = {"step": 1e-9, "latency": 1e-7, "crowded": 1e-7, "start": 0.0, "start_each": 0.0}  # of what is measured
+_LEAST = {"step": 1e-9, "latency": 1e-7, "crowded": 1e-7, "start": 0.0, "start_each": 0.0}  # lower bounds
 
 
 def this_machine(names: Sequence[str], again: bool = False) -> Cluster:
-    """The CPU as virtual devices of these names: threads shared out evenly.
+    """The CPU as virtual devices of these names, with an equal share of the threads each.
 
-    again: measure even if figures are kept.
+    again: measure even if measurements are stored.
     """
     devices = len(names)
     facts = host()
@@ -32,7 +32,7 @@ def this_machine(names: Sequence[str], again: bool = False) -> Cluster:
 
 
 def kept(key: str, make: Callable[[], dict[str, Any]], again: bool = False) -> dict[str, Any]:
-    """Figures of this key as they were kept, else, or to have them again, as they are made now."""
+    """The stored measurements of this key. If there are none, or if `again`, call `make` and store its result."""
     path = places.home() / "machine.json"
     found = _read(path)
     if again or key not in found:
@@ -45,13 +45,13 @@ def kept(key: str, make: Callable[[], dict[str, Any]], again: bool = False) -> d
 
 
 def measure(devices: int) -> dict[str, float]:
-    """Figures of one virtual device, of all together, and of what devices do together.
+    """Measure one virtual device, all of them together, and their exchanges.
 
     Returns:
-        memory (bytes); bandwidth, host_bandwidth (bytes/s); operations (int8 per second), float_operations (float32);
-        cores (virtual devices that run at full speed at once); step (seconds); latency (of an exchange between two),
-        crowded (of one among all); start (seconds of a batch beside its steps), start_each (more for each further
-        device).
+        memory (bytes); bandwidth of one device and host_bandwidth of all (bytes/s); operations (int8 per second),
+        float_operations (float32 per second); cores (number of virtual devices that run at full speed at the same
+        time); step (overhead in seconds); latency (of an exchange between two devices), crowded (of an exchange among
+        all); start (overhead of a batch in seconds), start_each (more of it per further device).
     """
     from numflow.cpu.measure.roofline import measure_limits
     from numflow.cpu.runtime.cores import default_threads
@@ -67,7 +67,7 @@ def measure(devices: int) -> dict[str, float]:
 
 
 def as_cluster(figures: dict[str, float], devices: int, names: Sequence[str] | None = None) -> Cluster:
-    """Measured figures as a cluster; devices are "0", "1", ... if they have no other names."""
+    """The measurements as a Cluster. names: names of the devices; None: "0", "1", ..."""
     device = DeviceSpec("virtual", figures["memory"], figures["bandwidth"], figures["operations"], figures["step"])
     names = list(map(str, range(devices))) if names is None else names
     return Cluster(f"this machine as {devices} virtual device{'s' * (devices > 1)}", dict.fromkeys(names, device),
@@ -76,9 +76,9 @@ def as_cluster(figures: dict[str, float], devices: int, names: Sequence[str] | N
 
 
 def _together(devices: int, threads: int, cores: float) -> dict[str, float]:
-    """Overhead of a step, an exchange and a batch, measured on a model with hardly any work in it.
+    """Measure the overhead of a step, an exchange and a batch, with models with hardly any work.
 
-    The models take turns, so that what else the machine does hits all of them; every figure is the median of the turns.
+    The models run in turn, so that other load of the machine affects all of them. Every value is the median over turns.
     """
     counts = sorted({1, 2, max(2, devices)})
     with ExitStack() as stack:
@@ -91,24 +91,24 @@ def _together(devices: int, threads: int, cores: float) -> dict[str, float]:
 
 def _turn(seconds: dict[tuple[int, int], float], counts: list[int], steps: dict[int, int],
           cores: float) -> dict[str, float]:
-    """The figures of one turn; differences of measured times, so any of them may come out below nothing.
+    """The values of one turn. They are differences of measured times, so any of them may be negative.
 
-    A layer of n devices takes its steps, of which each does a part, as many at a time as there are cores, and two
-    exchanges. What is left of a run without its layers is two more exchanges and what the batch takes.
+    A layer on n devices takes the time of its steps, divided by the devices (at most by the cores), and of two
+    exchanges. The time of a run without its layers is two more exchanges and the overhead of the batch.
 
-    seconds: of a token of the toy with (devices, layers). steps: of the toy with so many layers.
+    seconds: time per token of the toy with (devices, layers). steps: number of steps by number of layers.
     """
     layer = {n: (seconds[n, _MANY] - seconds[n, _FEW]) / (_MANY - _FEW) for n in counts}
     step = layer[1] * (_MANY - _FEW) / (steps[_MANY] - steps[_FEW])
     exchange = {n: max(_LEAST["latency"], (layer[n] - layer[1] / min(n, cores)) / 2) for n in counts[1:]}
-    beside = {n: seconds[n, _FEW] - _FEW * layer[n] - 2 * exchange.get(n, 0.0) for n in counts}
+    outside = {n: seconds[n, _FEW] - _FEW * layer[n] - 2 * exchange.get(n, 0.0) for n in counts}
     return {"step": step, "latency": exchange[2], "crowded": exchange[counts[-1]],
             "start": seconds[1, _FEW] - steps[_FEW] * step,
-            "start_each": fmean((beside[n] - beside[1]) / (n - 1) for n in counts[1:])}
+            "start_each": fmean((outside[n] - outside[1]) / (n - 1) for n in counts[1:])}
 
 
 def _toy(devices: int, layers: int, threads: int) -> Model:
-    """A model with hardly any work in it, each layer on that many virtual devices."""
+    """A model with hardly any work, split by tensor over a number of virtual devices."""
     from numflow.cpu import program as executor
     from numflow.lab.shapes import find_shape, random_network
     from numflow.network import WeightSource
@@ -122,7 +122,7 @@ def _toy(devices: int, layers: int, threads: int) -> Model:
 
 
 def _token_seconds(model: Model) -> float:
-    """Median seconds of one token."""
+    """Median seconds per token."""
     times = []
     with model.runner.open(_TOKENS + 1) as sequence:
         for token in range(_TOKENS):
@@ -138,7 +138,7 @@ def _memory() -> int:
 
 
 def _read(path) -> dict:
-    """The kept figures; a file that is broken is measured anew."""
+    """The stored measurements; {} for a missing or invalid file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

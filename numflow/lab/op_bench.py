@@ -1,6 +1,6 @@
-"""One op on matrices of a given type and shape: time with its spread, share of this machine's limit, and the last run.
+"""Benchmark of one op for a type and shape: time with its spread, share of this machine's limit, ratio to the last run.
 
-The op runs on several copies one after the other, so that weights come from memory and not from a cache.
+The op runs on several copies of the weights in turn, so that they are read from memory and not from a cache.
 """
 
 import json
@@ -22,14 +22,14 @@ from numflow.network.weights.source import RawMatrix
 from numflow.ops import Batch, Buffer, Network, Step, View, Weight
 
 OPS = ("linear", "rms_norm")
-MOST_BYTES = 128 << 20   # of all copies together: more than most caches hold
+MOST_BYTES = 128 << 20   # bytes of all copies together: larger than most caches
 MOST_COPIES = 64
-MOST_WEIGHTS = 1 << 28   # of one matrix
-_DRAWN = 32              # rows that are drawn; the others repeat them
+MOST_WEIGHTS = 1 << 28   # largest matrix
+_DRAWN = 32              # random rows; the other rows repeat them
 
 
 class _Weights:
-    """Random weights by name, in place of a WeightSource."""
+    """Random weights with the interface of a WeightSource."""
 
     def __init__(self, network: Network, stored: Mapping[str, np.ndarray]):
         self._network, self._stored = network, stored
@@ -46,17 +46,18 @@ class _Weights:
 
 def bench_op(op: str, kind: str, shape: str, tokens: int, repeat: int = 20, threads: int | None = None,
              activations: str = "int8", say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Measurements of an op on the CPU, kept for the next run of the same to be compared with.
+    """Measure an op on the CPU. The result is stored, to be compared with the next run of the same case.
 
-    shape: "4096x4096", outputs times inputs; of rms_norm the width alone. kind: a tensor type, or a scheme of ours.
+    shape: "4096x4096", output rows times input columns; for rms_norm the width only. kind: a tensor type, or a scheme.
 
     Returns:
-        microseconds: spread of `repeat` runs, each the mean over copies; megabytes and operations of one; gb_s, gop_s;
-        at_limit: least time at this machine's measured limits divided by the median; last: the run before, or None;
-        against_last: last median divided by this one's, and apart: whether the two spreads have nothing in common.
+        microseconds: spread of `repeat` runs, each the mean over copies. megabytes, operations: of one copy. gb_s,
+        gop_s. at_limit: the least time by this machine's measured limits, divided by the median. last: the stored
+        result of the last run, or None. against_last: the last median divided by this median. apart: whether the two
+        spreads do not overlap.
 
     Raises:
-        RequestError, FormatError: no such op, type or shape.
+        RequestError, FormatError: there is no such op, type or shape.
     """
     from numflow.cpu.measure.roofline import measure_limits
     from numflow.cpu.program import Program
@@ -88,13 +89,13 @@ def bench_op(op: str, kind: str, shape: str, tokens: int, repeat: int = 20, thre
 
 
 def _sizes(op: str, shape: str, tokens: int) -> tuple[int, int]:
-    """Rows and columns of the matrix; checked."""
+    """Check the arguments; return rows and columns of the matrix."""
     if op not in OPS:
-        raise RequestError(f"no op {op!r} to measure alone; there are {', '.join(OPS)}{did_you_mean(op, OPS)}")
+        raise RequestError(f"--op cannot measure {op!r}; ops: {', '.join(OPS)}{did_you_mean(op, OPS)}")
     wanted = r"(\d+)x(\d+)" if op == "linear" else r"(\d+)"
     match = re.fullmatch(wanted, shape)
     if match is None or not all(int(size) for size in match.groups()):
-        form = "OUTPUTSxINPUTS, as 4096x4096" if op == "linear" else "the width, as 4096"
+        form = "OUTPUTSxINPUTS, such as 4096x4096" if op == "linear" else "the width, such as 4096"
         raise RequestError(f"--shape should be {form}, is {shape!r}")
     sizes = [int(size) for size in match.groups()]
     rows, columns = sizes if op == "linear" else (sizes[0], sizes[0])
@@ -106,11 +107,11 @@ def _sizes(op: str, shape: str, tokens: int) -> tuple[int, int]:
 
 
 def _network(op: str, kind: str, rows: int, columns: int) -> tuple[Network, dict[str, np.ndarray], int]:
-    """Copies of the op behind a table of random rows, their data, and the stored bytes of one."""
+    """A network with a table of random rows and copies of the op after it; the data; the stored bytes of one copy."""
     table = np.random.default_rng(0).standard_normal((4, columns)).astype(np.float32)
     stored = {"table": table.view(np.uint8)}
     if op == "linear":
-        tensor_type(kind)  # names a wrong one
+        tensor_type(kind)  # raises for an unknown type
         drawn = np.random.default_rng(1).standard_normal((min(rows, _DRAWN), columns), np.float32)
         raw = encoded(drawn / np.float32(columns) ** 0.5, kind)
         stored["w"] = np.ascontiguousarray(raw[np.arange(rows) % len(raw)])
@@ -139,7 +140,7 @@ def _batch(tokens: int) -> Batch:
 
 
 def _against_last(found: dict[str, Any]) -> dict[str, Any]:
-    """The last run of the same, and this one beside it; this one takes its place on disk."""
+    """Compare with the stored result of the last run of the same case, and replace it on disk."""
     keys = ("op", "type", "shape", "tokens", "threads", "activations")
     path: Path = places.home() / "bench" / ("-".join(str(found[key]) for key in keys).replace("%", "p") + ".json")
     last = None
@@ -148,11 +149,11 @@ def _against_last(found: dict[str, Any]) -> dict[str, Any]:
         before, now = last["microseconds"], found["microseconds"]
         against = {"last": last, "against_last": before["median"] / now["median"],
                    "apart": now["max"] < before["min"] or before["max"] < now["min"]}
-    except (OSError, ValueError, KeyError, TypeError):  # there is none that can be read: this is the first
+    except (OSError, ValueError, KeyError, TypeError):  # there is no readable result of an earlier run
         against = {"last": None, "against_last": None, "apart": None}
     try:
         places.make(path.parent)
         path.write_text(json.dumps(found), encoding="utf-8")
     except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}: the measurement is not kept for the next run") from None
+        raise RequestError(f"{path}: {error.strerror}: the result cannot be stored for the next run") from None
     return against

@@ -1,4 +1,4 @@
-"""matplotlib, where it is installed."""
+"""Import of matplotlib, an optional dependency."""
 
 from numflow.distribution import install
 from numflow.errors import DeviceError
@@ -13,7 +13,7 @@ def pyplot():
     try:
         import matplotlib
     except ImportError:
-        raise DeviceError(f"experiments draw with matplotlib: {install('report')}") from None
+        raise DeviceError(f"figures need matplotlib: {install('report')}") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

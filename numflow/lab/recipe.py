@@ -1,4 +1,4 @@
-"""The recipe of a report: the command that makes it again, and the commit that it was made with."""
+"""The recipe of a report: the command that reproduces it, and its commit."""
 
 import shlex
 import subprocess
@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CODE = ("numflow", "specs", "experiments", "pyproject.toml")  # of the source tree, what decides about results
+CODE = ("numflow", "specs", "experiments", "pyproject.toml")  # parts of the source tree that results depend on
 
 
 def command(name: str, quick: bool, given: Mapping[str, str], dirty: bool = False) -> str:
-    """The command with every option that was given, files and folders by the last part of their paths."""
+    """The command with all given options; paths are shortened to their last part."""
     options = [word for key, value in given.items() for word in ("--set", f"{key}={described(value)}")]
     return shlex.join(["numflow", "experiment", name, *["--quick"] * quick, *["--dirty"] * dirty, *options])
 
 
 def described(value: Any) -> Any:
-    """An option as others can read it: of files and folders of this machine, the last part of their paths."""
+    """The value of an option, with absolute paths shortened to their last part."""
     if not isinstance(value, str):
         return value
     return ",".join(Path(part).name if Path(part).is_absolute() else part for part in value.split(","))
 
 
 def commit() -> str | None:
-    """The source tree's commit, with "+" if its code differs from it; None outside of a repository."""
+    """The source tree's commit, with "+" if the code has uncommitted changes; None outside of a repository."""
     root = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str | None:

@@ -1,5 +1,5 @@
-"""Figures of a published report, drawn anew from its results.json: nothing is measured, no table and no sentence of the
-report changes but those at the figures."""
+"""Redraw the figures of a published report from its results.json. Nothing is measured, and of the report's text only
+the captions of figures change."""
 
 import json
 import re
@@ -10,17 +10,17 @@ from numflow.errors import ModelNotFoundError, RequestError
 from numflow.lab.harness import experiments_dir, list_experiments, load
 from numflow.lab.report import Lab, shown
 
-_LINE = "Figures drawn anew from results.json on "
+_LINE = "Figures drawn anew from results.json on "  # in published reports
 
 
 def redraw_experiment(name: str, out: Path | None = None) -> Path:
-    """Draw the figures of reports/NAME again, by experiments/NAME/run.py's `redraw(lab)`. Returns their folder.
+    """Redraw the figures of reports/NAME with `redraw(lab)` of experiments/NAME/run.py; return their folder.
 
-    out: another folder for the figures; report.md stays as it is.
+    out: another folder for the figures; then report.md is not changed.
 
     Raises:
-        ModelNotFoundError: no such experiment, or no report of it.
-        RequestError: the experiment cannot; the report has figures that were not drawn, or lacks some that were.
+        ModelNotFoundError: there is no such experiment, or no report of it.
+        RequestError: the experiment has no `redraw`, or the drawn figures are not those of the report.
         DeviceError: matplotlib is not installed.
     """
     lab = drawn_again(name)
@@ -35,8 +35,8 @@ def redraw_experiment(name: str, out: Path | None = None) -> Path:
 
 
 def drawn_again(name: str) -> Lab:
-    """The report's results, drawn. As `redraw_experiment`."""
-    known = list_experiments()
+    """A Lab with the results of a report and its redrawn figures. Raises as `redraw_experiment`."""
+    experiments = list_experiments()
     folder = experiments_dir().parent / "reports" / name
     try:
         found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
@@ -44,15 +44,15 @@ def drawn_again(name: str) -> Lab:
         raise ModelNotFoundError(f"no report of {name!r} in {folder}") from None
     redraw = getattr(load(name), "redraw", None)
     if redraw is None:
-        raise RequestError(f"experiment {name!r} has no figures that could be drawn from its results alone")
-    lab = Lab(name, known[name], False, folder, found["recipe"]["options"])
+        raise RequestError(f"the figures of experiment {name!r} cannot be drawn from its results alone")
+    lab = Lab(name, experiments[name], False, folder, found["recipe"]["options"])
     lab.past, lab.results, lab.recipes = found["recipe"], found["results"], found.get("parts", {})
     redraw(lab)
     return lab
 
 
 def with_figures(report: str, lab: Lab, name: str) -> str:
-    """A report whose figures have the titles of today, and a line that says so."""
+    """The text of a report with the new titles and captions of figures, and a line about the redrawing."""
     there = set(re.findall(r"^!\[[^\]]*\]\((\S+)\.png\)$", report, re.M))
     if there != set(lab.shown):
         raise RequestError(f"the report of {name!r} shows {', '.join(sorted(there))}; drawn were "

@@ -1,4 +1,4 @@
-"""Output of an experiment: report.md by program, results.json with the recipe, figures."""
+"""Output of an experiment: report.md, results.json with the recipe, and figures."""
 
 import json
 import sys
@@ -13,14 +13,14 @@ from numflow.lab import style
 from numflow.lab.plotting import pyplot
 from numflow.lab.recipe import command, commit, described
 
-REJECTED = "rejected"  # folder, in that of the report, of one whose results cannot be
+REJECTED = "rejected"  # sub-folder for a report with implausible results
 
 
 class Lab:
-    """Handed to an experiment's `run(lab)`: settings in, paragraphs, tables, figures and results out.
+    """The argument of an experiment's `run(lab)`: it has the settings, and collects text, tables, figures and results.
 
-    quick: toy sizes wanted. options: the experiment's OPTIONS with what the user set. given: of them, what the user
-    has set, as text. recipes: of the parts of a report that were measured by different commands, each one's recipe.
+    quick: use toy sizes. options: the experiment's OPTIONS with the user's values. given: the user's values, as text.
+    recipes: recipe by part, for parts of a report that were measured by different commands.
     """
 
     def __init__(self, name: str, title: str, quick: bool, folder: Path, options: Mapping[str, Any],
@@ -32,20 +32,20 @@ class Lab:
         self.doubts: list[str] = []
         self._command = command(name, quick, given or {}, dirty)
         self._body: list[str] = []
-        self.shown: dict[str, Any] = {}  # matplotlib's figures by their names
-        self.captions: dict[str, tuple[str, str]] = {}  # what each shows, and what is said below it
+        self.shown: dict[str, Any] = {}  # name -> matplotlib figure
+        self.captions: dict[str, tuple[str, str]] = {}  # name -> (finding, caption)
         self._figures: dict[str, bytes] = {}
         self._load, self._commit = load_average(), commit()
-        folder.mkdir(parents=True, exist_ok=True)  # what is kept while it runs lies there too
+        folder.mkdir(parents=True, exist_ok=True)  # also for intermediate files of the experiment
         self._begin, self._started = time.perf_counter(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
     def say(self, line: str) -> None:
-        """Progress, for whoever waits."""
+        """Print a line of progress on standard error."""
         print(line, file=sys.stderr, flush=True)
 
     @property
     def seconds(self) -> float:
-        """Time since the experiment began."""
+        """Seconds since the start of the experiment."""
         return time.perf_counter() - self._begin
 
     def heading(self, text: str) -> None:
@@ -55,17 +55,17 @@ class Lab:
         self._body += [paragraph.strip(), ""]
 
     def claim(self, sentence: str, holds: bool, otherwise: str = "") -> None:
-        """A sentence about the results, where they bear it out. otherwise: what is said where they do not."""
+        """Add a sentence on the results if `holds`; else add `otherwise`, or "Not so in this run" with the sentence."""
         self.text(sentence if holds else otherwise or f"Not so in this run: {sentence}")
 
     def doubt(self, holds: bool, problem: str) -> None:
-        """A result that cannot be unless something was wrong with the measurement. A report that has one is not
-        published: it goes into the folder REJECTED. holds: all is well."""
+        """Record an implausible result, which means a wrong measurement, unless `holds`. A report with doubts is not
+        published: it is written to the folder REJECTED."""
         if not holds:
             self.doubts.append(problem)
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """A table whose columns line up in the text file too; floats with three significant digits."""
+        """Add a table with aligned columns; floats have three significant digits."""
         cells = [list(map(_cell, row)) for row in rows]
         widths = [max(len(h), *(len(row[i]) for row in cells), 3) if cells else max(len(h), 3)
                   for i, h in enumerate(headers)]
@@ -77,10 +77,10 @@ class Lab:
 
     def figure(self, figure: Any, name: str, finding: str, *facts: str, caption: str = "", part: str = "",
                **margins: float) -> None:
-        """Keep a figure of `style.figure` as NAME.svg and NAME.png and show it in the report.
+        """Add a figure of `style.figure` to the report, as NAME.svg and NAME.png.
 
-        finding: what it shows, as a sentence; its title. facts: model, threads, "simulated". caption: what is said
-        below it, else the finding. part: that of the report whose recipe counts. margins: of `style.layout`.
+        finding: the title, a sentence on what the figure shows. facts: model, threads, "simulated". caption: text below
+        the figure; default: the finding. part: part of the report whose recipe is named. margins: of `style.layout`.
         """
         recipe = self.recipes.get(part) or self.recipe()
         self.shown[name], self.captions[name] = figure, (finding, caption)
@@ -97,36 +97,36 @@ class Lab:
         return pyplot()
 
     def recipe(self) -> dict[str, Any]:
-        """The command, the options, the commit, the machine, and its load before and now; of results that are only
-        drawn anew (`redraw.py`), theirs."""
+        """Command, options, commit, machine, and load before and now. When redrawing (redraw.py): the recipe of the
+        stored results."""
         return self.past or {
             "command": self._command, "options": {key: described(value) for key, value in self.options.items()},
             "started": self._started, "seconds": round(self.seconds, 1), "commit": self._commit,
             "load_before": self._load, "load_after": load_average(), "host": host()}
 
     def before(self) -> dict[str, Any]:
-        """results.json of the report that is there, {} if there is none."""
+        """results.json of the existing report; {} if there is none."""
         try:
             return json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
 
     def measured(self, part: str) -> None:
-        """A part of the report is of this run; called when it has been measured."""
+        """Record that a part of the report was measured in this run."""
         self.recipes[part] = self.recipe()
 
     def kept(self, part: str) -> None:
-        """A part of the report is of the run before, with its recipe."""
+        """Record that a part of the report is from an earlier run, with the recipe of that run."""
         before = self.before()
         found = before.get("parts", {}).get(part) or before.get("recipe")
         if found:
             self.recipes[part] = found
 
     def write(self) -> None:
-        """report.md, results.json and the figures; called by the harness when the experiment is done.
+        """Write report.md, results.json and the figures; called by the harness at the end of the experiment.
 
         Raises:
-            RequestError: there are doubts, and the report is not a quick one; it is in the folder REJECTED.
+            RequestError: there are doubts, and the run was not quick; the report is in the folder REJECTED.
         """
         rejected = bool(self.doubts) and not self.quick
         folder, recipe = self.folder / REJECTED if rejected else self.folder, self.recipe()
@@ -138,11 +138,11 @@ class Lab:
         (folder / "report.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
         self.write_figures(folder)
         if rejected:
-            raise RequestError(f"results that cannot be: {'; '.join(self.doubts)}; measure again in quiet. The report "
-                               f"is in {folder}, what was published before stays")
+            raise RequestError(f"implausible results: {'; '.join(self.doubts)}; measure again on an idle machine. The "
+                               f"report is in {folder}; the published report is unchanged")
 
     def write_figures(self, folder: Path) -> None:
-        """The figures alone, as files of a folder."""
+        """Write only the figures, as files of a folder."""
         for name, data in self._figures.items():
             (folder / name).write_bytes(data)
 
@@ -161,10 +161,11 @@ class Lab:
                 f"{'; '.join(filter(None, facts))}; Python {machine['python']}, {versions}."]
         if recipe["load_before"] is not None:
             head.append(f"Load average {recipe['load_before']:.1f} before, {recipe['load_after']:.1f} after.")
-        older = {part: own for part, own in self.recipes.items() if own["started"] < recipe["started"]}
-        head += [kept(part, own, machine) for part, own in older.items()]
+        older = {part: part_recipe for part, part_recipe in self.recipes.items()
+                 if part_recipe["started"] < recipe["started"]}
+        head += [kept(part, part_recipe, machine) for part, part_recipe in older.items()]
         if self.doubts:
-            head += ["", f"**Results that cannot be: {'; '.join(self.doubts)}.**"]
+            head += ["", f"**Implausible results: {'; '.join(self.doubts)}.**"]
         return [*head, ""]
 
 
@@ -175,11 +176,11 @@ def _cell(value: Any) -> str:
 
 
 def kept(part: str, recipe: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
-    """A line on a part that is of a run before; with its machine, if what is known of it is not the report's."""
-    own, flags = _processor(recipe["host"]), " ".join(recipe["host"].get("flags", ()))
-    where = f", on {own}{'; ' * bool(flags)}{flags}"
+    """A line on a part from an earlier run, with its machine if that differs from the report's."""
+    processor, flags = _processor(recipe["host"]), " ".join(recipe["host"].get("flags", ()))
+    where = f", on {processor}{'; ' * bool(flags)}{flags}"
     return (f"Kept from before: {part}, by `{recipe['command']}` on {recipe['started']}, commit "
-            f"{recipe['commit'] or 'not recorded'}{where if own != _processor(machine) else ''}.")
+            f"{recipe['commit'] or 'not recorded'}{where if processor != _processor(machine) else ''}.")
 
 
 def _processor(machine: Mapping[str, Any]) -> str:
@@ -188,5 +189,5 @@ def _processor(machine: Mapping[str, Any]) -> str:
 
 
 def shown(name: str, finding: str, caption: str = "") -> list[str]:
-    """Lines of a report that show a figure."""
+    """Markdown lines that show a figure."""
     return [f"![{finding}]({name}.png)", "", f"*{caption or finding}*"]

@@ -1,6 +1,6 @@
-"""One style for all figures: colours that every eye tells apart, the finding as title, and where the numbers are from.
+"""The style of all figures: colours for all kinds of vision, the finding as title, and the source of the data.
 
-A series has a colour, a marker and a dash, so that no two are told by colour alone. Names stand at the lines.
+A series has its own colour, marker and dash, so that colour is never the only difference. Lines are labelled directly.
 """
 
 import io
@@ -12,7 +12,8 @@ from typing import Any
 
 from numflow.lab.plotting import pyplot
 
-# Colour (of Okabe and Ito), marker, dash. The first five are 15 apart for any eye; the others have their own marker.
+# Colour (of Okabe and Ito), marker, dash. The first five have a distance of 15 for any vision (colours.py); the others
+# have distinct markers.
 SERIES = (("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#56B4E9", "^", "-."), ("#009E73", "D", ":"),
           ("#000000", "v", (0, (5, 1))), ("#CC79A7", "P", (0, (3, 1, 1, 1))), ("#E69F00", "X", (0, (1, 1))))
 SIZE = (7.2, 4.4)
@@ -21,14 +22,14 @@ _END = "end of a line"
 
 
 def series(number: int) -> dict[str, Any]:
-    """Arguments of `plot` for a series of a figure."""
+    """Arguments of matplotlib's `plot` for a series of a figure."""
     colour, marker, dash = SERIES[number % len(SERIES)]
     return {"color": colour, "marker": marker, "linestyle": dash, "markersize": 5, "linewidth": 1.5,
             "markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
 def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = SIZE):
-    """(figure, axes) of matplotlib in the style; axes is one object, or an array of several."""
+    """matplotlib's (figure, axes) in this style; axes is one object, or an array of several."""
     plt = pyplot()
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
                          "grid.alpha": 0.25, "grid.linewidth": 0.6, "svg.fonttype": "none", "svg.hashsalt": "numflow",
@@ -39,15 +40,15 @@ def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = SIZE):
 
 def layout(figure_, left: float = 0.72, right: float = 0.29, bottom: float = 0.55, wspace: float = 0.28,
            hspace: float = 0.4) -> None:
-    """Margins in inches, with room for the two lines of `title`; called before texts are placed by their pixels."""
+    """Set margins in inches, with room for the two lines of `title`; call it before texts are placed by pixels."""
     width, height = figure_.get_size_inches()
     figure_.subplots_adjust(top=1 - 0.78 / height, bottom=bottom / height, left=left / width, right=1 - right / width,
                             wspace=wspace, hspace=hspace)
 
 
 def title(figure_, finding: str, source: str, **margins: float) -> None:
-    """The finding above, and below it in grey the model, machine and date that the numbers are from; then names at the
-    ends of lines move apart. margins: of `layout`."""
+    """Draw the finding as title, and below it in grey the source: model, machine and date. Labels at the ends of lines
+    are then moved apart. margins: of `layout`."""
     width, height = figure_.get_size_inches()
     layout(figure_, **margins)
     left = 0.0864 / width
@@ -58,25 +59,25 @@ def title(figure_, finding: str, source: str, **margins: float) -> None:
 
 
 def end(axis, text: str, xs: Sequence[float], ys: Sequence[float], number: int, colour: str | None = None) -> None:
-    """The name of a series behind its last point."""
+    """Label a series after its last point."""
     axis.annotate(text, (xs[-1], ys[-1]), xytext=(6, 0), textcoords="offset points", fontsize=8.5, va="center",
                   color=colour or SERIES[number % len(SERIES)][0], gid=_END)
 
 
 def _apart(found: list) -> None:
-    """Move texts up, and all of them down by half of it, until none covers another; those of each x by themselves."""
+    """Move the labels of each x vertically until none overlaps another, keeping their mean position."""
     if not found:
         return
     found[0].figure.canvas.draw()
     pixels = found[0].figure.dpi / 72
     for x in {text.xy[0] for text in found}:
-        own = sorted((text for text in found if text.xy[0] == x), key=lambda text: text.get_window_extent().y0)
-        at = [text.get_window_extent().y0 for text in own]
-        moved = list(at)
-        for i in range(1, len(own)):
-            moved[i] = max(at[i], moved[i - 1] + own[i - 1].get_window_extent().height + 1)
-        shift = sum(m - a for m, a in zip(moved, at)) / len(own)
-        for text, old, new in zip(own, at, moved):
+        labels = sorted((text for text in found if text.xy[0] == x), key=lambda text: text.get_window_extent().y0)
+        bottoms = [text.get_window_extent().y0 for text in labels]
+        moved = list(bottoms)
+        for i in range(1, len(labels)):
+            moved[i] = max(bottoms[i], moved[i - 1] + labels[i - 1].get_window_extent().height + 1)
+        shift = sum(m - a for m, a in zip(moved, bottoms)) / len(labels)
+        for text, old, new in zip(labels, bottoms, moved):
             text.set_position((6, (new - old - shift) / pixels))
 
 
@@ -88,13 +89,13 @@ def source(recipe: Mapping[str, Any], *facts: str) -> str:
 
 
 def name(axis, text: str, x: float, y: float, number: int, offset: tuple[float, float] = (5, 0)) -> None:
-    """The name of a series, at a point of it and in its colour."""
+    """Label a series at one of its points, in its colour."""
     axis.annotate(text, (x, y), xytext=offset, textcoords="offset points", fontsize=8.5, va="center",
                   ha="left" if offset[0] >= 0 else "right", color=SERIES[number % len(SERIES)][0])
 
 
 def plain_log(axis, which: str, ticks: Sequence[float]) -> None:
-    """A logarithmic axis ("x" or "y") whose ticks are plain numbers."""
+    """Make an axis ("x" or "y") logarithmic, with plain numbers as tick labels."""
     getattr(axis, f"set_{which}scale")("log")
     one = getattr(axis, f"{which}axis")
     one.set_ticks(list(ticks), [f"{tick:g}" for tick in ticks])
@@ -102,7 +103,7 @@ def plain_log(axis, which: str, ticks: Sequence[float]) -> None:
 
 
 def drawn(figure_) -> dict[str, bytes]:
-    """The figure as files: the bytes of ".svg" and ".png"; the PNG has 128 colours, a third of the bytes."""
+    """The figure's files: suffix ".svg" or ".png" -> bytes. The PNG has 128 colours, for a third of the size."""
     from PIL import Image
 
     vectors, pixels, few = io.BytesIO(), io.BytesIO(), io.BytesIO()
@@ -115,8 +116,8 @@ def drawn(figure_) -> dict[str, bytes]:
 
 
 def _short(svg: bytes) -> bytes:
-    """An SVG without comments, metadata, indents, spare fonts, needless digits and names of groups, and with a class
-    for each style that is there more than twice: less than half the bytes."""
+    """An SVG without comments, metadata, indents, fallback fonts, needless digits and group ids, and with a class for
+    each style that occurs more than twice: less than half the size."""
     svg = re.sub(rb"<!--.*?-->\s*|<metadata>.*?</metadata>\s*", b"", svg, flags=re.S)
     svg = re.sub(rb"'DejaVu Sans', 'Bitstream Vera Sans'[^;\"]*", b"'DejaVu Sans', sans-serif", svg)
     svg = re.sub(rb"\n +", b"\n", svg)
@@ -132,7 +133,7 @@ def _short(svg: bytes) -> bytes:
 
 
 def save(figure_, path: Path) -> list[Path]:
-    """The figure as SVG and PNG beside each other; path: without a suffix."""
+    """Write the figure as SVG and PNG. path: without a suffix."""
     found = []
     for suffix, data in drawn(figure_).items():
         found.append(path.with_suffix(suffix))
@@ -141,11 +142,11 @@ def save(figure_, path: Path) -> list[Path]:
 
 
 def texts(figure_) -> list[tuple[str, Any]]:
-    """(text, its box in pixels) of everything that is written on a figure."""
+    """(text, box in pixels) of all visible texts of a figure."""
     plt = pyplot()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    canvas = FigureCanvasAgg(figure_)  # a figure that was saved and closed has none of its own
+    canvas = FigureCanvasAgg(figure_)  # a closed figure has no canvas
     canvas.draw()
     renderer = canvas.get_renderer()
     found = [t for t in figure_.findobj(plt.Text) if t.get_visible() and t.get_text().strip()]
@@ -153,7 +154,7 @@ def texts(figure_) -> list[tuple[str, Any]]:
 
 
 def crowded(figure_) -> list[str]:
-    """Complaints: texts that cover each other, and texts that leave the canvas."""
+    """Messages on texts that overlap each other or leave the canvas."""
     found = _within_axes(texts(figure_), figure_)
     whole = figure_.bbox
     wrong = [f"{text!r} leaves the canvas" for text, box in found
@@ -164,7 +165,7 @@ def crowded(figure_) -> list[str]:
 
 
 def _within_axes(found: Iterable[tuple[str, Any]], figure_) -> list[tuple[str, Any]]:
-    """Without labels of ticks that lie beyond the limits of their axis, which are not drawn."""
+    """The texts without tick labels beyond the limits of their axis, which are not drawn."""
     hidden = set()
     for axis in figure_.axes:
         for one, low, high in ((axis.xaxis, *axis.get_xlim()), (axis.yaxis, *axis.get_ylim())):
@@ -177,5 +178,5 @@ def _within_axes(found: Iterable[tuple[str, Any]], figure_) -> list[tuple[str, A
 
 
 def _overlap(a, b) -> float:
-    """Area that two boxes share, in square pixels."""
+    """Area of the intersection of two boxes, in square pixels."""
     return max(0.0, min(a.x1, b.x1) - max(a.x0, b.x0)) * max(0.0, min(a.y1, b.y1) - max(a.y0, b.y0))

@@ -75,13 +75,13 @@ def _child(job: str, seconds: float) -> tuple[int | None, str]:
     return code, b"".join(printed)[:KEPT].decode(errors="replace")
 
 
-def _drain(pipe: Any, kept: list[bytes]) -> None:
+def _drain(pipe: Any, chunks: list[bytes]) -> None:
     """Read a pipe to its end, and keep the first bytes."""
     size = 0
     with pipe:
         while piece := pipe.read1(1 << 16):
             if size < KEPT:
-                kept.append(piece)
+                chunks.append(piece)
                 size += len(piece)
 
 

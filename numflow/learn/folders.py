@@ -33,17 +33,17 @@ def solve(lab: LabFile, folder: Path) -> tuple[Path, Path | None]:
 def _put(path: Path, text: str) -> Path | None:
     """Write a file. An old file with other content is renamed; return its new path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = None
+    renamed = None
     if path.exists() and path.read_bytes() != text.encode():
-        kept = _free_name(path)
-        path.replace(kept)
+        renamed = _free_name(path)
+        path.replace(renamed)
     path.write_text(text, encoding="utf-8")
-    return kept
+    return renamed
 
 
 def _free_name(path: Path) -> Path:
     """An unused path for an old file: rope.yours-1.py."""
     number = 1
-    while (kept := path.with_name(f"{path.stem}.yours-{number}.py")).exists():
+    while (unused := path.with_name(f"{path.stem}.yours-{number}.py")).exists():
         number += 1
-    return kept
+    return unused

@@ -27,8 +27,8 @@ def progress() -> dict[str, dict[str, Any]]:
 def state(name: str) -> dict[str, Any]:
     """State, attempts and hints of one lab."""
     row = progress().get(name, {})
-    known = row.get("state") if row.get("state") in (STARTED, PASSED) else NEW
-    return {"state": known, **{key: row[key] if isinstance(row.get(key), int) else 0 for key in ("attempts", "hints")}}
+    status = row.get("state") if row.get("state") in (STARTED, PASSED) else NEW
+    return {"state": status, **{key: row[key] if isinstance(row.get(key), int) else 0 for key in ("attempts", "hints")}}
 
 
 def note(name: str, **changes: Any) -> None:
@@ -37,9 +37,9 @@ def note(name: str, **changes: Any) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    known = progress()
-    known[name] = {**state(name), **changes}
+    stored = progress()
+    stored[name] = {**state(name), **changes}
     places.make(path().parent)
     temporary = path().with_name(f"learn.json.{os.getpid()}.part")
-    temporary.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
     temporary.replace(path())

@@ -8,6 +8,7 @@ not to affect the arithmetic are ignored.
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -136,21 +137,43 @@ def _alternatives(table: Mapping[str, Any]) -> Iterable[list[str]]:
             yield from _alternatives(value)
 
 
-def mapped(key: str, spec: Spec, families: Iterable[Spec], read: set[str]) -> dict[str, dict[str, Any]] | None:
+@dataclass(frozen=True)
+class Family:
+    """A shipped spec, with the keys of config.json that its options and parameters depend on."""
+
+    spec: Spec
+    options: tuple[tuple[tuple[str, str], Any, frozenset[str]], ...]  # section and option, value, keys
+    parameters: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, spec: Spec) -> "Family":
+        """The family that a spec describes."""
+        parameters = spec.section("parameters")
+        options = tuple(((section, option), value, frozenset(_keys(value, parameters)))
+                        for table in (spec.table, spec.section("hf")) for section in SECTIONS
+                        for option, value in table.get(section, {}).items())
+        return cls(spec, options, {name: frozenset(_keys(name, parameters)) for name in parameters})
+
+    def settings(self, key: str) -> dict[tuple[str, str], Any]:
+        """The options that depend on a key, with their values."""
+        return {place: value for place, value, keys in self.options if key in keys}
+
+
+def mapped(key: str, spec: Spec, families: Iterable[Family], read: set[str]) -> dict[str, dict[str, Any]] | None:
     """Tables to add to `spec` so that it reads `key` like the shipped families.
 
     None if no family reads the key, families differ, or `spec` already sets the option.
     """
-    found: dict[str, tuple[dict, Spec]] = {}
+    found: dict[str, tuple[dict, Family]] = {}
     for family in families:
-        settings = _settings(family, key) if family.type == spec.type else {}
+        settings = family.settings(key) if family.spec.type == spec.type else {}
         if settings:
             found.setdefault(repr(sorted(settings.items(), key=repr)), (settings, family))
     if len(found) != 1:
         return None
     settings, family = next(iter(found.values()))
     added: dict[str, dict[str, Any]] = defaultdict(dict)
-    ours, theirs = spec.section("parameters"), family.section("parameters")
+    ours, theirs = spec.section("parameters"), family.spec.section("parameters")
     for (section, option), value in settings.items():
         old = spec.section("hf").get(section, {}).get(option, spec.section(section).get(option))
         fixed = not isinstance(old, Mapping) and not _words(old) & ours.keys()  # a literal
@@ -167,23 +190,23 @@ def mapped(key: str, spec: Spec, families: Iterable[Spec], read: set[str]) -> di
     return dict(added)
 
 
-def readings(key: str, spec: Spec, families: Iterable[Spec]) -> list[dict[str, dict[str, Any]]]:
+def readings(key: str, spec: Spec, families: Iterable[Family]) -> list[dict[str, dict[str, Any]]]:
     """Tables to add to `spec` so that it reads `key`, one for each distinct way among the families.
 
     [] if a family defines a needed parameter differently from `spec`.
     """
     ours, found = spec.section("parameters"), []
     for family in families:
-        if family.type != spec.type:
+        if family.spec.type != spec.type:
             continue
-        theirs, settings = family.section("parameters"), _settings(family, key)
-        names = [name for name in theirs if key in _keys(name, theirs)]
+        theirs, settings = family.spec.section("parameters"), family.settings(key)
+        names = [name for name, keys in family.parameters.items() if key in keys]
         names += [name for value in settings.values() for name in _names(value, theirs)]
         tables: dict[str, dict[str, Any]] = defaultdict(dict)
         for (section, option), value in settings.items():
             tables[section][option] = _by(key, value)
         for name in names:
-            if key not in _keys(name, theirs) and name in ours and ours[name] != theirs[name]:
+            if key not in family.parameters[name] and name in ours and ours[name] != theirs[name]:
                 return []
             tables["parameters"][name] = _by(key, theirs[name])
         if tables and tables not in found:
@@ -194,17 +217,6 @@ def readings(key: str, spec: Spec, families: Iterable[Spec]) -> list[dict[str, d
 def _by(key: str, value: Any) -> Any:
     """A source table reduced to the key `key`, if this is one of its alternatives; other values unchanged."""
     return {**value, "config": key} if isinstance(value, Mapping) and key in value.get("config", []) else value
-
-
-def _settings(family: Spec, key: str) -> dict[tuple[str, str], Any]:
-    """Options of a family that depend on a key of config.json, with their values."""
-    parameters, found = family.section("parameters"), {}
-    for table in (family.table, family.section("hf")):
-        for section in SECTIONS:
-            for option, value in table.get(section, {}).items():
-                if key in _keys(value, parameters):
-                    found[section, option] = value
-    return found
 
 
 def _keys(value: Any, parameters: Mapping[str, Any], seen: tuple[str, ...] = ()) -> set[str]:

@@ -1,6 +1,5 @@
-"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`,
-`softplus`, `copy`; and those that take a row together: `sparsify`, `match_rms`, `mix`,
-`balance`."""
+"""Element-wise ops (`act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`,
+`softplus`, `copy`) and ops on whole rows (`sparsify`, `match_rms`, `mix`, `balance`)."""
 
 import math
 
@@ -8,14 +7,14 @@ import numpy as np
 
 
 def act(x, *, kind, positive=0.0, negative=0.0, beta=0.0, eps=0.0):
-    """y = act(x), one of ACTIVATIONS; numbers beside the kind are those of 'xielu'."""
+    """y = act(x), one of ACTIVATIONS; the other parameters are the coefficients of 'xielu'."""
     if kind == "xielu":
         return xielu(x, *map(np.float32, (positive, negative, beta, eps)))
     return _ACT[kind](x)
 
 
 def act_mul(gate, up, *, kind, limit, alpha):
-    """y = act(gate) * up; 'silu_clamp' and 'swiglu_clamp' cut both at `limit`, the latter adds 1 to `up`."""
+    """y = act(gate) * up; 'silu_clamp' and 'swiglu_clamp' clamp both to `limit`, 'swiglu_clamp' adds 1 to `up`."""
     if kind == "swiglu_clamp":
         return swiglu_clamp(gate, up, limit, alpha)
     if kind == "silu_clamp":
@@ -24,7 +23,7 @@ def act_mul(gate, up, *, kind, limit, alpha):
 
 
 def gate_rows(x, gate, *, plain=False):
-    """y = x * sigmoid(gate), or x * gate if plain; x [T, D], gate [T, H], one for each of H equal column groups."""
+    """y = x * sigmoid(gate), or x * gate if plain; x [T, D], gate [T, H], one per column group, of H equal groups."""
     return x * np.repeat(gate if plain else sigmoid(gate), x.shape[1] // gate.shape[1], axis=1)
 
 
@@ -51,8 +50,8 @@ def scale(x, weight=None, shift=None, *, scale):
 
 
 def scale_by_position(x, *, batch, scale, length, offset=0, smooth=0):
-    """y = x * (1 + scale * ln(1 + floor(q))), or ln(max(1, q)), or x * (1 + q)^scale, q = (position + offset) / length
-    of each row."""
+    """With q = (position + offset) / length, by `smooth`: 0: y = x * (1 + scale * ln(1 + floor(q))); 1: y = x * (1 +
+    scale * ln(max(1, q))); 2: y = x * (1 + q)^scale."""
     positions = batch.positions.astype(np.int64) + offset
     if smooth == 2:
         return x * ((1 + positions / length) ** scale).astype(np.float32)[:, None]
@@ -61,7 +60,7 @@ def scale_by_position(x, *, batch, scale, length, offset=0, smooth=0):
 
 
 def sparsify(x, *, deviations):
-    """y = max(x - mean - deviations * std, 0); the mean and the deviation (of all, not of a sample) of each row."""
+    """y = max(x - mean - deviations * std, 0), with mean and (population) standard deviation of each row."""
     mean, std = np.mean(x, axis=1, keepdims=True), np.std(x, axis=1, keepdims=True)
     return np.maximum(x - (mean + std * np.float32(deviations)), 0)
 
@@ -69,20 +68,20 @@ def sparsify(x, *, deviations):
 def match_rms(x, like, *, least):
     """Each [D] of x [T, G * D] times sqrt(mean(like^2) / max(mean(x^2), least)); like [T, D]."""
     parts = x.reshape(len(x), x.shape[1] // like.shape[1], like.shape[1])
-    wanted = np.sqrt(np.mean(like * like, axis=1))[:, None, None]
-    found = np.sqrt(np.maximum(np.mean(parts * parts, axis=2, keepdims=True), np.float32(least)))
-    return (parts * (wanted / found)).reshape(x.shape)
+    target = np.sqrt(np.mean(like * like, axis=1))[:, None, None]
+    current = np.sqrt(np.maximum(np.mean(parts * parts, axis=2, keepdims=True), np.float32(least)))
+    return (parts * (target / current)).reshape(x.shape)
 
 
 def balance(x, *, times, eps):
-    """x [T, S * S] -> y: softmax of each row of S numbers plus eps, whose columns and rows are divided by their sums
-    plus eps in turn, columns first and last, `times` times; then turned around."""
+    """Sinkhorn normalisation of matrices: x [T, S * S] -> y: softmax of each matrix row plus eps; then columns and rows
+    in turn are divided by their sums plus eps, columns first and last, `times` times; then transposed."""
     size = math.isqrt(x.shape[1])
     y, eps = x.reshape(len(x), size, size), np.float32(eps)
     y = np.exp(y - y.max(axis=2, keepdims=True))
     y = y / y.sum(axis=2, keepdims=True) + eps
-    for turn in range(2 * times - 1):
-        y = y / (y.sum(axis=1 + turn % 2, keepdims=True) + eps)
+    for iteration in range(2 * times - 1):
+        y = y / (y.sum(axis=1 + iteration % 2, keepdims=True) + eps)
     return y.transpose(0, 2, 1).reshape(x.shape)
 
 
@@ -154,12 +153,12 @@ def silu(x):
 
 
 def xielu(x, positive, negative, beta, eps):
-    """positive * x^2 above 0, negative * (exp(min(x, eps)) - 1 - x) below; plus beta * x."""
+    """positive * x^2 for x > 0, else negative * (exp(min(x, eps)) - 1 - x); plus beta * x."""
     return np.where(x > 0, positive * x * x, negative * (np.expm1(np.minimum(x, eps)) - x)) + beta * x
 
 
 def swiglu_clamp(gate, up, limit, alpha):
-    """g * sigmoid(alpha * g) * (u + 1), where g = min(gate, limit) and u = clip(up, -limit, limit)."""
+    """g * sigmoid(alpha * g) * (u + 1), with g = min(gate, limit) and u = clip(up, -limit, limit)."""
     gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
     return gate * sigmoid(np.float32(alpha) * gate) * (up + 1)
 

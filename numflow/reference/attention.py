@@ -1,5 +1,5 @@
-"""Softmax attention over the paged cache (op `attention`), the choice of its keys (op `index_select`), and entries that
-stand for windows of tokens (op `pool`)."""
+"""Softmax attention over the paged KV cache (op `attention`), selection of keys (op `index_select`), and pooled
+entries, one for a window of tokens (op `pool`)."""
 
 import numpy as np
 
@@ -9,7 +9,8 @@ from numflow.network.t5_buckets import bucket
 def index_select(q, weights, *, batch, cache, heads, top_k, width):
     """Bits of the top_k best keys of each row: score = sum over h of weights[t, h] * max(q head h . key, 0).
 
-    q [T, I * d], weights [T, I] -> i32 [T, width]: bit p % 32 of word p // 32 stands for key p. Of equals the earlier.
+    q [T, I * d], weights [T, I] -> i32 [T, width]: bit p % 32 of word p // 32 is set if key p is selected. Of equal
+    scores the earlier key is selected.
     """
     y = np.zeros((len(q), width), np.int32)
     for b, length in enumerate(cache.lengths(batch)):
@@ -18,63 +19,70 @@ def index_select(q, weights, *, batch, cache, heads, top_k, width):
             k = cache.entries(cache.table(batch)[b], length)
         else:
             k = cache.read(cache.table(batch)[b], length, min(batch.positions[rows], default=0))[0][:, 0]
-        each = np.maximum(_by_head(q[rows], heads) @ k.T, 0)  # [I, n, L]
-        scores = np.sum(weights[rows].T[:, :, None] * each, axis=0)
-        seen = np.arange(len(k)) < (batch.positions[rows, None] + 1) // cache.every
-        best = np.argsort(-np.where(seen, scores, -np.inf), axis=1, kind="stable")[:, :top_k]
+        products = np.maximum(_by_head(q[rows], heads) @ k.T, 0)  # [I, n, L]
+        scores = np.sum(weights[rows].T[:, :, None] * products, axis=0)
+        visible = np.arange(len(k)) < (batch.positions[rows, None] + 1) // cache.every
+        best = np.argsort(-np.where(visible, scores, -np.inf), axis=1, kind="stable")[:, :top_k]
         bits = np.zeros((len(scores), 32 * width), bool)
         np.put_along_axis(bits, best, True, axis=1)
-        bits[:, :len(k)] &= seen
+        bits[:, :len(k)] &= visible
         y[rows] = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
     return y
 
 
-def attention(q, *beside, slopes=None, sinks=None, buckets=None, places=None, batch, cache, heads, scale, causal,
-              window, softcap, bucket_distance, chunk=0, entries=""):
+def attention(q, *beside, slopes=None, sinks=None, buckets=None, position_buckets=None, batch, cache, heads, scale,
+              causal, window, softcap, bucket_distance, chunk=0, entries=""):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
-    slopes [H]: bias -slope * |key position - query position|. buckets [n, H]: bias by bucket of the distance.
-    sinks [H]: one more logit per head that takes probability and has no value. chunk: keys from the beginning of the
-    query's own chunk of so many positions on. beside: chosen [T, W], keys whose bits are set (index_select); or with
-    places, numbers of distances, products of queries and of keys with that many vectors [T, H * N] each. entries: a
-    cache of entries that all rows behind them see as well, or those that are chosen.
+    slopes [H]:       ALiBi bias -slope * |key position - query position|.
+    buckets [n, H]:   T5's relative position bias, by bucket of the relative position.
+    sinks [H]:        one more score per head that takes probability and has no value.
+    chunk:            c > 0: only keys of the query's own chunk of c positions are visible.
+    beside:           selected [T, W], bits of the visible keys (index_select); or, with position_buckets, products c2p
+                      of queries and p2c of keys with learned position embeddings, [T, H * N] each.
+    position_buckets: index of the embedding for each relative position -R .. R.
+    entries:          a cache of entries. A row also sees the entries of complete windows, or the selected of them.
     """
-    chosen = beside[0] if beside and places is None else None
+    selected = beside[0] if beside and position_buckets is None else None
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
     for b, length in enumerate(cache.lengths(batch)):
         rows = slice(batch.starts[b], batch.starts[b + 1])
         k, v = cache.read(cache.table(batch)[b], length, min(batch.positions[rows], default=0))
         distance = np.arange(length) - batch.positions[rows, None]  # key position - query position [n, L]
         products = _by_head(q[rows], heads) @ _by_query_head(k, heads).transpose(0, 2, 1)
-        if places is not None:
-            products = products + _far(*(_by_head(x[rows], heads) for x in beside), places=places,
-                                       distance=distance)
+        if position_buckets is not None:
+            products = products + _relative(*(_by_head(x[rows], heads) for x in beside), buckets=position_buckets,
+                                            distance=distance)
         scores = _scores(products, scale, softcap)
         if slopes is not None:
             scores -= slopes[:, None, None] * np.abs(distance).astype(np.float32)
         if buckets is not None:
             scores += buckets[bucket(distance, len(buckets), bucket_distance, causal)].transpose(2, 0, 1)
         if cache.shape.kind == "self":
-            seen = _visible(distance, causal, window)
+            visible = _visible(distance, causal, window)
             if chunk:
-                seen &= np.arange(length) >= batch.positions[rows, None] // chunk * chunk
-            if chosen is not None and not entries:
-                seen &= _bits(chosen[rows], length)
-            scores[:, ~seen] = -np.inf
+                visible &= np.arange(length) >= batch.positions[rows, None] // chunk * chunk
+            if selected is not None and not entries:
+                visible &= _bits(selected[rows], length)
+            scores[:, ~visible] = -np.inf
         if entries:
-            more = entries.entries(entries.table(batch)[b], length)
-            beyond = _scores(_by_head(q[rows], heads) @ more.T, scale, softcap)
-            seen = np.arange(len(more)) < (batch.positions[rows, None] + 1) // entries.every
-            if chosen is not None:
-                seen &= _bits(chosen[rows], len(more))
-            beyond[:, ~seen] = -np.inf
-            scores, v = np.concatenate([scores, beyond], axis=2), np.concatenate([v, more[:, None, :v.shape[2]]])
+            pooled = entries.entries(entries.table(batch)[b], length)
+            entry_scores = _scores(_by_head(q[rows], heads) @ pooled.T, scale, softcap)
+            visible = np.arange(len(pooled)) < (batch.positions[rows, None] + 1) // entries.every
+            if selected is not None:
+                visible &= _bits(selected[rows], len(pooled))
+            entry_scores[:, ~visible] = -np.inf
+            scores = np.concatenate([scores, entry_scores], axis=2)
+            v = np.concatenate([v, pooled[:, None, :v.shape[2]]])
         y[rows] = _merge(_softmax(scores, sinks) @ _by_query_head(v, heads))
     return y
 
 
 def pool(bias, *, batch, cache, every, series):
-    """y [T, E] of tokens that end a window of `every` tokens; bias [every, S * E]. See ops.py; other rows are zeros."""
+    """y [T, E]: entries of windows of `every` tokens, in the rows of their last tokens, zeros in other rows (ops.py).
+
+    bias [every, S * E].
+    """
     width = bias.shape[1] // series
     y = np.zeros((len(batch.positions), width), np.float32)
     for b, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
@@ -102,30 +110,30 @@ def _bits(words, count):
     return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
 
 
-def _far(of_queries, of_keys=None, *, places, distance):
-    """of_queries [H, n, N], distance [n, L] -> [H, n, L]: each product with the vector of the distance; with of_keys
-    [H, L, N], of a whole sequence, that of the key too."""
-    reach = len(places) // 2
-    number = places[np.clip(distance, -reach, reach) + reach].astype(np.int64)
-    each = np.arange(len(number))
-    found = of_queries[:, each[:, None], number]
-    return found if of_keys is None else found + of_keys[:, each, number]
+def _relative(c2p, p2c=None, *, buckets, distance):
+    """Relative-position scores: c2p [H, n, N], distance [n, L] -> c2p[h, i, bucket] [H, n, L]; with p2c [H, L, N], of a
+    whole sequence, plus p2c[h, j, bucket]."""
+    reach = len(buckets) // 2
+    bucket_of = buckets[np.clip(distance, -reach, reach) + reach].astype(np.int64)
+    index = np.arange(len(bucket_of))
+    scores = c2p[:, index[:, None], bucket_of]
+    return scores if p2c is None else scores + p2c[:, index, bucket_of]
 
 
 def _scores(products, scale, softcap):
-    """[H, n, L] -> [H, n, L]"""
+    """Scaled products with the soft cap, [H, n, L] -> [H, n, L]."""
     scores = np.float32(scale) * products
     return np.float32(softcap) * np.tanh(scores / np.float32(softcap)) if softcap else scores
 
 
 def _visible(distance, causal, window):
-    """Mask of the keys that a query sees; window w: the last w with its own, and as many ahead if not causal."""
-    seen = distance <= 0 if causal else np.ones(distance.shape, bool)
-    return seen & (np.abs(distance) < window) if window else seen
+    """Mask of the keys that a query sees; window w: w keys up to its own, and w - 1 keys ahead if not causal."""
+    visible = distance <= 0 if causal else np.ones(distance.shape, bool)
+    return visible & (np.abs(distance) < window) if window else visible
 
 
 def _softmax(scores, sinks):
-    """Over keys [H, n, L]; the sink of a head is one more term of the sum."""
+    """Softmax over the keys of [H, n, L]; the sink of a head is one more term of the sum."""
     peak = np.max(scores, axis=2, keepdims=True)
     if sinks is not None:
         peak = np.maximum(peak, sinks[:, None, None])

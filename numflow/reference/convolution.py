@@ -1,4 +1,4 @@
-"""Convolution over the last tokens of each sequence (op `causal_conv`)."""
+"""Causal depthwise convolution over the tokens of each sequence (op `causal_conv`)."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def causal_conv(x, weight, bias=None, *, batch, state, kind):
 
 
 def convolve(x, tail, weight):
-    """Rows x [n, C] behind the rows `tail` [K - 1, C]: their convolution [n, C], and the tail for the next ones."""
+    """Convolution [n, C] of the rows x [n, C], preceded by the rows `tail` [K - 1, C], and the next tail."""
     x = np.concatenate([tail, x])
     n = len(x) - len(tail)
     return sum(x[j:j + n] * weight[:, j] for j in range(weight.shape[1])), x[n:]

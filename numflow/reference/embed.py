@@ -6,14 +6,14 @@ import numpy as np
 def embed(table, *, batch, scale, first=0, vocabulary=0):
     """y[t] = table[tokens[t]] * scale; table [V, D] -> y [T, D].
 
-    vocabulary: of a table of so many rows, `table` has those from `first` on; rows of other tokens become -0.0.
+    vocabulary: rows of the whole table, of which `table` has the rows from `first` on; y[t] is -0.0 for other tokens.
     """
     if not vocabulary:
         return table[batch.tokens] * np.float32(scale)
     rows = batch.tokens - first
-    here = (rows >= 0) & (rows < len(table))
+    inside = (rows >= 0) & (rows < len(table))
     y = np.full((len(rows), table.shape[1]), -0.0, np.float32)
-    y[here] = table[rows[here]] * np.float32(scale)
+    y[inside] = table[rows[inside]] * np.float32(scale)
     return y
 
 
@@ -23,6 +23,6 @@ def embed_position(x, table, *, batch, offset):
 
 
 def embed_type(x, table, *, batch):
-    """y[t] = x[t] + table[types[t]]; all types are 0 where the batch has none."""
+    """y[t] = x[t] + table[types[t]]; all types are 0 if the batch has none."""
     types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
     return x + table[types]

@@ -1,4 +1,4 @@
-"""Collectives between the devices of a plan (ops.EXCHANGES) in plain Python: values pass through mailboxes."""
+"""Collectives of the devices of a plan (ops.EXCHANGES) in plain Python: values are passed through mailboxes."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from numflow.mailboxes import Mailboxes
 
 
 class World(Mailboxes):
-    """Meeting point of a plan's devices: threads of one process. Every executor has a World of its own kind.
+    """World of a plan's devices that are threads of one process; see executor.contract.World.
 
-    networks: of the devices, by index. threads: of each device. remote: ways to devices that are elsewhere.
-    names: of the devices. in_pieces: whether a long batch may go through in pieces: NumPy does not promise that
-    what a row gives does not depend on the rows beside it.
+    networks: by index of device. threads: of each device. shared, remote: not supported. names: names of the devices.
+    in_pieces: whether a long batch may be run in pieces. False: NumPy does not guarantee that a row's result is
+    independent of the other rows.
     """
 
     in_pieces = False
@@ -23,14 +23,14 @@ class World(Mailboxes):
         self.threads = dict.fromkeys(networks, threads)
 
     def together(self, network, programs):
-        """Devices run in threads of Python: there is no call for all of them."""
+        """None: devices run in Python threads, there is no single call for all of them."""
 
     def close(self):
         self.reset()
 
 
 def send(x, *, world, device, peer):
-    """Hand x to device `peer`."""
+    """Send x to device `peer`."""
     world.put(device, peer, x.copy())
 
 
@@ -41,7 +41,7 @@ def receive(*, world, device, peer):
 
 def all_reduce(x=None, *, world, device, group, adds):
     """The sum of x over the devices `adds`, in their order, on every device of the group."""
-    terms = _of_all(x, world, device, group)
+    terms = _gathered(x, world, device, group)
     total = terms[adds[0]]
     for other in adds[1:]:
         total = total + terms[other]
@@ -50,7 +50,7 @@ def all_reduce(x=None, *, world, device, group, adds):
 
 def all_gather(x=None, *, world, device, group, spans):
     """Columns spans[i] are x of device group[i]."""
-    pieces = _of_all(x, world, device, group)
+    pieces = _gathered(x, world, device, group)
     rows = max(len(piece) for piece in pieces.values())
     y = np.empty((rows, max(end for _, end in spans)), np.float32)
     for other, (begin, end) in zip(group, spans, strict=True):
@@ -59,8 +59,8 @@ def all_gather(x=None, *, world, device, group, spans):
     return y
 
 
-def _of_all(x, world, device, group):
-    """By device, what each of the group has; no rows where it has nothing."""
+def _gathered(x, world, device, group):
+    """x of each device of the group, by device; an array without rows for None."""
     x = np.empty((0, 0), np.float32) if x is None else x
     for other in group:
         world.put(device, other, x.copy())

@@ -1,4 +1,5 @@
-"""Linear attention: a state that each token fades and adds to, in place of keys and values (op `linear_attention`)."""
+"""Linear attention: a state that every token decays and adds to, instead of cached keys and values (op
+`linear_attention`)."""
 
 import numpy as np
 
@@ -7,9 +8,10 @@ from numflow.reference.state import sequences
 
 
 def linear_attention(q, k, v, steps=None, beta=None, *, rate, skip=None, batch, state, heads, key_heads, tiled, scaled):
-    """y = S^T q + skip v after S = exp(steps rate) S + k u^T, S [H, dk, dv]; u: v, steps v (scaled) or as beta says.
+    """y = S^T q + skip v after S = exp(steps rate) S + k u^T, S [H, dk, dv]; u = v, or steps v if scaled, or by the
+    delta rule with beta.
 
-    q, k [T, G * dk], v [T, H * dv], steps [T, H] or [T, H * dk] or none (1), beta [T, H] or none, rate [H] or
+    q, k [T, G * dk], v [T, H * dv], steps [T, H] or [T, H * dk] or None (1), beta [T, H] or None, rate [H] or
     [H * dk], skip [H].
     """
     q, k = (x.reshape(len(x), key_heads, -1)[:, _key_heads(heads, key_heads, tiled)] for x in (q, k))
@@ -27,9 +29,9 @@ def linear_attention(q, k, v, steps=None, beta=None, *, rate, skip=None, batch, 
 def recurrence(q, k, v, state, decay, beta=None, dtype="f32", positions=None):
     """One sequence, token by token: q, k [n, H, dk], v [n, H, dv], decay [n, H, dk or 1] -> y [n, H, dv].
 
-    state [H, dk, dv] is changed in place. beta [n, H]: the delta rule, which writes what the state does not say yet
-    (arXiv 2412.06464; with a decay for each key column 2510.26692).
-    dtype: that the state is rounded to at the end of each block of tokens, by their positions.
+    state [H, dk, dv] is updated in place. beta [n, H]: the delta rule, which writes the difference between v and the
+    state's value for k (arXiv 2412.06464; with a decay per key column 2510.26692).
+    dtype: type to which the state is rounded at the end of each block of tokens, by position.
     """
     y = np.empty(v.shape, np.float32)
     for t in range(len(v)):
@@ -45,5 +47,5 @@ def recurrence(q, k, v, state, decay, beta=None, dtype="f32", positions=None):
 
 
 def _key_heads(heads, key_heads, tiled):
-    """The key head of each head: neighbours share one, or (tiled) every `key_heads`-th does."""
+    """The key head of each head: neighbouring heads share one, or (tiled) every `key_heads`-th head."""
     return np.arange(heads) % key_heads if tiled else np.arange(heads) // (heads // key_heads)

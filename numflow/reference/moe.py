@@ -1,4 +1,5 @@
-"""Mixture of experts: choose, multiply, sum (ops `moe_route`, `expert_scale`, `expert_linear`, `expert_combine`)."""
+"""Mixture of experts: routing, products, weighted sum (ops `moe_route`, `expert_scale`, `expert_linear`,
+`expert_combine`)."""
 
 import numpy as np
 
@@ -9,22 +10,22 @@ def moe_route(logits, bias=None, scales=None, *, width, score, normalize, scale,
               jitter=0.0, least_sum=0.0, experts=None):
     """The best S = `width` experts of each token: logits [T, X], bias, scales [X] -> ids i32 [T, S], gates f32 [T, S].
 
-    The bias takes part in the choice only. Experts lie in `groups` equal groups; those outside the `top_groups`
-    groups with the largest sum of their `group_best` best scores are not chosen. Equal scores: the lower id first.
-    With experts [T, S] these are the chosen; they are kept within 0 .. X - 1.
+    The bias affects the choice, not the gates. Experts form `groups` equal groups; only experts of the `top_groups`
+    groups with the largest sum of their `group_best` best scores are chosen. Of equal scores the lower id comes first.
+    With experts [T, S], these ids are chosen, clipped to 0 .. X - 1.
     """
     if score == "sparsemixer":
-        ids, gates = _one_by_one(logits, width, np.float32(2 * jitter))
+        ids, gates = _sparsemixer(logits, width, np.float32(2 * jitter))
     else:
-        ids, gates = _together(logits, experts, bias, width, score, groups, top_groups, group_best)
+        ids, gates = _top_k(logits, experts, bias, width, score, groups, top_groups, group_best)
     if normalize:
         gates = gates / np.maximum(np.sum(gates, axis=1, keepdims=True), np.float32(least_sum))
     gates = gates * np.float32(scale)
     return ids.astype(np.int32), gates if scales is None else gates * scales[ids]
 
 
-def _together(logits, experts, bias, width, score, groups, top_groups, group_best):
-    """Experts by their scores, which are their gates as well, or by their logits, of which the chosen become gates."""
+def _top_k(logits, experts, bias, width, score, groups, top_groups, group_best):
+    """Top-k experts by score. Gates are the scores, or the activation of the chosen logits for "..._topk"."""
     scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_topk": lambda x: x,
               "sqrt_softplus": lambda x: np.sqrt(np.logaddexp(np.float32(0), x)),
               "sigmoid_topk": lambda x: x}[score](logits)
@@ -36,9 +37,9 @@ def _together(logits, experts, bias, width, score, groups, top_groups, group_bes
     return ids, {"softmax_topk": softmax, "sigmoid_topk": sigmoid}.get(score, lambda x: x)(gates)
 
 
-def _one_by_one(logits, width, reach):
-    """The largest logit l that is left, `width` times; its gate: softmax over those left with (l - logit) /
-    max(|logit|, l) <= reach."""
+def _sparsemixer(logits, width, reach):
+    """SparseMixer: choose the largest remaining logit l, `width` times; its gate is the softmax over the remaining
+    logits with (l - logit) / max(|logit|, l) <= reach."""
     left, ids, gates = logits.copy(), [], []
     for _ in range(width):
         ids.append(_best(left, 1))
@@ -57,8 +58,8 @@ def expert_scale(x, gates):
 def expert_linear(x, ids, weight, bias=None, *, groups, first=0):
     """y[(t, s)] = weight[ids[t, s]] @ x row + bias[ids[t, s]]; weight [X * N, K], bias [X, N] -> y [T * S, N].
 
-    x [T, K] is shared by the S routes of its token, x [T * S, K] has a row for each route. groups: X. The weight's
-    first expert is number `first`; routes to experts that it does not have become rows of zeros.
+    x [T, K] is shared by the S routes of its token, x [T * S, K] has a row per route. groups: X. The weight has the
+    experts from id `first` on; rows of routes to other experts are zeros.
     """
     weight = weight.reshape(groups, -1, weight.shape[1])
     experts = ids.ravel() - first
@@ -98,6 +99,6 @@ def _mask_groups(choice, groups, top_groups, group_best):
     value = np.sum(np.sort(grouped, axis=2)[:, :, -group_best:], axis=2)
     masked = np.full_like(grouped, -np.inf)
     rows = np.arange(len(choice))[:, None]
-    kept = _best(value, top_groups)
-    masked[rows, kept] = grouped[rows, kept]
+    best = _best(value, top_groups)
+    masked[rows, best] = grouped[rows, best]
     return masked.reshape(choice.shape)

@@ -23,7 +23,7 @@ def _split(x, groups):
 
 
 def _affine(y, shape, weight, bias):
-    """y [T, groups, D / groups] -> [T, D]; a vector of one group's length serves every group."""
+    """y [T, groups, D / groups] * weight + bias -> [T, D]; a vector of one group's length is used for every group."""
     for vector, apply in ((weight, np.multiply), (bias, np.add)):
         if vector is not None:
             y = apply(y, vector if vector.size == y.shape[2] else vector.reshape(y.shape[1:]))

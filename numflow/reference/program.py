@@ -1,4 +1,4 @@
-"""Runs a network step by step in NumPy: the executor to read and to compare the others with."""
+"""Program in NumPy, step by step: the executor to read, and to compare the others with."""
 
 import inspect
 import time
@@ -56,13 +56,13 @@ World = exchange.World
 
 
 class Program(OneDevice):
-    """A network bound to NumPy arrays. Arithmetic is float32 whatever type the file has.
+    """A network bound to NumPy arrays. Arithmetic is float32, whatever types the file has.
 
-    activations, threads: accepted because every executor has them; the attributes say what is used. The threads are
-    those of NumPy's BLAS.
+    activations, threads: accepted as options of every executor, and ignored: activations are float32, threads are those
+    of NumPy's BLAS.
     kv_k, kv_v: types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f32.
-    state_type: type that matrix states are rounded to, of quant.state.STATE_TYPES, or "auto": what the network says.
-    world, device: of a plan with several devices, where they meet and which of them this is.
+    state_type: type to which matrix states are rounded, of quant.state.STATE_TYPES, or "auto": the network's choice.
+    world, device: the world of a plan's devices and this device's index.
     """
 
     activations, threads, can = "f32", None, frozenset({TRACE, WALK, ADAPT})
@@ -72,10 +72,10 @@ class Program(OneDevice):
         kv = kv_types("f32", kv_k, kv_v)
         super().__init__(network, block_size)
         self.observer = None  # called as observer(step, inputs) before each step that runs
-        self.keeps_weights = True  # once converted; else each step converts its own, for models that memory cannot hold
+        self.keeps_weights = True  # keep converted weights; else steps convert them each time, to save memory
         self._source, self._world, self._device = weights, world, device
         self._weights = {}
-        self._parts = {}  # of each adapter
+        self._parts = {}  # by adapter
         windows = cache_windows(network)
         self._caches = {name: cache.KVCache(c, block_size, *kv, windows.get(name, 0))
                         for name, c in network.caches.items()}
@@ -99,7 +99,7 @@ class Program(OneDevice):
         return _columns(self._latest, self.network.outputs[output]).copy()
 
     def trace(self, batch, entry="main"):
-        """The same run; one TraceRow per step."""
+        """Run all steps; one TraceRow per step."""
         buffers, rows = self._started(batch, entry, None), []
         for index, step in enumerate(self._steps(entry, None)):
             begin = time.perf_counter()
@@ -109,7 +109,7 @@ class Program(OneDevice):
         return rows
 
     def walk(self, batch, entry="main", first=0, given=None):
-        """The same run, step by step; see executor.contract.Program."""
+        """Run step by step; see executor.contract.Program."""
         buffers = self._started(batch, entry, None)
         if given is not None:
             _columns(buffers, given[0])[:] = given[1]
@@ -119,7 +119,7 @@ class Program(OneDevice):
                 yield index, [_columns(buffers, view).copy() for view in step.outputs]
 
     def weight(self, name):
-        """float32 array of a weight, converted once where weights are kept."""
+        """A weight as float32 array, converted once if weights are kept."""
         if not self.keeps_weights:
             return self._source.f32(name)
         if name not in self._weights:
@@ -134,7 +134,7 @@ class Program(OneDevice):
         self.adapters = max(self._parts, default=-1) + 1
 
     def forget(self, names):
-        """Ask the source for these weights again when they are next used."""
+        """Drop these weights; they are converted again on next use."""
         for name in names:
             self._weights.pop(name, None)
 
@@ -146,7 +146,7 @@ class Program(OneDevice):
         return self.network.entries[entry][:self._end(entry, output)]
 
     def _started(self, batch, entry, output):
-        """The batch checked, and fresh arrays by buffer name; NaN shows a column that is read before it was written."""
+        """Check the batch and return new arrays by buffer name; NaN exposes columns that are read before written."""
         self._end(entry, output)
         self._checked(batch, entry)
         rows = self._rows(batch)
@@ -156,7 +156,7 @@ class Program(OneDevice):
             _columns(buffers, view)[:] = given
         return buffers
 
-    @np.errstate(over="ignore", invalid="ignore")  # results show it, as with other executors
+    @np.errstate(over="ignore", invalid="ignore")  # infinities and NaN show in results, as with other executors
     def _step(self, step, batch, buffers):
         inputs = [_columns(buffers, view) for view in step.inputs]
         if self.observer is not None:
@@ -196,9 +196,9 @@ def _as_tuple(results):
 
 
 def _of_rows(batch, rows):
-    """The adapter of each row, of a token's routes the token's."""
-    own = np.full(len(batch.starts) - 1, -1) if batch.adapters is None else np.asarray(batch.adapters)
-    tokens = np.repeat(own, np.diff(batch.starts))
+    """The adapter index of each row of the batch (or of each wanted row), -1 for none."""
+    by_sequence = np.full(len(batch.starts) - 1, -1) if batch.adapters is None else np.asarray(batch.adapters)
+    tokens = np.repeat(by_sequence, np.diff(batch.starts))
     return tokens[batch.logit_rows] if rows == "logits" else tokens
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions (ops `rope_angles`, `rope`)."""
+"""Rotary position embeddings (ops `rope_angles`, `rope`)."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ def rope_angles(inv_freq, long=None, *, batch, scale, border=0, long_scale=1.0, 
     """(cos, sin)((position + offset) * inv_freq) * scale; inv_freq [F] -> [T, 2F], cosines first. border > 0: inv_freq
     and scale are those of each row's sequence (numflow.network.by_length).
 
-    The product is taken in float32: published models do so, and at position 4000 that is visible.
+    The product is rounded to float32 as in published models: at position 4000 the difference is visible.
     """
     scale = np.float32(scale)
     if border:

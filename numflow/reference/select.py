@@ -1,4 +1,4 @@
-"""Rows and columns put elsewhere (ops `select_rows`, `head_concat`)."""
+"""Selection of rows and concatenation of columns (ops `select_rows`, `head_concat`)."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ def select_rows(x, *, batch):
 def head_concat(a, b, *, heads, width):
     """Head h of y is (head h of a, head h of b); a [T, H * A], b [T, H * B] or shared [T, B] -> y [T, H * (A + B)].
 
-    width: columns of y, which tells whether b is shared by all heads.
+    width: columns of y, from which follows whether b is shared by all heads.
     """
     a = a.reshape(len(a), heads, -1)
     shared = width == heads * a.shape[2] + heads * b.shape[1]

@@ -1,4 +1,4 @@
-"""Memory of recurrent steps: an array for each sequence."""
+"""Memory of recurrent steps: an array per sequence."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from numflow.network.windows import STATE
 
 
 class StateMemory:
-    """`array` f32 [slots, *shape]: the state of a step, of every sequence in the slot that the batch names."""
+    """`array` f32 [slots, *shape]: the states of a step; the batch has the slot of each sequence."""
 
     window = STATE
 
@@ -30,10 +30,10 @@ class StateMemory:
         return 4 * self.shape.size
 
     def resize(self, slots):
-        """Hold `slots` slots; the content of those that remain is kept. Returns whether somebody must know."""
+        """Reserve `slots` slots; slots that remain keep their content. Returns whether steps must be bound again."""
         new = np.zeros((slots, *self.shape.shape), np.float32)
-        kept = min(slots, len(self.array))
-        new[:kept] = self.array[:kept]
+        count = min(slots, len(self.array))
+        new[:count] = self.array[:count]
         self.array = new
         return False
 
@@ -46,13 +46,13 @@ class StateMemory:
         return self.array[slots].reshape(len(slots), self.shape.size).view(np.uint8)
 
     def load(self, slots, data):
-        """Put back what `save` returned."""
+        """Restore the content that `save` returned."""
         self.array[slots] = np.ascontiguousarray(data).view(np.float32).reshape(-1, *self.shape.shape)
 
 
 def sequences(batch, *memories):
-    """(rows, states) of each sequence with rows in the batch: a slice, and of each memory the sequence's array, to be
-    read and written in place; zeros where the text begins."""
+    """(rows, states) of each sequence with rows in the batch: a slice, and the sequence's array of each memory, to be
+    updated in place; zeros at position 0."""
     slots = range(len(batch.starts) - 1) if batch.slots is None else batch.slots
     for slot, start, end in zip(slots, batch.starts[:-1], batch.starts[1:], strict=True):
         if start == end:

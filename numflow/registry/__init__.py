@@ -1,4 +1,4 @@
-"""Models by name: where they come from and where they are kept."""
+"""Models by name: sources and local storage."""
 
 from numflow.registry.catalogue import KnownModel, default_model, find, known, shipped_model
 from numflow.registry.store import adapter, installed, pull, reachable, remove, resolve, sampling, token_ids

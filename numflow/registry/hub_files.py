@@ -1,8 +1,8 @@
 """Choice of the files of a hub repository that make up one model.
 
-A repository holds one model in several quantisations, each in a file or in shards, at the top or in folders, and things
-beside them that are no models of their own: projectors, adapters, drafts, importance matrices. A quantisation is a
-word of a file's path: F16 is not in BF16, nor Q6_K in Q6_K_L.
+A repository has one model in several quantisations, each in a file or in shards, at the top or in folders, and further
+files that are no models: projectors, adapters, draft models, importance matrices. A quantisation is a whole word of a
+file's path: F16 does not match BF16, nor Q6_K Q6_K_L.
 """
 
 import fnmatch
@@ -15,29 +15,30 @@ from functools import cached_property
 from numflow.errors import ModelNotFoundError
 
 _SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
-# Folders of the modules that make an embedding of hidden states, such as 1_Pooling and 2_Dense.
+# Files of the modules of embedding models, in folders such as 1_Pooling and 2_Dense.
 _MODULE_FILES = re.compile(r"\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)")
 _KINDS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.\w+$)")
 _QUANT = r"(?:i?q|tq)\d+(?:_\w+)?|bf16|fp?16|fp?32|mxfp\d+(?:_\w+)?|nvfp\d+"
 _IS_QUANT = re.compile(_QUANT)
-_BEHIND = re.compile(rf"(\w+)_({_QUANT})")  # "model_q4_0"; words of the names of schemes hang together with "_" too
+# "model_q4_0": a quantisation after an underscore; names of quantisations contain underscores too.
+_SUFFIXED = re.compile(rf"(\w+)_({_QUANT})")
 _NO_MODEL = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|tokenizer|consolidated|adapter).*")
-# What a file may be called that belongs to a model and is none, unless all models of the repository are called so.
-_BESIDE = frozenset(("draft", "mtp", "nextn", "eagle", "eagle3", "lora", "adapter", "projector", "clip", "vocoder",
+# Words in names of files that are no models themselves, unless all models of the repository have such a word.
+_EXTRAS = frozenset(("draft", "mtp", "nextn", "eagle", "eagle3", "lora", "adapter", "projector", "clip", "vocoder",
                      "vocab"))
-_MADE_OTHERWISE = frozenset(("ud", "i1", "imat", "imatrix"))  # words of another way to the same quantisation
-# Without a quantisation: Q4_K_M, as other programs take it, then what is nearest to it in size.
-_USUAL = ("Q4_K_M", "Q4_K_L", "Q4_K_XL", "Q4_K_S", "Q4_K", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "MXFP4_MOE",
-          "Q5_K_M", "Q5_K_L", "Q5_K_XL", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q6_K_XL", "Q8_0",
-          "Q8_K_XL", "Q3_K_L", "Q3_K_XL", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "BF16", "F16",
-          "F32", "Q2_K", "Q2_K_L", "Q2_K_XL")
-_SHOWN = 24  # models in a list
+_VARIANTS = frozenset(("ud", "i1", "imat", "imatrix"))  # words of variants of the same quantisation
+# Default quantisations: Q4_K_M, as in other programs, then by distance in size from it.
+_DEFAULTS = ("Q4_K_M", "Q4_K_L", "Q4_K_XL", "Q4_K_S", "Q4_K", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "MXFP4_MOE",
+             "Q5_K_M", "Q5_K_L", "Q5_K_XL", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q6_K_XL", "Q8_0",
+             "Q8_K_XL", "Q3_K_L", "Q3_K_XL", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "BF16", "F16",
+             "F32", "Q2_K", "Q2_K_L", "Q2_K_XL")
+_SHOWN = 24  # maximum models in an error message
 
 
 @dataclass(frozen=True)
 class _Model:
-    """Weights that belong together. name: of the file, without the number of a shard; shards: of how many, 0: one."""
+    """Weights of one model. name: file name without shard number. shards: number of shards, 0: a single file."""
 
     name: str
     shards: int
@@ -54,17 +55,17 @@ class _Model:
 
 def choose(repo: str, files: Sequence[str], pattern: str = "", tell: Callable[[str], None] = lambda line: None,
            shards_of: Callable[[str], Iterable[str]] | None = None) -> list[str]:
-    """The files of a repository that a model needs, weights first, the shards of a split model in order.
+    """Files of a repository that a model needs, weights first, shards in order.
 
     pattern:   words of the model's name (a quantisation), a file, "FOLDER/", or globs; several separated by commas.
-               "" chooses safetensors, else GGUF, else pickled weights.
-    tell:      gets a line about a choice that was not asked for.
-    shards_of: the files that an index of the repository names.
+               "": safetensors, else GGUF, else pickled weights.
+    tell:      called with a line about a default choice.
+    shards_of: function that returns the files named in an index of the repository.
 
     Raises:
-        ModelNotFoundError: no weights, none that match, several models that do, or a shard is missing.
+        ModelNotFoundError: no weights, no match, several matching models, or a missing shard.
     """
-    weights = _matching(repo, files, pattern) if pattern else _usual(repo, files, tell, shards_of)
+    weights = _matching(repo, files, pattern) if pattern else _default(repo, files, tell, shards_of)
     if weights[0].lower().endswith(".gguf"):
         return weights
     folder = weights[0].rpartition("/")[0]
@@ -75,10 +76,10 @@ def choose(repo: str, files: Sequence[str], pattern: str = "", tell: Callable[[s
 
 
 def choose_adapter(repo: str, files: Sequence[str], pattern: str = "", *_) -> list[str]:
-    """The files of a repository that an adapter needs, weights first: PEFT's at its top, or a GGUF file.
+    """Files of a repository that an adapter needs, weights first: PEFT files at the top, or a GGUF file.
 
     Raises:
-        ModelNotFoundError: there is none, or several GGUF files that match.
+        ModelNotFoundError: no adapter, or several matching GGUF files.
     """
     weights = [name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in files]
     if "adapter_config.json" in files and weights and not pattern:
@@ -93,32 +94,32 @@ def choose_adapter(repo: str, files: Sequence[str], pattern: str = "", *_) -> li
 
 
 def _module_files(files: Sequence[str]) -> list[str]:
-    """Files of the embedding's modules; of one that has safetensors not the pickled weights."""
+    """Files of embedding modules; pickled weights only if a module has no safetensors."""
     found = sorted(f for f in files if _MODULE_FILES.fullmatch(f))
     return [f for f in found if not f.endswith(".bin") or f"{f.split('/')[0]}/model.safetensors" not in found]
 
 
 def _matching(repo: str, files: Sequence[str], pattern: str) -> list[str]:
-    """The weights that a pattern names."""
+    """Weights that match a pattern."""
     everything = _models(files)
     models = _without_others(everything, frozenset(_words(pattern)))
     found = [model for model in models if any(_fits(model, part) for part in pattern.split(",") if part)]
     if not found:
-        beside = [model.name for model in everything if any(_fits(model, part) for part in pattern.split(",") if part)]
-        why = f" but {', '.join(beside[:3])}, no model of its own" if beside else ""
+        extras = [model.name for model in everything if any(_fits(model, part) for part in pattern.split(",") if part)]
+        why = f" but {', '.join(extras[:3])}, no model of its own" if extras else ""
         raise ModelNotFoundError(f"{repo}: no weights match {pattern!r}{why}; it has {_listing(models)}")
     if any(c in pattern for c in "*?[,") and found[0].kind != ".gguf":
-        return sorted(file for model in found for file in model.files)  # globs name all files of a model
+        return sorted(file for model in found for file in model.files)  # a glob stands for all files that it matches
     return _only(repo, found, f" that match {pattern!r}")
 
 
-def _usual(repo: str, files: Sequence[str], tell: Callable[[str], None],
+def _default(repo: str, files: Sequence[str], tell: Callable[[str], None],
            shards_of: Callable[[str], Iterable[str]] | None) -> list[str]:
-    """The weights of a repository of which nothing else is known."""
+    """Default weights of a repository."""
     if found := _plain(repo, files, "model.safetensors", "*.safetensors", shards_of):
         return found
     if models := [model for model in _without_others(_models(files)) if model.kind == ".gguf"]:
-        return _usual_gguf(repo, models, tell)
+        return _default_gguf(repo, models, tell)
     if found := _plain(repo, files, "pytorch_model.bin", "pytorch_model*.bin", shards_of):
         return found
     raise ModelNotFoundError(f"{repo}: no safetensors, GGUF or pickled weights in it")
@@ -126,8 +127,8 @@ def _usual(repo: str, files: Sequence[str], tell: Callable[[str], None],
 
 def _plain(repo: str, files: Sequence[str], single: str, glob: str,
            shards_of: Callable[[str], Iterable[str]] | None) -> list[str]:
-    """Weights at the top of a repository in the order that formats/folder.py looks in: one file, what an index names,
-    all that there are."""
+    """Weights at the top of a repository, in the order of formats/folder.py: a single file, the files of an index, all
+    matching files."""
     found = sorted(f for f in files if "/" not in f and fnmatch.fnmatchcase(f, glob) and not _NO_MODEL.fullmatch(f))
     if single in found:
         return [single]
@@ -141,10 +142,10 @@ def _plain(repo: str, files: Sequence[str], single: str, glob: str,
     return found
 
 
-def _usual_gguf(repo: str, models: list[_Model], tell: Callable[[str], None]) -> list[str]:
+def _default_gguf(repo: str, models: list[_Model], tell: Callable[[str], None]) -> list[str]:
     if len(models) == 1:
         return _only(repo, models, "")
-    for quant in _USUAL:
+    for quant in _DEFAULTS:
         if found := [model for model in models if _fits(model, quant)]:
             files = _only(repo, found, f" in {quant}")
             tell(f"{repo} has {len(models)} GGUF models: taking {files[0]}; {repo}:QUANTISATION takes another")
@@ -163,14 +164,14 @@ def _models(files: Iterable[str]) -> list[_Model]:
 
 
 def _without_others(models: list[_Model], wanted: frozenset[str] = frozenset()) -> list[_Model]:
-    """The models among weights. wanted: words that the user has named."""
+    """Models among weight files. wanted: words in the user's pattern."""
     models = [m for m in models if "mmproj" not in m.name.lower() and not _is_imatrix(m)]
-    beside = _BESIDE - wanted
-    return [m for m in models if beside.isdisjoint(m.words)] or models
+    extras = _EXTRAS - wanted
+    return [m for m in models if extras.isdisjoint(m.words)] or models
 
 
 def _is_imatrix(model: _Model) -> bool:
-    """Whether it is an importance matrix, not a model that was quantised with one."""
+    """Whether a file is an importance matrix, not a model quantised with one."""
     named = any(word.startswith(("imatrix", "imat")) for word in _words(model.name.rpartition("/")[2]))
     return named and not any(_IS_QUANT.fullmatch(word) for word in model.words)
 
@@ -185,38 +186,39 @@ def _fits(model: _Model, pattern: str) -> bool:
         names = (model.name, *model.files)
         return any(lower in (name.lower(), name.lower().rpartition("/")[2]) for name in names)
     words = _words(pattern)
-    return any(model.words[at:at + len(words)] == words for at in range(len(model.words))) and bool(words)
+    return any(model.words[i:i + len(words)] == words for i in range(len(model.words))) and bool(words)
 
 
 def _words(path: str) -> tuple[str, ...]:
-    """The words of a path in small letters, what follows the last "_" included where it is a quantisation."""
+    """Words of a path in lower case; a quantisation after an underscore is a separate word."""
     found: list[str] = []
     for word in re.split(r"[^\w]+", path.lower()):
-        behind = None if _IS_QUANT.fullmatch(word) else _BEHIND.fullmatch(word)
-        found += behind.groups() if behind else (word,)
+        suffixed = None if _IS_QUANT.fullmatch(word) else _SUFFIXED.fullmatch(word)
+        found += suffixed.groups() if suffixed else (word,)
     return tuple(re.sub(r"^fp(16|32)$", r"f\1", word) for word in found if word)
 
 
 def _only(repo: str, models: list[_Model], which: str) -> list[str]:
-    """The files of the one model that is meant, of several that fit."""
+    """Files of the one model that is meant, among several matches."""
     kind = min((model.kind for model in models), key=_KINDS.index)
     models = [model for model in models if model.kind == kind]
-    left = [model for model in models if not any(_comes_before(other, model) for other in models)]
-    if len(left) > 1:
-        raise ModelNotFoundError(f"{repo} has several models{which}: {_listing(left)}; choose one, such as "
-                                 f"{repo}:{left[0].name}")
-    if left[0].shards not in (0, len(left[0].files)):
-        raise ModelNotFoundError(f"{repo}: {len(left[0].files)} of {left[0].shards} shards of {left[0].name} are there")
-    return list(left[0].files)
+    remaining = [model for model in models if not any(_comes_before(other, model) for other in models)]
+    if len(remaining) > 1:
+        raise ModelNotFoundError(f"{repo} has several models{which}: {_listing(remaining)}; choose one, such as "
+                                 f"{repo}:{remaining[0].name}")
+    if remaining[0].shards not in (0, len(remaining[0].files)):
+        raise ModelNotFoundError(f"{repo}: {len(remaining[0].files)} of {remaining[0].shards} shards of "
+                                 f"{remaining[0].name} are there")
+    return list(remaining[0].files)
 
 
 def _comes_before(one: _Model, other: _Model) -> bool:
-    """Whether `one` is what was asked for, and `other` the same model made in a special way, or in more pieces."""
+    """Whether `one` is preferred: `other` is a variant of the same model, or the same model in more shards."""
     if one.words == other.words:
         return one.shards < other.shards and one.name == other.name
     mine, more = Counter(one.words), Counter(other.words)
     extra = more - mine
-    return not mine - more and all(word in _MADE_OTHERWISE or _IS_QUANT.fullmatch(word) for word in extra)
+    return not mine - more and all(word in _VARIANTS or _IS_QUANT.fullmatch(word) for word in extra)
 
 
 def _listing(models: list[_Model]) -> str:

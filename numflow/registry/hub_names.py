@@ -1,9 +1,9 @@
-"""Names of models on the Hugging Face hub, as people type or paste them.
+"""Names of models on the Hugging Face hub, as users type or paste them.
 
-    ORG/NAME                       the repository; of GGUF models the usual one
-    ORG/NAME:Q4_K_M                its model of that quantisation; a file's name or a glob (`*`, `?`) may stand there
-    ORG/NAME@REVISION              a branch, tag or commit; behind the quantisation, where there are both
-    hf.co/..., huggingface.co/..., hf:...     the same, or with a file behind it: hf:ORG/NAME/FILE
+    ORG/NAME                       the repository; for GGUF repositories the default quantisation
+    ORG/NAME:Q4_K_M                its model of this quantisation; a file name or a glob (`*`, `?`) is possible too
+    ORG/NAME@REVISION              a branch, tag or commit; after the quantisation, if both are given
+    hf.co/..., huggingface.co/..., hf:...     the same, or followed by a file: hf:ORG/NAME/FILE
     https://huggingface.co/ORG/NAME           and its pages /tree/REVISION/FOLDER and /blob/REVISION/FILE
 """
 
@@ -17,7 +17,7 @@ from numflow.errors import ModelNotFoundError
 _REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _ID = re.compile(rf"({_REPOSITORY})(?::([^@]+))?(?:@(.+))?")
 _WITH_FILE = re.compile(rf"({_REPOSITORY})/([^@]+)(?:@(.+))?")
-_URL = re.compile(r"https?:/", re.IGNORECASE)  # a path that pathlib has read has lost the second slash
+_URL = re.compile(r"https?:/", re.IGNORECASE)  # pathlib drops the second slash of a path
 _SITE = re.compile(r"(?:(?:www\.)?huggingface\.co/|hf\.co/|hf:(?://)?)", re.IGNORECASE)
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OTHERS = ("datasets", "spaces", "buckets", "collections", "papers", "docs", "models", "blog", "api")
@@ -26,7 +26,7 @@ _FORM = "ORG/NAME, ORG/NAME:QUANTISATION or an address such as https://huggingfa
 
 
 class HubName(NamedTuple):
-    """A model of the hub. pattern: which of its weights ("FOLDER/" for those of a folder), "" for the usual ones."""
+    """A model of the hub. pattern: selection of its weights ("FOLDER/": weights of a folder), "": the default."""
 
     repo: str
     pattern: str = ""
@@ -34,10 +34,10 @@ class HubName(NamedTuple):
 
 
 def parse(name: str) -> HubName | None:
-    """Parse a name of the hub; None if `name` is none.
+    """Parse a name of the hub; None if `name` is no hub name.
 
     Raises:
-        ModelNotFoundError: an address of the hub that leads to no model, or one of another place.
+        ModelNotFoundError: an address of the hub without a model, or an address of another site.
     """
     if _URL.match(name):
         return _of_url(name)
@@ -65,7 +65,7 @@ def _of_url(name: str) -> HubName:
 
 
 def _of_path(name: str, path: str) -> HubName:
-    """Parse ORG/NAME followed by more: a page of the site, or a file of the repository."""
+    """Parse ORG/NAME followed by a page of the site, or by a file of the repository."""
     match = _WITH_FILE.fullmatch(path)
     if match is None or match[1].split("/")[0].lower() in _OTHERS:
         raise ModelNotFoundError(f"{name}: no model of the hub is named so; give {_FORM}")
@@ -83,4 +83,4 @@ def _of_path(name: str, path: str) -> HubName:
 
 def _hub_name(repo: str, pattern: str | None, revision: str | None) -> HubName:
     pattern = pattern or ""
-    return HubName(repo, "" if pattern.lower() == "latest" else pattern, revision)  # what ollama calls the usual one
+    return HubName(repo, "" if pattern.lower() == "latest" else pattern, revision)  # ollama's name of the default

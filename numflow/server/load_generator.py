@@ -1,4 +1,4 @@
-"""Drives a service with many clients for a while, and measures what they see. Talks to loopback only."""
+"""Load test: many clients of a service for a limited time, with their measurements. Only for services on loopback."""
 
 import asyncio
 import json
@@ -19,11 +19,11 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True)
 class LoadTest:
-    """Plan of a load test. clients: requests at a time. seconds: no new requests after that; limit: of the whole run.
+    """Plan of a load test.
 
-    requests: so many requests in all, None: as many as fit. prompt_words: of each prompt, all different; `first` is
-    the number of the first, which the others follow.
-    fields: further fields of each request.
+    clients: concurrent requests. seconds: time in which new requests are sent. limit: seconds for the whole run.
+    requests: largest number of requests; None: no limit. prompt_words: words of each prompt; all prompts differ.
+    first: number of the first request, from which its prompt is generated. fields: further fields of each request.
     """
 
     url: str
@@ -39,21 +39,21 @@ class LoadTest:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        place = urlsplit(self.url)
-        if place.scheme != "http" or place.hostname not in LOOPBACK or place.port is None:
-            raise RequestError(f"the load tool drives services of this machine only, such as http://127.0.0.1:8080, "
+        url = urlsplit(self.url)
+        if url.scheme != "http" or url.hostname not in LOOPBACK or url.port is None:
+            raise RequestError(f"the load test is for services of this machine only, such as http://127.0.0.1:8080, "
                                f"not {self.url!r}")
         for name in ("clients", "prompt_words", "max_tokens", "seconds", "limit"):
             if getattr(self, name) <= 0:
                 raise RequestError(f"{name} should be above 0, is {getattr(self, name)}")
 
     def prompt(self, number: int) -> str:
-        """The prompt of the request `number`."""
+        """Prompt of request `number`."""
         words = random.Random(number).choices(TEXT.split(), k=self.prompt_words)
         return " ".join([str(number), *words])
 
     def body(self, number: int) -> bytes:
-        """The request `number`."""
+        """JSON body of request `number`."""
         return json.dumps({"prompt": self.prompt(number), "max_tokens": self.max_tokens, "temperature": 0,
                            "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
                            **({"model": self.model} if self.model else {}), **self.fields}).encode()
@@ -61,7 +61,7 @@ class LoadTest:
 
 @dataclass
 class Measured:
-    """Measurements of the clients: seconds to the first token and between tokens, numbers of tokens, errors."""
+    """Measurements of the clients: seconds to the first token, between tokens and in total, tokens, errors."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Measured:
     errors: dict[str, int] = field(default_factory=dict)
 
     def report(self) -> dict[str, Any]:
-        """Numbers to show; times in seconds."""
+        """The report of the run; times in seconds."""
         return {"requests": len(self.total), "errors": self.errors, "seconds": self.seconds, "new_tokens": self.tokens,
                 "prompt_tokens": self.prompt_tokens,
                 "new_tok_s": self.tokens / self.seconds if self.seconds else 0.0,
@@ -91,7 +91,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def run(load: LoadTest) -> Measured:
-    """Drive the service until the time is over and every request has ended."""
+    """Run the load test until the time is over and every request has ended."""
     return asyncio.run(_run(load))
 
 
@@ -142,12 +142,12 @@ async def _request(load: LoadTest, number: int, measured: Measured) -> None:
 
 
 async def _events(load: LoadTest, body: bytes) -> AsyncIterator[bytes]:
-    """The data of a stream's events. Just enough of HTTP for that: the clients share the machine with the service."""
-    place = urlsplit(load.url)
-    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    """The data of a stream's events, with a minimal HTTP client: clients and service share the CPU."""
+    url = urlsplit(load.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
     try:
         key = f"Authorization: Bearer {load.key}\r\n" if load.key else ""
-        writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n{key}"
+        writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n{key}"
                      f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])

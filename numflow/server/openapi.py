@@ -1,4 +1,4 @@
-"""The service's OpenAPI description, made of the table of routes."""
+"""The service's OpenAPI description and documentation, generated from the table of routes."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ REF = "#/components/schemas/{model}"
 _FACTS = {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
     "message": {"type": "string"}, "type": {"type": "string"},
     "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]}}}
-ERRORS = {  # by the protocol of a route
+ERRORS = {  # protocol of a route -> (name, description, schema) of its errors
     "openai": ("Error", "An error, in OpenAI's shape.", {
         "type": "object", "required": ["error"], "properties": {"error": _FACTS}}),
     "messages": ("MessagesError", "An error, in Anthropic's shape.", {
@@ -23,7 +23,7 @@ ERRORS = {  # by the protocol of a route
 
 
 def openapi(endpoints: Sequence) -> dict[str, Any]:
-    """OpenAPI 3.1 of the endpoints."""
+    """OpenAPI 3.1 description of the endpoints."""
     kinds = list({endpoint.body for endpoint in endpoints if endpoint.body is not None})
     _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=REF)
     paths: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def routes_table(endpoints: Sequence) -> str:
 
 
 def _shown(path: str) -> str:
-    """A path without the kinds of its parameters."""
+    """A path without the converters of its parameters."""
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
 
 

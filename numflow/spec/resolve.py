@@ -31,6 +31,8 @@ class Resolved:
         self.spec, self.config, self.naming, self.has = spec, config, naming, has
         self.file = file or ("config.json" if naming == "hf" else f"{naming} metadata")
         self._values: dict[str, tuple[Any, set[str]]] = {}
+        self._options: dict[tuple[str, str, str], tuple[Any, set[str]]] = {}  # values that are the same for all layers
+        self._by_layer = False  # the current value depends on the layer
         self._open: list[str] = []
         self._keys_read: set[str] = set()  # configuration keys read for the current value
         self._part = part_of(spec.section(naming).get("within", []), config)[1] or config
@@ -163,6 +165,7 @@ class Resolved:
         """The value of an expression over parameters, options and `layer`; `where` is its name in errors."""
         def name(word: str) -> Any:
             if word == "layer":
+                self._by_layer = True
                 if layer is None:
                     raise SpecError(f"{self.spec.path}: {where}: 'layer' has no value here")
                 return layer
@@ -184,6 +187,7 @@ class Resolved:
         if not isinstance(tensor, str):
             raise TypeError(f"has() takes the name of a tensor, found {quoted(tensor)}")
         self._steps.take(100)
+        self._by_layer = True
         return self.has(tensor, layer, stack)
 
     # Options
@@ -194,6 +198,10 @@ class Resolved:
         Raises:
             SpecError: a value of the wrong kind or outside its range; names option, expected and found value.
         """
+        if (section, key, stack) in self._options:
+            value, found = self._options[section, key, stack]
+            self._keys_read = self._keys_read | found
+            return value
         option = SECTIONS[section][key]
         value, where = option.default, f"{section}.{key}"
         for table, prefix in self._tables(stack):
@@ -201,11 +209,17 @@ class Resolved:
                 value, where = table[section][key], f"{prefix}{section}.{key}"
                 break
         before, self._keys_read = self._keys_read, set()
+        by_layer, self._by_layer = self._by_layer, False
         with self._evaluating(where):
             value = self._source(where, value, layer, stack, option.kind)
-        if isinstance(value, (list, tuple)) and option.kind != "list" and layer is not None:
-            value = self._of_layer(where, value, layer, stack)
+        if isinstance(value, (list, tuple)) and option.kind != "list":
+            self._by_layer = True
+            if layer is not None:
+                value = self._of_layer(where, value, layer, stack)
         value = self._checked(where, option, value)
+        if not self._by_layer:
+            self._options[section, key, stack] = value, self._keys_read
+        self._by_layer = self._by_layer or by_layer
         self._keys_read = self._keys_read | before
         return value
 

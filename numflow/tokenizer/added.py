@@ -57,18 +57,18 @@ def _character_class(characters: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile(f"[{characters}]") if characters else None
 
 
-def collect(vocab: Mapping[str, int], count: int, own: Iterable[str], side: SideFiles,
+def collect(vocab: Mapping[str, int], count: int, texts: Iterable[str], side: SideFiles,
             options: Mapping[str, Any]) -> list[AddedToken]:
     """Added tokens of a vocabulary of `count` ids, in the order of their ids.
 
-    Sources in order: tokens of the vocabulary (`own`); tokens with ids in the side files; tokens only named there
+    Sources in order: tokens of the vocabulary (`texts`); tokens with ids in the side files; tokens only named there
     (roles, additional special tokens) and the options' language codes, which get the next ids if the vocabulary lacks
     them; the options' added_tokens.
 
     Raises:
         TokenizerError: an option's id is far beyond the vocabulary.
     """
-    added = {text: AddedToken(vocab[text], text) for text in own if text in vocab}
+    added = {text: AddedToken(vocab[text], text) for text in texts if text in vocab}
     added |= {token.text: token for token in side.added_tokens()}
     next_id = max([count - 1, *(token.id for token in added.values())]) + 1
     codes = (AddedToken(-1, f"__{code}__") for code in options.get("language_codes", ()))

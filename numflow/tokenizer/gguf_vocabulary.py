@@ -67,9 +67,9 @@ class Table:
             it.
         """
         ids = np.flatnonzero(np.isin(self.types, (spm.CONTROL, spm.USER_DEFINED, spm.UNKNOWN)))
-        kept = () if keep is None else keep.split()
+        kept_texts = () if keep is None else keep.split()
         return [AddedToken(int(id), text := self.texts[id], special=bool(self.types[id] != spm.USER_DEFINED),
-                           rstrip=keep is not None and text not in kept) for id in ids]
+                           rstrip=keep is not None and text not in kept_texts) for id in ids]
 
     def unused(self) -> frozenset[int]:
         """Rows of the model without a token; their texts are placeholders, such as [PAD31999]."""
@@ -120,12 +120,12 @@ def _table(meta: Mapping[str, Any], where: str) -> Table:
 def _numbers(meta: Mapping[str, Any], key: str, where: str) -> np.ndarray:
     """A list of finite numbers that fit 32 bits, as float64; empty if the key is missing."""
     try:
-        numbers = np.asarray(_list(meta, key, where), dtype=np.float64)
+        values = np.asarray(_list(meta, key, where), dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
-        numbers = np.array(np.nan)
-    if numbers.ndim != 1 or not (np.abs(numbers) < 2.0**32).all():
+        values = np.array(np.nan)
+    if values.ndim != 1 or not (np.abs(values) < 2.0**32).all():
         raise FormatError(f"{where}: tokenizer.ggml.{key} should be a list of numbers")
-    return numbers
+    return values
 
 
 def _list(meta: Mapping[str, Any], key: str, where: str) -> Any:

@@ -205,11 +205,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         check_time()
-        numbers = isinstance(left, int) and isinstance(right, int)
-        bits = (left.bit_length(), right.bit_length()) if numbers else (0, 0)
-        if operator == "**" and numbers and bits[0] * max(right, 1) > MAX_BITS:
+        integers = isinstance(left, int) and isinstance(right, int)
+        bits = (left.bit_length(), right.bit_length()) if integers else (0, 0)
+        if operator == "**" and integers and bits[0] * max(right, 1) > MAX_BITS:
             raise TooLarge("makes a number that is too large")
-        if operator == "*" and (sum(bits) > MAX_BITS or (not numbers and size(left) * size(right) * max(
+        if operator == "*" and (sum(bits) > MAX_BITS or (not integers and size(left) * size(right) * max(
                 *(abs(n) if isinstance(n, int) else 1 for n in (left, right))) > MAX_SIZE)):
             raise TooLarge(f"makes a value of more than {MAX_SIZE} characters")
         if operator == "%" and isinstance(left, str):

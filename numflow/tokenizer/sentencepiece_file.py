@@ -42,11 +42,12 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
     vocabulary = spm.SentencePieceVocabulary(
         proto, AddedTokens(added), prefix_each=side.flag("legacy") is not False, strip_first=prefixed,
         texts=texts, remap=remap, where=str(path))
-    own = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id(), "pad": processor.pad_id()}
-    own = {role: None if id < 0 else texts[id if remap is None else remap[id]] for role, id in own.items()}
+    by_role = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id(),
+               "pad": processor.pad_id()}
+    by_role = {role: None if id < 0 else texts[id if remap is None else remap[id]] for role, id in by_role.items()}
     encoder = remap is None and all(text in control for text in _AROUND)
-    own |= dict(zip(("cls", "sep"), _AROUND, strict=True)) if encoder else {}
-    given = own | {role: token for role, token in side.roles().items() if token is not None}
+    by_role |= dict(zip(("cls", "sep"), _AROUND, strict=True)) if encoder else {}
+    given = by_role | {role: token for role, token in side.roles().items() if token is not None}
     roles = resolve(vocabulary, given, options, side.end_ids())
     bos_first = processor.bos_id() >= 0 and remap is None
     return Tokenizer(vocabulary, roles, _around(roles, bos_first, encoder, side, options),

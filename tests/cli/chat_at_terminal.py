@@ -1,4 +1,4 @@
-"""numflow's commands with a model that answers the first argument, whatever it is asked."""
+"""numflow's commands with a model that answers every prompt with the first argument."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`run` calls a command as the shell does; `loader` stands in for numflow.load."""
+"""Fixtures: `run` calls a command as the shell does; `loader` replaces numflow.load."""
 
 import io
 import sys
@@ -42,7 +42,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 class RecordingTokenizer(FakeTokenizer):
-    """Bytes as ids, with a chat template; keeps the prompts it was given."""
+    """A byte-level tokenizer with a chat template; records the prompts that it renders."""
 
     chat_template = "a template"
 
@@ -64,7 +64,7 @@ class RecordingTokenizer(FakeTokenizer):
 
 
 class Loader:
-    """In numflow.load's place: a model that answers every prompt with `answer` (bytes or ids)."""
+    """Replaces numflow.load: a model that answers every prompt with `answer` (bytes or ids)."""
 
     def __init__(self):
         self.answer: list[int] | bytes = "Hello, wörld 🙂".encode()

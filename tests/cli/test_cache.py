@@ -1,4 +1,4 @@
-"""`numflow cache`: sizes of what is kept, and nothing but that is removed."""
+"""`numflow cache`: shows the sizes of stored files; removes these files and nothing else."""
 
 import json
 
@@ -10,7 +10,7 @@ from numflow.registry.paths import models_dir
 
 @pytest.fixture
 def filled(tmp_path, monkeypatch, run):
-    """A home with something of each kind, and a folder of the user's own in each."""
+    """A home folder with a file of each kind of cache, and a folder of the user's in each."""
     monkeypatch.delenv("NUMFLOW_CACHE")
     assert places.home() == tmp_path / "home"
     contents = {models_dir() / "smollm2-135m-instruct" / "m.gguf": 1000,

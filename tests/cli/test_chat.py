@@ -1,4 +1,4 @@
-"""`chat` over a model that answers what the test says: from a pipe, and at a terminal."""
+"""`chat` with a model whose answers the test sets: from a pipe, and at a terminal."""
 
 import builtins
 import io
@@ -112,7 +112,7 @@ def test_thinking_is_shown_but_no_part_of_the_conversation(run, loader):
     loader.answer = b"<think>\nto greet\n</think>\n\nHi"
     done = run("chat", stdin="/think\none\n/think\ntwo\n")
     text = loader.answer.decode()
-    assert (done.code, done.out) == (0, f"(no thinking)\n{text}\nto greet\n{text}\n")  # in a pipe as it was written
+    assert (done.code, done.out) == (0, f"(no thinking)\n{text}\nto greet\n{text}\n")  # in a pipe, unchanged
     assert loader.tokenizer.prompts[-1] == "<user>one<assistant>Hi<user>two<assistant>"
 
 
@@ -177,7 +177,7 @@ def test_chat_needs_a_template(run, loader):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Standard input is a terminal, at which these lines are typed; an exception is what the keyboard does."""
+    """Standard input is a terminal at which these lines are typed; an exception in the list is raised instead."""
     def type_lines(*lines):
         left = list(lines)
 
@@ -270,7 +270,7 @@ def test_a_session_goes_on_where_it_was_left(run, loader, tmp_path):
     assert loader.tokenizer.prompts[-1] == f"<system>Be kind<user>one<assistant>{ANSWER}<user>two<assistant>"
     done = run("chat", "--session", str(path), stdin="/undo\n")
     assert done.code == 0 and "(2 turns)" in done.err and "(2 turns)" in run(
-        "chat", "--session", str(path), stdin="").err  # nothing was answered, nothing is written
+        "chat", "--session", str(path), stdin="").err  # without an answer, no file is written
     path.write_bytes(b"x" * 50)
     done = run("chat", "--session", str(path), stdin="two\n")
     assert (done.code, done.out) == (1, "") and done.err.startswith(f"error: {path}: ") and done.err.count("\n") == 1

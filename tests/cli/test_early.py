@@ -1,4 +1,4 @@
-"""Ctrl-C right after the start: before the command's own modules are there, nothing is imported that takes long."""
+"""Ctrl-C right after the start: before a command's own modules are imported, no slow import runs."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 import numflow
 from tests.conftest import REPO
 
-# Interrupts the process at the import of the module that is named, as Ctrl-C at that moment would.
+# Interrupts the process when the named module is imported, as Ctrl-C would.
 INTERRUPTED = """
 import os, signal, sys
 class Finder:

@@ -1,4 +1,4 @@
-"""One line on standard error and an exit code, whatever goes wrong."""
+"""Every failure prints one line on standard error and has an exit code."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`generate` and `chat` over a model that answers what the test says."""
+"""`generate` and `chat` with a model whose answers the test sets."""
 
 import dataclasses
 import inspect
@@ -182,7 +182,7 @@ def test_guesses_are_counted(run, loader):
 
 @pytest.mark.parametrize("command", [generate, chat])
 def test_defaults_are_the_librarys(command):
-    """All but the number of tokens: somebody who asks a question wants the whole answer. Sampling is the model's."""
+    """Except max_tokens, since a user at a terminal wants the whole answer. Sampling defaults are the model's."""
     library = {name: parameter.default for name, parameter in inspect.signature(load).parameters.items()}
     library |= {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, parameter in inspect.signature(command).parameters.items():
@@ -246,7 +246,7 @@ ROWS = [TraceRow(0, "token_embd", "embed", "[1] -> [1, 4]", "numflow/cpu/embed.p
 
 @pytest.fixture
 def walked(monkeypatch):
-    """Prompts that were walked, by a model whose walk is always the same."""
+    """Records the prompts that were explored, with a model that always returns the same walk."""
     seen = []
     walk = Walk("a\nb", True, [(5, "a"), (6, "\nb")], ROWS, {0: Values(-1.0, 2.5, 0.75, True)},
                 [Guess(7, " <c>", 0.5)], [[Guess(8, "d", 0.25)]], np.array([[1.0, -2.0]], np.float32))

@@ -1,4 +1,4 @@
-"""Options in groups: one class, spelled out on every command that takes it."""
+"""Groups of options: one class, expanded into options on every command that takes it."""
 
 import inspect
 
@@ -24,7 +24,7 @@ def test_a_group_becomes_its_options_and_comes_back_as_one():
 
 
 def test_every_field_is_an_argument_of_load():
-    own = {"host_embeddings", "host_kv_percent", "collectives"}  # the GPU's
+    own = {"host_embeddings", "host_kv_percent", "collectives"}  # options for GPUs
     given = Execution(host_embeddings=True, host_kv_percent=50.0, cpu_layers=2, collectives="copies").arguments()
     assert set(given) <= set(inspect.signature(numflow.load).parameters) | own
     assert not {*own, "cpu_layers"} & set(Execution().arguments())

@@ -1,4 +1,4 @@
-"""--help, --version and wrong usage; and that none of them loads anything heavy."""
+"""--help, --version and wrong usage, none of which imports anything heavy."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_every_command_stands_under_one_heading(run):
 def test_options_stand_under_headings_once(run):
     out = run("generate", "--help").out
     shown = [heading for heading in help.OPTIONS if f"\n{heading}:\n" in out]
-    assert shown == [heading for heading in help.OPTIONS if heading not in ("Listening", "Requests")]  # a service's
+    assert shown == [heading for heading in help.OPTIONS if heading not in ("Listening", "Requests")]  # of services
     sampling = out.split("\nSampling:\n")[1].split("\nConstraints:\n")[0]
     assert "--top-p P" in sampling and "--json-schema" not in sampling
     flags = [line.split()[1 if line.startswith("  -") and not line.startswith("  --") else 0].rstrip(",")

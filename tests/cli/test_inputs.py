@@ -1,4 +1,4 @@
-"""Standard input as a file, a pipe, a silent pipe and nothing, on real descriptors."""
+"""Standard input as a file, a pipe, a silent pipe or closed, on real file descriptors."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors of 
 
 @pytest.fixture
 def stdin(monkeypatch):
-    """Make an open descriptor standard input; all are closed afterwards."""
+    """Make an open descriptor standard input; all descriptors are closed after the test."""
     opened = []
 
     def use(descriptor):
@@ -29,7 +29,7 @@ def stdin(monkeypatch):
 
 @pytest.fixture
 def pipe(stdin):
-    """The writing end of a pipe whose other end is standard input."""
+    """The write end of a pipe whose read end is standard input."""
     reading, writing = os.pipe()
     stdin(reading)
     return os.fdopen(writing, "wb")

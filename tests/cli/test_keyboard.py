@@ -1,4 +1,4 @@
-"""Pasting and interrupts at a real terminal, with the editing that Python has."""
+"""Pasting and interrupts at a real terminal, with Python's own line editing."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("pty")
 readline = pytest.importorskip("readline")
 if getattr(readline, "_READLINE_LIBRARY_VERSION", "") < "8.1" or "libedit" in (readline.__doc__ or ""):
-    pytest.skip("this readline knows no bracketed paste", allow_module_level=True)
+    pytest.skip("this readline has no bracketed paste", allow_module_level=True)
 
 from tests.cli.typist import Typist  # noqa: E402
 
@@ -47,7 +47,7 @@ def test_triple_quotes_and_the_end(typist):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it cannot be seen whether a program waits")
 def test_ctrl_c_clears_the_line_and_twice_leaves(typist):
-    """Python's readline loses an interrupt that comes while it shows a key: one is sent once it waits for the next."""
+    """Python's readline loses an interrupt that arrives while it echoes a key: send it once readline waits for keys."""
     def interrupt(typed):
         typist.type(typed)
         typist.wait_for(typed)

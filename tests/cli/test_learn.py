@@ -1,4 +1,4 @@
-"""`numflow learn` from the list to the solution."""
+"""`numflow learn`, from the list of labs to the solution."""
 
 import json
 
@@ -10,7 +10,7 @@ from numflow.learn.catalogue import labs
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Checks that see only whether the solution is in the file: what a process does is tests/learn/test_check.py's."""
+    """A fake check that passes if the file holds the solution: tests/learn/test_check.py tests the real process."""
     def check(lab, folder, seconds, model):
         passed = (folder / lab.file_name).read_text(encoding="utf-8") == lab.solution()
         return {"lab": lab.number, "name": lab.name, "title": lab.title, "passed": passed, "message": "a line",

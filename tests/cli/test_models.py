@@ -1,4 +1,4 @@
-"""`pull`, `models`, `inspect`, `spec` and the measuring commands, on a tiny model made here."""
+"""`pull`, `models`, `inspect`, `spec` and the measuring commands, on a tiny model made by the tests."""
 
 import json
 
@@ -18,7 +18,7 @@ WORDS = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(3, 50))]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A decoder of two layers that knows fifty words."""
+    """A decoder of two layers with a vocabulary of fifty words."""
     folder = write_checkpoint(tmp_path_factory.mktemp("tiny"))
     tokenizer = Tokenizer(WordLevel({word: id for id, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
@@ -71,7 +71,7 @@ def test_inspect(run, tiny):
     fields = dict(line.split(maxsplit=1) for line in done.out.split("\n\n")[0].splitlines())
     assert fields["format"] == "safetensors" and fields["layers"] == "2" and fields["vocabulary"] == "50"
     assert fields["weights"] == "0.0 M in 74.9 kB, 32.00 bits each"
-    assert fields["memory"] == "78.5 kB of weights on the CPU"  # 50 rows of two tables in 4 tiles of 16
+    assert fields["memory"] == "78.5 kB of weights on the CPU"  # two tables of 50 rows, in 4 tiles of 16
     assert fields["cache"] == "128 B per token of 16-bit keys and values, 8.2 kB for 64 tokens"
     rows = {line.split()[0]: line for line in done.out.split("\n\n")[2].splitlines()}
     assert "0-1" in rows["blk.*.attention"] and "[T, 32] -> [T, 64]  F32" in rows["blk.*.attn_q+attn_k+attn_v"]
@@ -196,7 +196,7 @@ def test_tables_line_up(capsys):
 
 @pytest.mark.merge
 def test_spec_check_of_a_model(run, tiny, tmp_path):
-    """A model in the specification's place is checked with its own, also with that in a container."""
+    """A model given instead of a spec is checked with its own spec, also one inside a container file."""
     assert run("spec", "check", tiny).out.endswith(f"llama.toml is right and fits {tiny}\n")
     container = tmp_path / "x.safetensors"
     assert run("quantize", write_model(tmp_path / "model"), container, "--weights", "q8").code == 0

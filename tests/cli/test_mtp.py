@@ -1,4 +1,4 @@
-"""`--draft mtp` on the command line: the model's own block drafts, and the text stays."""
+"""`--draft mtp` on the command line: the model's own block drafts, and the text does not change."""
 
 import re
 

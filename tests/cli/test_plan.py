@@ -54,7 +54,7 @@ def test_too_little_memory_fails_in_json_too(run):
 
 
 def test_a_cut_is_priced_once(run):
-    """Shares that round to the same layers are the same cut."""
+    """Shares that round to the same layers are one candidate."""
     result = run("plan", "--shape", "1b", "--cluster", "rtx4090-host", "--devices", "cpu;0", "--context", 64, "--json")
     cuts = [(*(m["weights"] for m in c["memory"].values()), c["tok_s"])
             for c in json.loads(result.out)["candidates"]]
@@ -74,7 +74,7 @@ def test_this_machine_has_devices_of_any_name(run, monkeypatch, devices):
 
 @pytest.mark.parametrize("weights", ["q3h", "Q4_K"])
 def test_weights_of_a_model_with_experts(run, weights):
-    """In types as they are loaded: what has the wrong number of columns stays as it is."""
+    """In the types as loaded: a matrix whose number of columns does not fit the type keeps its type."""
     folder = shared("fixtures", "mixtral_8x7b")
     sizes = [json.loads(run("plan", "-m", folder, "--cluster", "v100x4-pcie", "--devices", "0", *words, "--json").out)
              ["candidates"][0]["memory"]["0"]["weights"] for words in ([], ["--weights", weights])]

@@ -1,4 +1,4 @@
-"""`numflow plan --device cuda`: this machine's GPUs, or a cluster's."""
+"""`numflow plan --device cuda`: for this machine's GPUs, or for a described cluster's."""
 
 import json
 
@@ -23,7 +23,7 @@ def driver(monkeypatch, tmp_path):
 
 
 def memory_of(result, devices):
-    """By device, of the row of that string."""
+    """Memory by device, of the candidate for these devices."""
     assert result.code == 0, result.err
     return next(c["memory"] for c in json.loads(result.out)["candidates"] if c["devices"] == devices)
 
@@ -41,7 +41,7 @@ def test_two_gpus_from_end_to_end(run, driver):
 
 
 def test_each_executor_holds_what_is_its_own(run, driver):
-    """As on a described cluster: numbers are run by CUDA, `cpu` by the processor."""
+    """The same memory as on a described cluster: device numbers are CUDA devices, `cpu` is the processor."""
     words = ("--devices", "cpu;0", "--json")
     here = memory_of(run(*PLAN, "--device", "cuda", *words), "cpu;0")
     there = [memory_of(run(*PLAN, "--cluster", "rtx4090-host", *device, *words), "cpu;0")

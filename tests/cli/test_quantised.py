@@ -1,4 +1,4 @@
-"""Commands on a checkpoint that another program has quantised."""
+"""Commands on a checkpoint that was quantised by another program."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.quant.small import CONFIG, write_model
 
 @pytest.fixture
 def coded(tmp_path):
-    """A model with NF4 in all linears."""
+    """A model with NF4 weights in all linear layers."""
     stored, said = {}, {}
 
     def change(tensors):

@@ -1,4 +1,4 @@
-"""What can go wrong while a model is quantised: one line that says it, an exit code, and never half a model."""
+"""Failures while a model is quantised: one line of explanation, an exit code, and no partial output."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_nothing_is_measured_for_what_cannot_be(run, source, text, tmp_path, mon
             ((source / "model.safetensors", "--weights", "q4", "--force"), "the target is the source itself"),
             ((source / "tokenizer.json", "--weights", "q4", "--force"), "the target is the source itself"),
             ((tmp_path / ("x" * 300), "--weights", "q4"), f"error: {tmp_path / ('x' * 300)}: File name too long"),
-            ((tmp_path / ("x" * 250), "--weights", "q4"), "File name too long"),  # .NAME.PID.part is
+            ((tmp_path / ("x" * 250), "--weights", "q4"), "File name too long"),  # .NAME.PID.part is too long
             ((tmp_path / "x", "--weights", "q44"), "no quantisation scheme"),
             ((tmp_path / "x", "--target-bpw", "2"), "2 bits per weight are too few")):
         done = run("quantize", source, *words, *calibrated)
@@ -206,7 +206,7 @@ def test_what_killed_runs_left_goes(run, source, tmp_path):
     other, nobodys, pipe = (tmp_path / name for name in (".a model.gguf.99999998.part", ".y.part", ".p.99999997.part"))
     for path in (left, running, elsewhere, other, nobodys):
         path.write_bytes(b"half a model")
-    with open(elsewhere, "ab") as file:  # held as by a process of another container, whose number means nothing here
+    with open(elsewhere, "ab") as file:  # locked as by another container, whose process id means nothing here
         writer._hold(file)
         if hasattr(os, "mkfifo"):
             os.mkfifo(pipe)
@@ -218,7 +218,7 @@ def test_what_killed_runs_left_goes(run, source, tmp_path):
 
 _START = "import sys; from numflow.cli.app import app; app(sys.argv[1:])"
 _LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
-# Who runs the tests may have had them started with signals ignored, as nohup and a shell's "&" do.
+# The tests may run with signals ignored, as under nohup and a shell's "&".
 _HEARD = "from signal import *\nsignal(SIGHUP, SIG_DFL), signal(SIGINT, default_int_handler)\n"
 
 
@@ -253,6 +253,6 @@ def test_an_interrupt(tmp_path, sent, code):
     assert process.returncode == code and target.read_bytes() == b"what was there"
     if sent != signal.SIGKILL:
         assert list(target.parent.iterdir()) == [target]
-    else:  # nothing could be tidied up: the next run does
+    else:  # the killed process could not clean up: the next run does
         writer._remove_left_over(target)
         assert list(target.parent.iterdir()) == [target]

@@ -1,4 +1,4 @@
-"""Pages that are made from code say what the code says now."""
+"""Pages that are generated from the code are up to date."""
 
 import runpy
 

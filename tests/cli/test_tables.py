@@ -1,4 +1,4 @@
-"""What files say is shown without commanding the terminal."""
+"""Text from files is printed without control sequences that would command the terminal."""
 
 import json
 

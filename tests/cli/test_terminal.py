@@ -1,4 +1,4 @@
-"""`chat` at a terminal: the line editor, and answers as they are drawn."""
+"""`chat` at a terminal: the line editor, and how answers are drawn."""
 
 import io
 import json
@@ -27,7 +27,7 @@ PASTE = "\x1b[200~{}\x1b[201~"
 
 @pytest.fixture
 def keys():
-    """A keyboard in memory, and the Keyboard that reads from it with a history file."""
+    """An in-memory keyboard, and the Keyboard that reads from it with a history file."""
     with create_pipe_input() as pipe:
         def keyboard(history=None):
             return Keyboard(True, Editor(WORDS, history, input=pipe, output=DummyOutput()).line)
@@ -90,7 +90,7 @@ def test_commands_and_files_are_completed(tmp_path):
 
 
 class Seen(io.StringIO):
-    """A terminal's screen with all that has scrolled off it."""
+    """A terminal's screen with its whole scrollback."""
 
     def __init__(self, width: int, height: int):
         super().__init__()
@@ -170,7 +170,7 @@ def test_no_color_is_kept(monkeypatch):
     text = "Some `code` and\n\n```python\nx = 1\n```\n"
     for colours in (True, False):
         if colours:
-            monkeypatch.delenv("NO_COLOR", raising=False)  # rich before 14 takes an empty one for a set one
+            monkeypatch.delenv("NO_COLOR", raising=False)  # rich < 14 takes an empty NO_COLOR for a set one
         else:
             monkeypatch.setenv("NO_COLOR", "1")
         file = io.StringIO()

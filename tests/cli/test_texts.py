@@ -1,4 +1,4 @@
-"""`embed`, `fill-mask`, `translate` and `experiment`: what reaches the library and what is printed."""
+"""`embed`, `fill-mask`, `translate` and `experiment`: the arguments that reach the library, and the printed output."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.engine.fake import network
 
 
 class TextModel:
-    """In a Model's place; keeps the calls."""
+    """Replaces a Model; records the calls."""
 
     network = SimpleNamespace(name="fake")
 

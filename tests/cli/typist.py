@@ -1,4 +1,4 @@
-"""A program at a terminal of its own: somebody who types at it, and the screen that is seen."""
+"""A program in a pseudo-terminal: keys are typed into it, and its screen is read."""
 
 import os
 import pty
@@ -26,14 +26,14 @@ class Typist:
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
             os.chdir(REPO)
-            # A terminal that does not tell where its cursor is.
+            # A terminal that does not report its cursor position.
             os.environ |= {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "LINES": str(LINES), "COLUMNS": str(COLUMNS),
                            "PYTHONPATH": os.pathsep.join([str(REPO), *sys.path]), **environment}
             os.execv(sys.executable, [sys.executable, *command])
 
     @property
     def screen(self) -> list[str]:
-        """Rows that have text."""
+        """Rows of the screen that are not blank."""
         return [row.rstrip() for row in self._screen.display if row.strip()]
 
     @property
@@ -42,7 +42,7 @@ class Typist:
         return [[row[at] for at in range(COLUMNS)] for row in (self._screen.buffer[line] for line in range(LINES))]
 
     def read(self, seconds: float) -> bool:
-        """Take what is shown, waiting so long at most; whether there was anything."""
+        """Read the output that arrives within this time; whether there was any."""
         if not select.select([self.terminal], [], [], seconds)[0]:
             return False
         try:
@@ -55,20 +55,20 @@ class Typist:
         return bool(new)
 
     def wait_for(self, text: bytes) -> None:
-        """Read until the text is shown; what comes up to it is forgotten."""
+        """Read until the text is shown; forget the output up to it."""
         while text not in self.shown:
             if not self.read(60):
                 raise AssertionError(f"{text!r} is not shown: {self.shown!r}")
         self.shown = self.shown.partition(text)[2]
 
     def wait_until(self, seen) -> None:
-        """Read until the screen is as it should be."""
+        """Read until the screen meets the condition."""
         while not seen(self.screen):
             if not self.read(60):
                 raise AssertionError("the screen is not as it should be:\n" + "\n".join(self.screen))
 
     def wait_until_it_waits(self) -> None:
-        """Wait until the program sleeps, as one does that waits for keys."""
+        """Wait until the program sleeps, as a program that waits for keys does."""
         state = Path(f"/proc/{self.pid}/stat")
         until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", "the program waits for keys")
 

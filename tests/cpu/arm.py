@@ -1,10 +1,9 @@
-"""An Arm processor to run kernels on where there is none: Numba compiles for it, an emulator runs what comes out.
+"""An emulated Arm processor for kernels: Numba compiles for it, and an emulator runs the machine code.
 
-`python -m tests.cpu.arm module arguments ...` runs a module that believes to be on Arm. All kernels are then compiled
-by Numba and LLVM for the processor that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name, and calls of them go to Unicorn,
-which emulates AArch64 with all its extensions. The emulated processor sees the memory of this process at the same
-addresses, so that arguments need no translation. Its atomic operations are none beside other emulated cores, so
-programs should have one thread.
+`python -m tests.cpu.arm module arguments ...` runs a module as if on Arm. Numba and LLVM compile all kernels for the
+processor that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name. Calls of kernels go to Unicorn, which emulates AArch64 with
+all its extensions. The emulated processor sees the memory of this process at the same addresses, so arguments need no
+translation. Atomic operations are not atomic between emulated cores, so programs should have one thread.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ from llvmlite import binding
 from unicorn import arm64_const as arm
 
 TRIPLE = "aarch64-unknown-linux-gnu"
-_CHUNK = 1 << 20   # what is mapped at once; a multiple of the page
+_CHUNK = 1 << 20   # bytes mapped at a time; a multiple of the page
 _STACK = 4 << 20
 _RETURN = b"\xc0\x03\x5f\xd6"  # ret
 _REGISTERS = [getattr(arm, f"UC_ARM64_REG_X{i}") for i in range(8)]
@@ -49,7 +48,7 @@ class Emulator:
         core.emu_start(address, SYSTEM.end)
 
     def _map(self, core, access, address, size, value, data) -> bool:
-        """Memory is mapped where it is first met; an access may end in the next chunk."""
+        """Map memory on first access; an access may end in the next chunk."""
         for begin in {at & -_CHUNK for at in (address, address + size - 1)}:
             if begin < _CHUNK:
                 return False
@@ -57,7 +56,7 @@ class Emulator:
         return True
 
     def _system(self, core, address, size, data) -> None:
-        """Do what a function of the system would, before its `ret`."""
+        """Do the work of a system function before its `ret`."""
         vector = core.reg_read(arm.UC_ARM64_REG_D0).to_bytes(8, "little")
         result = SYSTEM.functions[address](vector, *(core.reg_read(register) for register in _REGISTERS))
         if isinstance(result, bytes):
@@ -75,7 +74,7 @@ class System:
         self.end = self.begin + len(self._code) - 4
 
     def add(self, name: str, function) -> None:
-        """`function` is given what the registers d0, x0, x1 ... x7 hold; it returns bytes for d0, x0 or nothing."""
+        """`function` gets the registers d0, x0, x1 ... x7; it returns bytes for d0, or a value for x0, or None."""
         address = self.begin + 4 * len(self.functions)
         self.functions[address] = function
         binding.add_symbol(name, address)
@@ -86,7 +85,7 @@ _emulators = threading.local()
 
 
 def function(address: int):
-    """What calls the compiled function at an address."""
+    """A callable for the compiled function at an address."""
     def call(*arguments: int) -> None:
         if not hasattr(_emulators, "of_thread"):
             _emulators.of_thread = Emulator()
@@ -95,7 +94,7 @@ def function(address: int):
 
 
 def _of_number(function, kind):
-    """A function of the C library of a float or a double, as System.add takes it."""
+    """A function of the C library of one float or double, in the form that System.add takes."""
     function.argtypes, function.restype = [kind], kind
     return lambda vector, *_: bytes(kind(function(kind.from_buffer_copy(vector))))
 
@@ -106,18 +105,18 @@ def _sincos(angle: bytes, sine: int, cosine: int, *_: int) -> None:
 
 
 def pretend() -> None:
-    """Make this process compile for Arm, and run what it compiled in the emulator."""
+    """Make this process compile for Arm, and run the compiled code in the emulator."""
     platform.machine = lambda: "aarch64"
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     for module in (binding, binding.targets):
         module.get_process_triple = module.get_default_triple = lambda: TRIPLE
-    # names functions of this system, of which emulated code gets its own below
+    # has functions of the host, which are replaced below for emulated code
     import_module("numflow.cpu.runtime.compiler")
     from numflow.cpu.runtime.kernel import Kernel
     from numflow.cpu.runtime.symbols import NAMED
 
-    library = ctypes.CDLL("libm.so.6")  # and the C library, which it needs itself
+    library = ctypes.CDLL("libm.so.6")  # except the C library, which the module itself needs
     for name in ("cos", "sin", "exp"):
         SYSTEM.add(name, _of_number(getattr(library, name), ctypes.c_double))
         SYSTEM.add(f"{name}f", _of_number(getattr(library, f"{name}f"), ctypes.c_float))
@@ -133,4 +132,4 @@ if __name__ == "__main__":
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__")
     sys.stdout.flush()
-    os._exit(0)  # at a usual end, workers are stopped by kernels whose code is gone already
+    os._exit(0)  # a normal exit would stop workers by kernels whose code is freed already

@@ -1,4 +1,4 @@
-"""Dot products of simd/dot.py. Run as a program: those of the largest numbers beside NumPy's, here and now."""
+"""Dot products of simd/dot.py. Run as a program: compare dot products of the largest values with NumPy's."""
 
 import numba
 import numpy as np
@@ -26,7 +26,7 @@ def grown(most):
 
 
 def one_group(most):
-    """The same of the first group alone: 5 + codes * x; with `most` None of signed codes, which AVX2 and NEON need."""
+    """The same for the first group alone: 5 + codes * x; with `most` None for signed codes, on AVX2 and NEON."""
     @staged(types.void, types.int64, types.int64, types.int64)
     def sums(codes, x, y):
         acc, vector, word = constant(codes, "i32", 5), load(codes, "u8", 64), load(x, "i32")
@@ -43,7 +43,7 @@ def _compiled(sums):
 
 
 def check():
-    """Codes and activations as large as they may be, all of one sign or in turns, and random ones."""
+    """Check codes and activations of the largest values, of one sign or alternating, and random ones."""
     rng = np.random.default_rng(0)
     for most in MOST:
         whole, first = grown(most), one_group(most)

@@ -1,6 +1,6 @@
-"""Run as a program: which instruction set this process has, and a digest of what `linear` returns for KIND:MODE ...,
-what whole networks do for network:MODE or cache:TYPE (of keys and values), both :THREADS as well, or what is stored for
-stored:SCHEME."""
+"""Run as a program: print the instruction set of this process, and a digest for each argument: of the results of
+`linear` for KIND:MODE, of whole networks for network:MODE or cache:TYPE (type of keys and values), both with optional
+:THREADS, or of stored rows for stored:SCHEME."""
 
 import hashlib
 import sys
@@ -15,7 +15,7 @@ from tests.cpu.matrices import activations, columns_of, pack_stored, run_linear
 
 
 def one_of_each(kinds: Iterable[str]) -> list[str]:
-    """The first type of each width of codes, kind of header and table; the kernels of others differ in constants."""
+    """The first type for each code width, kind of header and table; kernels of other types differ only in constants."""
     alike = {}
     for kind in kinds:
         of = STORED[kind].kind
@@ -24,7 +24,7 @@ def one_of_each(kinds: Iterable[str]) -> list[str]:
 
 
 def digest(kind: str, mode: str, threads: int | str = 2) -> str:
-    """Hash of the bits of `linear`, for tiles of 8, 4, 2 and 1 tokens; of the kind "network", of whole networks."""
+    """Hash of the bits of `linear`, for tiles of 8, 4, 2 and 1 tokens; for the kind "network", of whole networks."""
     if kind == "network":
         return network_digest(mode, int(threads))
     if kind == "cache":
@@ -39,7 +39,7 @@ def digest(kind: str, mode: str, threads: int | str = 2) -> str:
 
 
 def network_digest(mode: str, threads: int) -> str:
-    """Hash of the bits of two networks: norms, activations and additions within matrices; attention over 150 keys."""
+    """Hash of the bits of two networks: norms, activations, additions fused with matrices; attention over 150 keys."""
     from tests.cpu.test_patterns import run
     from tests.cpu.test_program import in_pieces, program
 
@@ -51,7 +51,7 @@ def network_digest(mode: str, threads: int) -> str:
 
 
 def cache_digest(kind: str, threads: int) -> str:
-    """Hash of the bits of a network with keys and values of a type, met in integers where they are codes."""
+    """Hash of the bits of a network with a type of keys and values; codes are multiplied as integers."""
     from tests.cpu.test_program import in_pieces, program
 
     made = program(threads=threads, kv_k=kind, kv_v=kind, activations="int8")

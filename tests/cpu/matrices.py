@@ -1,4 +1,4 @@
-"""For tests of packed matrices: stored matrices of every type, and linear run on them as a program would."""
+"""Helpers for tests of packed matrices: stored matrices of every type, and `linear` run on them as in a program."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.layout import ROW_SCHEMES
 from tests.quant.hub import hub_rows
 
-# Where the float16 scales of a block stand.
+# Offsets of the float16 scales in a block.
 _SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
            "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "Q1_0": (0,), "Q2_0": (0,),
            "Q2_0_128": (0,),
@@ -37,7 +37,7 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
         bits = {"F32": values, "F16": values.astype(np.float16), "F64": values.astype(np.float64),
                 "BF16": (values.view(np.uint32) >> 16).astype(np.uint16)}[kind]
         return RawMatrix("w", kind, bits.view(np.uint8).reshape(rows, -1), (rows, columns), groups)
-    if kind in INFERFLOW_SCHEMES and kind != "q4_b16":  # of whose headers any byte is a number
+    if kind in INFERFLOW_SCHEMES and kind != "q4_b16":  # any bytes are valid headers
         values = rng.standard_normal((rows, columns)) * 2.0 ** rng.integers(-9, 5, (rows, 1))
         return RawMatrix("w", kind, encode(values.astype(np.float32), find(kind)), (rows, columns), groups)
     if kind in HUB_TYPES:
@@ -48,7 +48,7 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
     blocks = rng.integers(0, 256, (*shape, TYPES[kind].size), dtype=np.uint8)
     if kind == "MXFP4":
         blocks[:, :, 0] = rng.integers(110, 130, shape)
-    if kind == "IQ1_M":  # 4 bits of the scale in each of its last 4 pairs of bytes
+    if kind == "IQ1_M":  # each of the last 4 pairs of bytes has 4 bits of the scale
         blocks[:, :, 55] &= 0xBF
     for at in _SCALES.get(kind, ()):
         scales = (rng.standard_normal(shape) * 2.0 ** rng.integers(-9, 0, shape)).astype(np.float16)
@@ -57,7 +57,7 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
 
 
 def _own_rows(kind: str, rows: int, columns: int, rng) -> np.ndarray:
-    """Any codes, block headers, zeros and steps of up to 4 octaves from scale to scale; a row of zeros."""
+    """Random codes and block headers, zeros and steps up to 4 octaves from scale to scale; one row of zeros."""
     raw = rng.integers(0, 256, (rows, ROW_SCHEMES[kind].row_bytes(columns)), dtype=np.uint8)
     headers = rng.integers(360, 390, rows) << 7 | rng.integers(0, 20, rows) << 2 | rng.integers(0, 4, rows)
     headers[1] &= 127
@@ -74,7 +74,7 @@ def activations(rows: int, columns: int, seed: int = 1) -> np.ndarray:
 
 
 def quantized(x: np.ndarray) -> np.ndarray:
-    """What int8 activations stand for: by 32 columns, round(v / scale) * scale with scale = max |v| / 127."""
+    """Values of int8 activations: by 32 columns, round(v / scale) * scale with scale = max |v| / 127."""
     units = x.reshape(len(x), -1, 32)
     largest = np.abs(units).max(-1, keepdims=True)
     with np.errstate(divide="ignore"):
@@ -84,7 +84,7 @@ def quantized(x: np.ndarray) -> np.ndarray:
 
 
 def quantized_twice(x: np.ndarray) -> np.ndarray:
-    """What pairs of int8 stand for: the same, and what that leaves over by 1/254 of its scale."""
+    """Values of pairs of int8: the same, plus the rounding error quantised with 1/254 of the scale."""
     units = x.reshape(len(x), -1, 32)
     finer = np.abs(units).max(-1, keepdims=True).astype(np.float64) / (127 * 254)
     first = quantized(x).astype(np.float64)
@@ -103,7 +103,7 @@ def as_bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 class Bench:
-    """What a binder needs of a program, for one step on buffers [capacity, width + padding] of the given rows."""
+    """The context that a binder needs, for one step on buffers [capacity, width + padding] of the given rows."""
 
     def __init__(self, widths: dict[str, int], rows: dict[str, str], capacity: int, packed, mode: str, vectors=None,
                  threads: int = 1, routes: int = 1):
@@ -128,7 +128,7 @@ class Bench:
     def rows(self, view: View) -> int:
         return ROW_FIELD[self._rows[view.buffer]]
 
-    def room(self, view: View) -> int:
+    def max_rows(self, view: View) -> int:
         return self.capacity[self._rows[view.buffer]]
 
     def packed(self, name: str):
@@ -139,7 +139,7 @@ class Bench:
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
         self._kept.append(aligned(nbytes, np.uint8))
-        self._kept[-1][:] = 0xA5  # what was there before must not matter
+        self._kept[-1][:] = 0xA5  # the old content must not matter
         return self._kept[-1]
 
     def operand(self, view: View, kind: int, maker=None):
@@ -159,7 +159,7 @@ class Bench:
 
 
 def run_linear(packed, x: np.ndarray, mode: str, bias=None, threads: int = 1, before: int = 0) -> np.ndarray:
-    """linear of float32 rows x; y stands `before` columns into its buffer, and what is around it must stay."""
+    """linear of float32 rows x; y begins `before` columns into its buffer; the columns around it must not change."""
     from numflow.cpu.linear.linear import linear
 
     n = packed.shape[0]
@@ -184,5 +184,5 @@ def pack_stored(kind: str, rows: int, columns: int, groups: int = 1, threads: in
 
 
 def columns_of(kind: str) -> int:
-    """Few columns, and not a multiple of anything where the type allows it."""
+    """A small number of columns, odd if the type allows it."""
     return {1: 75, 16: 96, 32: 96, 64: 192, 128: 384, 256: 512}[tensor_type(kind).block]

@@ -1,4 +1,4 @@
-"""64-bit Arm: kernels compiled for it give the same bits as here, run in an emulator."""
+"""64-bit Arm: kernels compiled for Arm, run in an emulator, give the same bits as on this machine."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from numflow.quant.stored import STORED
 from tests.conftest import REPO
 from tests.cpu.isa_digest import digest, one_of_each
 
-# Processors with and without dot products of bytes, as environment.
+# Environments of processors with and without dot products of bytes.
 PROCESSORS = {isa: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features} for isa, cpu, features in (
     ("neon", "neoverse-n1", "+neon,+dotprod"), ("plain", "cortex-a72", "+neon"))}
 emulated = pytest.mark.skipif(find_spec("unicorn") is None or not sys.platform.startswith("linux"),
@@ -50,7 +50,7 @@ def test_dots_of_the_largest_numbers():
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", PROCESSORS)
 def test_same_bits_of_networks(isa):
-    """Attention on floats and on codes, norms, activations, rotations and what is fused with matrices."""
+    """Attention on floats and on codes, norms, activations, rotary embeddings and steps fused with matrices."""
     _check(isa, [("network", "int8", "1"), ("network", "f32", "1"),
                  *(("cache", kind, "1") for kind in ("bf16", "q8", "q3h"))])
 
@@ -60,9 +60,9 @@ def test_same_bits_of_networks(isa):
 @pytest.mark.parametrize("isa", PROCESSORS)
 @pytest.mark.parametrize("mode", ["int8", "f32"])
 def test_same_bits_for_every_kind_of_type(isa, mode):
-    """As isa_digest.one_of_each has them.
+    """The types of isa_digest.one_of_each.
 
-    Without those of Inferflow's that a test has to encode: the encoder is Arm code as well, and not called so.
+    Without Inferflow's types that a test has to encode: the encoder is Arm code as well, and is not emulated.
     """
     kinds = [kind for kind in STORED if (kind not in INFERFLOW_SCHEMES or kind == "q4_b16")
              and (mode == "f32" or TYPES[kind].block > 1)]
@@ -74,7 +74,7 @@ def test_same_bits_for_every_kind_of_type(isa, mode):
     ("Features\t: fp asimd evtstrm crc32", "linux", {"neon"}),
     ("", "darwin", {"neon", "dotprod"})])
 def test_what_a_processor_has(line, system, features, monkeypatch, tmp_path):
-    """Of Linux's names, and of Apple's processors; code on disk is for these alone."""
+    """Features from Linux's names, and of Apple's processors; cached code is for these features only."""
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t: fpu avx512f neon\n{line}\n")
     monkeypatch.setattr(kernel_cache, "Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr(kernel_cache, "ARM", True)

@@ -1,4 +1,4 @@
-"""expert_linear against linear on each expert's own matrix: the same bits, whatever the other routes are."""
+"""expert_linear against linear with each expert's matrix: the same bits, whatever the other routes are."""
 
 import numpy as np
 import pytest

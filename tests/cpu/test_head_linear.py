@@ -1,4 +1,4 @@
-"""head_linear against linear on each head's own matrix: the same bits, for any number of tokens and threads."""
+"""head_linear against linear with each head's matrix: the same bits, for any number of tokens and threads."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ HEADS, ROWS, BEFORE = 3, 21, 5
 
 
 def _run(packed, x, mode, threads=1):
-    """y [T, HEADS * ROWS] stands some columns into its buffer, and what is around it must stay."""
+    """y [T, HEADS * ROWS] begins some columns into its buffer, and the columns around it must not change."""
     columns, width = x.shape[1], HEADS * ROWS
     bench = Bench({"x": columns, "y": BEFORE + width + 3}, {"x": "tokens", "y": "tokens"}, len(x) + 2, packed, mode,
                   threads=threads)

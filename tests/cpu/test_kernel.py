@@ -1,4 +1,4 @@
-"""Kernels: their arguments, and the folder that keeps them compiled."""
+"""Kernels: their arguments, and the folder of compiled kernels."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ from numflow.cpu.runtime.kernel import MOST_BY_POSITION, Call, compile_seconds, 
 
 @kernel
 def _arguments(args, thread, n_threads):
-    """One of each kind: bytes, int8, uint16, int32, a float in the arguments, a float32 by its bits."""
+    """One argument of each kind: bytes, int8, uint16, int32, a float in the arguments, a float32 by its bits."""
     y = i64(args, 0)
     f32_ptr(y)[0] = u8_ptr(i64(args, 1))[1] + i8_ptr(i64(args, 2))[1] + u16_ptr(i64(args, 3))[1]
     f32_ptr(y)[1] = f64(args, 4) * i64(args, 5)
@@ -126,7 +126,7 @@ def test_an_interrupt_waits_for_the_compiler():
 
     def interrupt(*event):
         signal.raise_signal(signal.SIGINT)
-        seen.append(event)  # reached: nothing is raised in here
+        seen.append(event)  # reached: nothing is raised inside the block
 
     seen, before = [], signal.getsignal(signal.SIGINT)
     on_compile.append(interrupt)
@@ -138,12 +138,12 @@ def test_an_interrupt_waits_for_the_compiler():
     assert signal.getsignal(signal.SIGINT) is before
     assert len(seen) == 1
     _late(0)
-    assert len(seen) == 1  # it was complete
+    assert len(seen) == 1  # the file was complete
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package numflow.cpu with modules that import each other in every way there is, and a folder for kernels."""
+    """A package numflow.cpu whose modules import each other in every possible way, and a folder for kernels."""
     cpu = tmp_path / "numflow" / "cpu"
     cpu.mkdir(parents=True)
     for path, text in {"__init__.py": "", "cpu/__init__.py": "", "cpu/a.py": "from numflow.cpu import b, math as m\n",
@@ -235,7 +235,7 @@ def test_root(monkeypatch, platform, variables, expected):
 
 @pytest.fixture
 def no_home(monkeypatch):
-    """A user without a home folder, as a container may start one by a number alone."""
+    """A user without a home folder, as in a container started with a user id only."""
     for name in ("NUMFLOW_CACHE", "NUMFLOW_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(places.os.path, "expanduser", lambda path: path)

@@ -1,4 +1,4 @@
-"""Modules of kernels: their names, and that what a `Code` finds in their sources is what importing them finds."""
+"""Modules of kernels: their names, and that a `Code` finds the same kernels in sources as importing does."""
 
 import ast
 import inspect
@@ -31,7 +31,7 @@ def test_kernels_are_in_modules_of_kernels():
     homes |= {home for code in CODES.values() for home in code.modules}
     assert len(homes) >= 15
     assert [home for home in sorted(homes) if not home.endswith("_kernels")] == []
-    folders = [home.rpartition(".")[2] for home in homes]  # a folder of compiled kernels is called so
+    folders = [home.rpartition(".")[2] for home in homes]  # folders of compiled kernels have this name
     assert sorted(folders) == sorted(set(folders))
 
 
@@ -53,7 +53,7 @@ def test_a_code_has_the_kernels_of_its_modules(binder):
 
 
 def positions(module) -> list[int]:
-    """Positions of arguments that a module's code reads by number, or by a name that stands for one."""
+    """Positions of arguments that a module's code reads by integers, or by names of integers."""
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     reads = [node.args[1] for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 2
              and ast.unparse(node.func) in ("i64", "f64") and ast.unparse(node.args[0]) == "args"]
@@ -63,7 +63,7 @@ def positions(module) -> list[int]:
 
 
 def test_arguments_of_large_kernels_have_names():
-    """`Call.of` refuses more than 12; so no kernel reads one beyond them but by its slot."""
+    """`Call.of` refuses more than 12 arguments; so kernels read arguments above 12 by slots only."""
     found = {module.__name__: positions(module) for module in MODULES}
     assert sum(map(len, found.values())) > 50
     assert {name: beyond for name, at in found.items() if (beyond := [p for p in at if p >= MOST_BY_POSITION])} == {}
@@ -86,7 +86,7 @@ def test_a_blank_line_under_the_decorator(tmp_path, monkeypatch):
 
 
 def test_devices_that_look_at_once_find_all_kernels(monkeypatch):
-    """Devices of a plan are threads: none takes a table that another one is still filling."""
+    """Devices of a plan are threads: none may use a table that another is still filling."""
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(module):

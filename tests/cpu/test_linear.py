@@ -1,5 +1,5 @@
-"""linear on every type of weight against the de-quantised matrix in double precision, and that a row's bits depend on
-that row alone."""
+"""linear with every type of weight against the dequantised matrix in double precision; a row's bits depend on that row
+alone."""
 
 import numpy as np
 import pytest
@@ -23,35 +23,35 @@ from tests.cpu.matrices import (
 )
 from tests.quant.hub import TYPES_TESTED
 
-# Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
+# Their float32 decoding is the same code as of other types with their header kind; each takes a second to compile.
 _SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4",
                                     "q5", "q6", "q8")}
-# Types of grids differ in their tables and books; these have 0, 1 and 4 bits of a place above the lower 8, places of 4
+# Grid types differ in their tables and codebooks; these have 0, 1 and 4 high bits of a grid index, indices of 4
 # and 8 columns, and scales by 16 and by 32.
 _SLOW |= {(kind, mode) for kind in GRIDS for mode in ("int8", "f32")} - {("IQ1_S", "int8"), ("IQ2_XS", "int8"),
                                                                          ("IQ3_XXS", "int8"), ("IQ2_XXS", "f32")}
 _SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0", "Q2_0_128") for mode in ("int8", "f32")}
-# Inferflow's schemes are made of the same parts as GGUF's and our own.
+# Inferflow's schemes consist of the same parts as GGUF's and numflow's.
 _SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
-# Types of quantised checkpoints differ in the types of scales and zeros, and in tables.
+# Types of quantised checkpoints differ in the types of scales and zero points, and in tables.
 _SLOW |= {(kind, mode) for kind in HUB_TYPES for mode in ("int8", "f32")} - {
     ("U2_BF16_16", "int8"), ("U3_F16_32", "int8"), ("Z8_F16_ROW", "f32"), ("NF4_64", "f32"), ("NF4_64", "int8"),
     ("E4M3_128", "f32"), ("E2M1_ROW", "f32")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
          for kind in TYPES_TESTED for mode in ("int8", "f32")
          if mode == "f32" or not SCHEMES[STORED[kind].kind.name].floats_only]
-CASES += [(kind, "int16") for kind in ("Q4_0", "Q6_K", "q3h", "q2", "IQ2_XS", "F16")]  # the kernels of int8
+CASES += [(kind, "int16") for kind in ("Q4_0", "Q6_K", "q3h", "q2", "IQ2_XS", "F16")]  # the kernels are int8's
 CASES += [(kind, "bf16") for kind in ("F16", "BF16", "F32", "Q8_0")]
 _OPERANDS = {"int8": quantized, "int16": quantized_twice, "bf16": quantized_twice}
 
 
 def _columns(kind, mode):
-    """Of a matrix; pairs of bfloat16 need an even number."""
+    """Columns of a matrix; pairs of bfloat16 need an even number."""
     return 2 * columns_of(kind) if mode == "bf16" else columns_of(kind)
 
 
 def to_whole(rows, kind):
-    """Weights as int8 meets them: numbers of a table of 16 are k / 8191, k a whole number."""
+    """Weights in products with int8: values of a table of 16 are rounded to k / 8191 with integer k."""
     if not HUB_TYPES[kind].table:
         return to_f32(rows, kind)
     type_, columns = STORED[kind], HUB_TYPES[kind].columns * (rows.shape[1] // HUB_TYPES[kind].size)
@@ -108,7 +108,7 @@ def test_pairs_are_closer_than_16_bits_of_a_unit():
 
 
 def test_many_tokens_pass_in_blocks():
-    """More tokens than one block holds, on wide rows."""
+    """More tokens than a token block, with wide rows."""
     raw, packed = pack_stored("Q4_0", 20, 8192)
     x = activations(100, 8192)
     y = run_linear(packed, x, "int8")
@@ -137,7 +137,7 @@ def test_extreme_activations():
 
 
 def test_activations_of_every_code():
-    """Values that are exactly -127 .. 127 times a power of two come through int8 unchanged."""
+    """Values that are exactly -127 .. 127 times a power of two are exact in int8."""
     raw, packed = pack_stored("Q6_K", 16, 256)
     x = (np.arange(256, dtype=np.float32).reshape(8, 32) - 127).clip(-127, 127)
     x[:, 0] = 127
@@ -149,7 +149,7 @@ def test_activations_of_every_code():
 @pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
 @pytest.mark.merge
 def test_pairs_of_bfloat16_are_added_in_one_order(kind):
-    """Of each pair the odd column first, pairs by turns to two sums of each 32 columns: the bits of `vdpbf16ps`."""
+    """Odd column of a pair first, pairs alternate between two sums per 32 columns: the bits of `vdpbf16ps`."""
     raw, packed = pack_stored(kind, 20, 70)
     x = as_bfloat16(np.random.default_rng(2).standard_normal((5, 70)).astype(np.float32))
     w = as_bfloat16(to_f32(raw.rows, kind))
@@ -173,7 +173,7 @@ def test_pairs_of_bfloat16_are_added_in_one_order(kind):
 
 @pytest.mark.merge
 def test_bfloat16_of_numbers_that_are_not_usual():
-    """NaN and infinities stay in their row, what is below 2^-126 is zero, and an odd width meets float32."""
+    """NaN and infinities stay in their row, values below 2^-126 are zero, and an odd width uses float32."""
     _, packed = pack_stored("F16", 16, 64)
     x = np.ones((5, 64), np.float32)
     x[0, 3], x[1, 5], x[2], x[4, 7] = np.nan, np.inf, 1e-39, np.uint32(0x7F800001).view(np.float32)

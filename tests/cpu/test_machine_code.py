@@ -1,4 +1,4 @@
-"""Kernels from disk without a compiler: object files linked here run as Numba's own do, broken ones are refused."""
+"""Kernels from disk without a compiler: object files linked by numflow run as Numba's do, damaged files are refused."""
 
 import struct
 import subprocess
@@ -13,18 +13,18 @@ from numflow.cpu.runtime.machine_code import MachineCode, UnknownCodeError
 from tests.conftest import REPO
 
 pytestmark = pytest.mark.skipif(not machine_code.supported(), reason="objects of this platform are not known")
-# One that computes on vectors, one that calls the C library's cos and sin.
+# A kernel that computes with vectors, and one that calls the C library's cos and sin.
 KERNELS = [("numflow.cpu.elementwise.act_kernels", "act"), ("numflow.cpu.elementwise.rope_kernels", "rope_angles")]
 
 
 def elf_of(module, name):
-    """The kernel's object file, made now if it was never."""
+    """The kernel's object file, compiled now if missing."""
     Code(module).kernel(name).prepare()
     return (code_files.kernel_cache.folder(module) / f"{name}.o").read_bytes()[:-code_files._CHECKSUM]
 
 
 def arguments(name):
-    """(args, y): 20 numbers through `kernel`, or the angles of 2 tokens."""
+    """(args, y): 20 values for `kernel`, or the angles of 2 tokens."""
     header, y = np.zeros(HEADER_FIELDS, np.int64), np.zeros((2, 20), np.float32)
     header[0], x = 2, np.linspace(-3, 3, 20, dtype=np.float32)
     if name == "act":  # silu

@@ -1,4 +1,4 @@
-"""Outliers beside a packed matrix: against the de-quantised whole, and bits that depend on nothing but a row itself."""
+"""Outliers beside a packed matrix: against the dequantised matrix; a row's bits depend on that row alone."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ COLUMNS = 192
 
 
 def matrix(kind, rows=45, columns=COLUMNS, groups=1, seed=0):
-    """(as stored, packed, de-quantised float64) of weights with heavy tails."""
+    """(stored, packed, dequantised float64) matrices of weights with heavy tails."""
     raw = stored(kind, rows, columns, groups, seed)
     return raw, pack(raw), to_f32(raw.rows, kind).astype(np.float64)
 
 
 def base_of(raw):
-    """The same without outliers, and what they are."""
+    """The stored matrix without outliers, and the outliers."""
     base, outliers = take_apart(raw.rows, find(raw.type), raw.shape[1])
     return replace(raw, type=find(raw.type).base.name, rows=base), outliers
 
@@ -105,7 +105,7 @@ def test_columns_cut_out():
 
 
 def test_rows_with_fewer_outliers_and_none():
-    """A tile has as many slots as its fullest row needs, and a matrix without any has none."""
+    """A tile has as many slots as its fullest row needs; a matrix without outliers has no slots."""
     raw, _, _ = matrix("q4+2%", 40)
     base, outliers = base_of(raw)
     values = outliers.values.copy()

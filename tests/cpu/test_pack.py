@@ -1,4 +1,4 @@
-"""Packing loses nothing: embed reads every number of every type back, bit for bit or rounded once more."""
+"""Packing is lossless: embed reads every weight of every type back, bit for bit or with one more rounding."""
 
 import weakref
 
@@ -28,7 +28,7 @@ def _rows(packed, ids, scale=1.0):
     return bench.array("y")[:len(ids), :columns]
 
 
-# Some of Inferflow's schemes: signed codes, split nibbles, pairs. The others differ in few lines.
+# Some of Inferflow's schemes: signed codes, split nibbles, pairs. The other schemes differ in few lines.
 _SOME = {"q8_b32t2", "q5_b32t1", "q3h_b64t1", "q4_b16"}
 _SOME |= {"U2_BF16_16", "I8_F32_ROW", "U1_F16_ROW", "NF4_64", "E4M3_ROW", "E2M1_ROW"}
 _KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in {*INFERFLOW_SCHEMES, *HUB_TYPES} - _SOME else [])
@@ -44,7 +44,7 @@ def test_every_number_comes_back(kind):
     ids = np.random.default_rng(0).permutation(45)
     known = STORED[kind].kind
     if kind in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "q4_b16") or (known.zeros and known.scale == "F32"):
-        # d (code - z) here is d code - d z there: products of a float16 are exact, others are rounded.
+        # d (code - z) here is d code - d z in the kernels: products of a float16 are exact, others are rounded.
         bound = 2.0**-23 * np.abs(values[ids]).max(axis=1, keepdims=True) * 4
         assert (np.abs(_rows(packed, ids) - values[ids]) <= bound).all()
     else:
@@ -56,7 +56,7 @@ def test_every_number_comes_back(kind):
                                                pytest.param("E2M1_ROW", 112, marks=pytest.mark.slow)])
 @pytest.mark.merge
 def test_rows_that_half_of_a_unit_ends(kind, columns):
-    """Tables and products, in the bits of the type."""
+    """Tables and products of rows that end with half a unit, with the bits of the type."""
     raw, packed = pack_stored(kind, 45, columns)
     assert packed.expanded_from is None and packed.is_ragged
     values = to_f32(raw.rows, kind)
@@ -90,7 +90,7 @@ def test_sizes_are_those_of_the_layout():
                     "NVFP4": 5.0, "Q1_0": 1.125, "Q2_0": 2.25, "Q2_0_128": 2.125, "TQ1_0": 1.8125, "TQ2_0": 2.0625,
                     "IQ1_S": 1.6875, "IQ1_M": 1.8125, "IQ2_XXS": 2.1875, "IQ2_XS": 2.4375, "IQ2_S": 2.5625,
                     "IQ3_XXS": 3.1875, "IQ3_S": 3.4375, "F32": 32, "F16": 16, "BF16": 16,
-                    # as in the file, whose rows have 16 bits of header
+                    # as in the file, whose rows have a header of 16 bits
                     "q2": 2.375 + 16 / 512, "q3": 3.375 + 16 / 512, "q3h": 3.6875 + 16 / 512, "q4": 4.375 + 16 / 512,
                     "q5": 5.375 + 16 / 512, "q6": 6.375 + 16 / 512, "q8": 8.375 + 16 / 512,
                     # a header of 32 bits for every 32 columns
@@ -100,7 +100,7 @@ def test_sizes_are_those_of_the_layout():
 
 
 def test_rows_of_a_larger_file_are_packed_in_place():
-    """A memory-mapped view: rows further apart than they are long, and read-only."""
+    """A read-only memory-mapped view, whose row stride is larger than a row."""
     raw = stored("Q4_1", 20, 64)
     wide = np.zeros((20, raw.rows.shape[1] + 7), np.uint8)
     wide[:, 3:-4] = raw.rows
@@ -150,16 +150,16 @@ def test_arena_hands_out_zeroed_lines_and_gives_back():
     arrays = [arena.zeros(size) for size in (1, 100, 0, 64 << 20, 3)]
     for array, size in zip(arrays, (1, 100, 0, 64 << 20, 3)):
         assert array.nbytes == size and array.ctypes.data % 64 == 0 and not array[:1000].any()
-        array[:1000] = 255  # none overlaps another
+        array[:1000] = 255  # the arrays do not overlap
     mapping = weakref.ref(arrays[3].base)
     del arrays, array
-    assert mapping() is not None  # the arena still hands out the rest of it
+    assert mapping() is not None  # the arena still uses its remaining part
     arena.zeros(65 << 20)
     assert mapping() is None
 
 
 def test_every_scale_of_the_4_bit_floats():
-    """Powers of two, subnormal ones too, up to where 128 of them no longer fit float32; all floats of 4 + 3 bits."""
+    """Powers of two, subnormal too, up to those whose 128-fold overflows float32; all E4M3 floats."""
     scales, rng = np.arange(256, dtype=np.uint8), np.random.default_rng(0)
     powers = np.concatenate([scales[:247, None], rng.integers(0, 256, (247, 16), dtype=np.uint8)], axis=1)
     floats = np.concatenate([np.repeat(scales[:, None], 4, 1), rng.integers(0, 256, (256, 32), dtype=np.uint8)], axis=1)

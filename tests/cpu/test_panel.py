@@ -1,4 +1,4 @@
-"""Panels (weights/panel.py): from how many rows on a tile is taken apart once, and that what is multiplied stays."""
+"""Panels (weights/panel.py): the number of rows that uses them, and the same bits with and without."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SOME = [kind for kind in ("Q4_0", "q3h", "Q6_K", "IQ2_XS") if kind in PANELS]
 
 
 class _Kept(Bench):
-    """A bench that keeps the memory of panels."""
+    """A Bench that keeps the memory of panels."""
 
     panel: np.ndarray | None = None
 
@@ -55,7 +55,7 @@ def test_bytes_and_floats_have_none():
 @WITHOUT
 @pytest.mark.parametrize("kind", [kind for kind in ("q4", "q3h", "q5") if kind in PANELS])
 def test_a_panel_holds_the_weights(kind):
-    """(code - zero) * scale, which are blocks of 32 columns here, are the numbers of the rows."""
+    """(code - zero) * scale, by blocks of 32 columns, are the weights of the rows."""
     raw, _ = pack_stored(kind, 16, columns_of(kind))
     panel, columns = _panel_after(kind, PANEL_ROWS), columns_of(kind)
     assert panel is not None and len(panel) == panel_bytes(kind, columns) == sum(PANELS[kind].tile_bytes(columns))
@@ -70,7 +70,7 @@ def test_a_panel_holds_the_weights(kind):
 @pytest.mark.parametrize("columns", [64, 78])
 @pytest.mark.thin(4)
 def test_plain_numbers_lie_in_pairs_for_operands_of_bfloat16(kind, columns):
-    """On every instruction set; the columns beyond the last 32 too."""
+    """On every instruction set, and the columns behind the last 32 too."""
     raw, packed = pack_stored(kind, 16, columns)
     panel, few = (_panel_after(kind, rows, "bf16", packed) for rows in (PANEL_ROWS, PANEL_ROWS - 1))
     assert panel is not None and len(panel) == panel_bytes(kind.lower(), columns, True) == 32 * columns
@@ -87,7 +87,7 @@ def test_plain_numbers_lie_in_pairs_for_operands_of_bfloat16(kind, columns):
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_K", "q2", "q6", "Q3_K", "q3h", "IQ3_XXS"])
 @pytest.mark.thin(3)
 def test_rows_around_the_first_panel(kind):
-    """The same bits just below, at and above the number of rows that has a panel, and of those left over behind it."""
+    """The same bits just below, at and above the least number of rows with a panel, and for the remaining rows."""
     _, packed = pack_stored(kind, 45, columns_of(kind))
     x = activations(PANEL_ROWS + 4, packed.shape[1])
     together = run_linear(packed, x, "int8")

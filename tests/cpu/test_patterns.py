@@ -1,4 +1,4 @@
-"""Steps that another one's kernels do: the same bits as one after the other, and nothing that is needed goes away."""
+"""Fused steps: the same bits as separate steps, and no output that is needed is lost."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ from numflow.network.passes.dataflow import fusible_adds
 from numflow.ops import Batch, Step, View
 from tests.cpu.matrices import stored
 
-WIDTH, HIDDEN = 320, 544  # more than a chunk of 256 columns, and no multiple of one
+WIDTH, HIDDEN = 320, 544  # more than a chunk of 256 columns, and not a multiple
 
 
 class Stored:
-    """Every matrix as Q8_0 blocks or float32, vectors as they are."""
+    """Every matrix as Q8_0 blocks or float32, vectors as stored."""
 
     def __init__(self, weights, kind):
         self._weights, self._kind = weights, kind
@@ -94,7 +94,7 @@ def test_the_same_bits_as_unfused(norm, act, kind, activations):
         assert [op for op, _ in rows_of.values()] == [row.op for row in plain.trace(batch)]
         done = {op for op, kernel in rows_of.values() if kernel.startswith("numflow/cpu/linear/operands_kernels.py:")}
         assert done == {norm, act}
-        apart = kind.endswith("%")  # outliers are added to the product before anything else is
+        apart = kind.endswith("%")  # outliers are added to the product first
         assert all(("linear" in kernel) != apart for op, kernel in rows_of.values() if op == "add")
         alone = {norm, "add"} if apart else {norm}  # the last norm
         assert {"rms_norm", "act", "act_mul", "add", "layer_norm"} & set(made.kernels) == alone
@@ -138,7 +138,7 @@ def test_which_adds_are_taken_over():
                "not a linear": [copy(X, Y), add(Z, Y, Z)]}
     for why, steps in refused.items():
         assert fusible_adds(steps, ()) == {}, why
-    assert fusible_adds([linear(X, Y), add(Z, Y, Z)], [View("y", 7, 1)]) == {}  # somebody wants it
+    assert fusible_adds([linear(X, Y), add(Z, Y, Z)], [View("y", 7, 1)]) == {}  # it is an output
 
 
 def test_which_operands_are_made():
@@ -160,7 +160,7 @@ def test_which_operands_are_made():
 
 
 def test_groups_are_data():
-    """Found from types alone: what is taken over, in whose place, and not where outliers are still to be added."""
+    """Groups follow from types alone: which steps are fused into which, and not if outliers are still to be added."""
     built, _ = network("rms_norm", "act_mul")
 
     def patterns(kind, activations="int8"):

@@ -1,4 +1,4 @@
-"""Packed weights on disk: the second start has the same bits without packing, and nothing stale is ever used."""
+"""Packed weights on disk: the second start has the same bits without packing, and stale files are never used."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ IDS = [1, 2, 3, 200, 7]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Container files of one model by their recipe."""
+    """Container files of one model, by recipe."""
     folder = tmp_path_factory.mktemp("made")
     source = formats.open_checkpoint(write_model(folder / "source", ffn=128))
     files = {recipe: folder / f"{recipe}.safetensors" for recipe in ("q4", "q8", "q3h+3%")}
@@ -35,7 +35,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    """The folder of packed weights, where small ones are kept too."""
+    """The folder of packed weights, with small weights stored too."""
     monkeypatch.setenv("NUMFLOW_PREPARED", "1")
     monkeypatch.setattr(prepared, "_SMALLEST", 1)
     monkeypatch.setattr(prepared, "folder", lambda: tmp_path / "cache" / "prepared")
@@ -44,7 +44,7 @@ def kept(monkeypatch, tmp_path):
 
 @pytest.fixture
 def file(made, tmp_path):
-    """A container that a test may change."""
+    """A container file that a test may change."""
     return shutil.copy2(made["q4"], tmp_path / "model.safetensors")
 
 
@@ -112,7 +112,7 @@ def test_only_what_numflow_made_is_kept(made, kept, packed):
     assert count == same >= 10 and not kept.exists()
     np.testing.assert_array_equal(expected, again)
     run(made["q8"], packed)
-    # What is quantised anew is no container's content.
+    # Weights that are quantised at load are not the content of a container.
     with_other, count = run(made["q8"], packed, weights="q4", calibration=False)
     assert count >= 10
     assert not np.array_equal(with_other, run(made["q8"], packed)[0])

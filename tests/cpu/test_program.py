@@ -1,4 +1,4 @@
-"""The CPU program on a tiny decoder: bits, caches, growth, refusals, what is bound and what is compiled."""
+"""The CPU program with a tiny decoder: bits, caches, growth, refusals, binding and compilation."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ WIDTH, HEADS, KV_HEADS, HEAD_DIM = 48, 6, 2, 20
 
 
 def decoder(window=0):
-    """Norm, attention with rotary positions, and a head."""
+    """Norm, attention with rotary position embeddings, and a head."""
     b = Builder("decoder")
     x, z = b.buffer(WIDTH), b.buffer(WIDTH)
     q, k, v = (b.buffer(n * HEAD_DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
@@ -54,7 +54,7 @@ def program(window=0, **options):
 
 
 def batch(*parts, rows=None, seed=0, first_block=0):
-    """One sequence for each part (first position, tokens); sequence b has every third block from b on."""
+    """One sequence per part (first position, tokens); sequence b has every third block from b on."""
     rng = np.random.default_rng(seed)
     text = rng.integers(0, VOCABULARY, (len(parts), 4096), dtype=np.int32)
     total = sum(n for _, n in parts)
@@ -83,7 +83,7 @@ def test_picked_tokens_are_the_first_of_the_largest(threads):
 
 
 def in_pieces(made, total, sizes):
-    """Logits of one sequence of `total` tokens, run in pieces of these sizes, over and over."""
+    """Logits of one sequence of `total` tokens, run in pieces of these sizes, repeated."""
     results, at, i = [], 0, 0
     while at < total:
         size = min(sizes[i % len(sizes)], total - at)
@@ -96,14 +96,14 @@ def in_pieces(made, total, sizes):
 @pytest.mark.parametrize("window", [0, 70])
 @pytest.mark.thin(6)
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(kv, window):
-    """1100 tokens are nine spans of the attention; pieces of one token take spans apart where there are threads."""
+    """1100 tokens are nine spans of the attention; with pieces of one token, several threads share the spans."""
     whole = in_pieces(program(window, kv_k=kv, kv_v=kv, threads=1), 1100, [1100])
     for threads, sizes in ((1, [512]), (2, [64, 1, 13]), (3, [1, 300])):
         np.testing.assert_array_equal(in_pieces(program(window, kv_k=kv, kv_v=kv, threads=threads), 1100, sizes), whole)
 
 
 def test_few_tiles_are_taken_apart(monkeypatch):
-    """The same bits with and without room for partial results, at a long context."""
+    """The same bits with and without memory for partial results, at a long context."""
     expected = in_pieces(program(threads=3), 1200, [1190, 1])
     monkeypatch.setattr(attention_op, "MOST_SLOTS", 1)
     np.testing.assert_array_equal(in_pieces(program(threads=3), 1200, [1190, 1]), expected)
@@ -129,7 +129,7 @@ def test_bits_do_not_depend_on_the_neighbours():
 
 @pytest.mark.parametrize("kv", ["f32", "q3h"])
 def test_what_is_left_in_a_block_does_no_harm(kv):
-    """Blocks are used again: what an earlier sequence left behind may be anything, such as NaN."""
+    """Blocks are reused: the content of an earlier sequence may be anything, such as NaN."""
     expected = in_pieces(program(threads=1, kv_k=kv, kv_v=kv), 70, [70, 1])
     dirty = program(threads=1, kv_k=kv, kv_v=kv)
     for cache in dirty._caches.values():
@@ -150,7 +150,7 @@ def test_reserve_keeps_what_is_cached():
 
 
 def test_an_empty_memory_gives_zeros():
-    """Cross-attention to an encoder's memory of no tokens: nothing is read, nothing is not a number."""
+    """Cross-attention to an encoder memory without tokens: nothing is read, and no output is NaN."""
     b = Builder("empty")
     cache = b.cache(kv_heads=2, k_dim=16, kind="cross")
     (q,) = b.inputs(64)
@@ -248,7 +248,7 @@ def test_trace_says_which_step_does_another_and_waits_for_sleeping_threads_first
     rows, within = made.trace(batch((0, 3))), done_by(made.groups())
     assert within and {row.index: row.within for row in rows if row.within is not None} == within
     first, second = Stamps(made._bound["main"].table, made._bound["main"].ends).table[:2]
-    assert (first[0], first[1], first[2], second[2]) == (second[0], second[1], 1, 0)  # a barrier, then the clock anew
+    assert (first[0], first[1], first[2], second[2]) == (second[0], second[1], 1, 0)  # a barrier, then a time stamp
 
 
 def test_an_operand_is_made_once_for_all_its_matrices():

@@ -1,4 +1,4 @@
-"""Tokens that the kernel picks are those that the sampler picks from the same logits, to the last bit."""
+"""The kernel picks the same tokens from the same logits as the sampler, to the last bit."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ WIDTHS = (1, 2, 15, 16, 17, 255, 256, 257, 1000, 1024, 1025, 5003)
 
 
 class Logits:
-    """What a binder asks of a context, with rows of logits. Beyond a row's end lies what must not be seen."""
+    """The context that a binder needs, with rows of logits; values behind a row's end must not be read."""
 
     def __init__(self, rows):
         self.memory = aligned((len(rows), padded(rows.shape[1])), np.float32)
@@ -51,7 +51,7 @@ def choice_of(settings, uniform=0.0):
 
 
 def by_kernel(rows, choices, threads=1):
-    """The token of each row, picked by its choice."""
+    """The token of each row, picked by the kernel for its choice."""
     ctx, width = Logits(rows), rows.shape[1]
     drawn, found = Draws.of(len(rows), width, threads), np.full(len(rows), -7, np.int32)
     drawn.settings[:], drawn.random[:] = encode(choices), draws(choices, 1, MOST_STEPS)
@@ -67,7 +67,7 @@ def by_sampler(row, settings, uniform):
 
 
 def check(row, uniforms, settings=SETTINGS, threads=1):
-    """The row under all settings, with a random number for each."""
+    """Check the row under all settings, each with a random number."""
     found = by_kernel(np.tile(row, (len(settings), 1)), [choice_of(*both) for both in zip(settings, uniforms)], threads)
     assert found == [by_sampler(row, *both) for both in zip(settings, uniforms)]
 
@@ -84,7 +84,7 @@ def test_the_same_tokens(width):
 def test_equal_logits_and_impossible_tokens(width):
     rng = np.random.default_rng(width)
     normal = rng.normal(0, 1, width).astype(np.float32)
-    signs = np.where(rng.random(width) < 0.5, np.float32(-0.0), np.float32(0))  # one number, and the best one
+    signs = np.where(rng.random(width) < 0.5, np.float32(-0.0), np.float32(0))  # a single candidate: the best
     some = np.where(rng.random(width) < 0.7, np.float32(-np.inf), normal)
     some[width // 2] = -1
     for row in (np.round(normal), np.zeros(width, np.float32), np.minimum(signs, np.round(normal) + 1), some,

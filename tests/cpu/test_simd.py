@@ -1,4 +1,4 @@
-"""Every instruction set gives the same bits, and the code is what it should be where this machine has AVX-512."""
+"""Every instruction set gives the same bits; on a machine with AVX-512 the machine code is as expected."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def test_same_bits(name):
 
 
 def test_dots_of_the_largest_numbers():
-    """No sum outgrows the bits that it is kept in."""
+    """No sum overflows the bits of its accumulator."""
     dots.check()
 
 
@@ -56,7 +56,7 @@ def test_dots_of_the_largest_numbers_with_less(name):
 @x86_with_avx2
 @pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_codes(name):
-    """Quantising rounds by other instructions where there is none for it."""
+    """Quantisation gives the same codes with other rounding instructions."""
     _check(name, [("stored", "q2"), ("stored", "q3h"), ("stored", "q8"), ("stored", "q3h_b64t1")])
 
 
@@ -64,7 +64,7 @@ def test_same_codes(name):
 @x86_with_avx2
 @pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_bits_of_networks(name):
-    """Attention, norms, activations, rotations and what is fused with matrices."""
+    """Attention, norms, activations, rotary embeddings and steps fused with matrices."""
     _check(name, [("network", "int8"), ("network", "f32"), ("cache", "bf16")])
 
 
@@ -91,7 +91,7 @@ print(isa(), compiled._library.get_asm_str())
 @pytest.mark.slow
 @x86_with_avx2
 def test_avx2_keeps_what_it_needs_in_registers():
-    """Decoding pairs for one token, the shortest loop there is, spills two of 16 registers at most."""
+    """Decoding pairs for one token, the shortest loop, spills at most two of 16 registers."""
     lines = _run("avx2", "-c", _ASSEMBLY, "q3h").splitlines()
     labels = {line.split(":")[0]: i for i, line in enumerate(lines) if re.match(r"\.L\w+:", line)}
     jumps = ((i, re.search(r"\tj\w+\s+(\.L\w+)", line)) for i, line in enumerate(lines))
@@ -104,7 +104,7 @@ def test_avx2_keeps_what_it_needs_in_registers():
 @pytest.mark.slow
 @pytest.mark.skipif(isa() == "plain", reason="not an x86 machine with AVX2")
 def test_avxvnni_is_encoded_for_it():
-    """This cannot run on most machines, so only its code is looked at."""
+    """Most machines cannot run this code, so only the machine code is checked."""
     assembly = _run("avxvnni", "-c", _ASSEMBLY, "b4_scale")
     assert assembly.startswith("avxvnni")
     assert len(re.findall(r"\{vex\}\s+vpdpbusd", assembly)) >= 8
@@ -115,7 +115,7 @@ def test_avxvnni_is_encoded_for_it():
 @pytest.mark.parametrize(("name", "dots"), [("b4_base", 8 * 15), ("b8_scale", 8 * 15)])
 @pytest.mark.thin(2)
 def test_avx512_code(name, dots):
-    """A dot product per column group and token, its activations broadcast from memory, nothing spilt to the stack."""
+    """One dot product per column group and token, activations broadcast from memory, no spills to the stack."""
     assembly = numba.cfunc("void(int64, int64, int64)", fastmath=FASTMATH, error_model="numpy")(
         kernel_named("linear", name, INT8).fn)._library.get_asm_str()
     assert len(re.findall(r"vpdpbusd\s.*\{1to16\}", assembly)) == dots

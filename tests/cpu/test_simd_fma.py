@@ -1,4 +1,4 @@
-"""a * b + c without the instruction for it, against fractions and, where this machine has it, the instruction."""
+"""The emulated fused multiply-add against fractions and, if this machine has it, the instruction."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ _MAX, _NORMAL, _LEAST = float(np.finfo(np.float32).max), 2.0**-126, 2.0**-149
 
 @op(f32x16, f32x16, f32x16, f32x16)
 def _emulated(builder, a, b, c):
-    """What kernels call where there is no instruction."""
+    """The function that kernels call without the instruction."""
     return emulated(builder, a, b, c)
 
 
@@ -35,7 +35,7 @@ def _emulated_by_4(builder, a, b, c):
 
 @functools.cache
 def _compiled(multiply_add):
-    """Compiled anew by each process: what Numba keeps of a test would outlive changes of simd/fma.py."""
+    """Compiled by each process: Numba's cache of a test would outlive changes of simd/fma.py."""
     @numba.cfunc("void(int64, int64, int64, int64, int64)")
     def elements(end, a, b, c, y):
         for i in range(0, end, 64):
@@ -59,7 +59,7 @@ def _same(found, expected):
 
 def _exact(a, b, c):
     """a * b + c of three floats, rounded once to float32."""
-    special = a * b + c  # in double: right for NaN, infinities and exact zeros, with their signs
+    special = a * b + c  # in double: correct for NaN, infinities and exact zeros, with their signs
     if not math.isfinite(special) or not (exact := Fraction(a) * Fraction(b) + Fraction(c)):
         return special
     scale = Fraction(2) ** (max(math.frexp(special)[1], -125) - 24)  # a unit in the last place of the result
@@ -68,7 +68,7 @@ def _exact(a, b, c):
 
 
 def _check(a, b, c, rounded_twice_differ=0):
-    """rounded_twice_differ: of at least so many elements."""
+    """rounded_twice_differ: least number of elements for which rounding twice would give other bits."""
     a, b, c = (np.asarray(x, np.float32) for x in (a, b, c))
     expected = np.array([_exact(*v) for v in zip(a.tolist(), b.tolist(), c.tolist())], np.float32)
     with np.errstate(all="ignore"):
@@ -76,7 +76,7 @@ def _check(a, b, c, rounded_twice_differ=0):
     assert np.count_nonzero(twice != expected) >= rounded_twice_differ
     for multiply_add in (_emulated, _emulated_by_4):
         _same(_run(multiply_add, a, b, c)[:len(a)], expected)
-    # The same beside zeros, with which all lanes take the longer way.
+    # The same beside zeros, which make all lanes take the slow path.
     with_zeros = [np.pad(np.resize(x, (-(-len(a) // 3), 3)), ((0, 0), (0, 1))).ravel() for x in (a, b, c, expected)]
     _same(_run(_emulated, *with_zeros[:3])[:with_zeros[3].size], with_zeros[3])
 
@@ -106,7 +106,7 @@ def test_random_numbers_of_one_size():
 
 
 def _almost_powers_of_2(rng, count):
-    """Pairs of numbers from 1 to 2 of 24 bits whose products are 2, give or take 2 parts in 2^27."""
+    """Pairs of 24-bit values from 1 to 2 whose products are 2, within 2 parts in 2^27."""
     a = rng.integers(1 << 23, 1 << 24, 16 * count)
     b = ((1 << 47) + a // 2) // a
     near = np.flatnonzero(abs(a * b - (1 << 47)) < 1 << 20)[:count]
@@ -115,9 +115,9 @@ def _almost_powers_of_2(rng, count):
 
 @pytest.mark.parametrize("exponent", [0, 104, -100, -126, -140, -149])
 def test_almost_half_a_unit(exponent):
-    """c is a number of units 2^exponent, a * b almost half a unit: next to a tie, on any side of it.
+    """c is a multiple of the unit 2^exponent, a * b almost half a unit: next to a tie, on either side.
 
-    Exponent 104 is of the largest numbers, some results are infinite; -149 of denormal ones.
+    Exponent 104 gives the largest values, with some infinite results; -149 gives subnormal values.
     """
     rng = np.random.default_rng(exponent + 200)
     a, b = _almost_powers_of_2(rng, 2000)
@@ -129,7 +129,7 @@ def test_almost_half_a_unit(exponent):
 
 
 def test_products_that_are_ties():
-    """a * b has 25 bits and lies between two float32; c is 0 or next to nothing."""
+    """a * b has 25 bits and is halfway between two float32; c is 0 or tiny."""
     rng, count = np.random.default_rng(7), 3000
     a, b = rng.integers(1 << 11, 1 << 12, count) | 1, rng.integers(1 << 12, 1 << 13, count) | 1
     c = rng.choice([0, 2.0**-30, 2.0**-60, 2.0**-100, 2.0**-149], count)
@@ -142,7 +142,7 @@ def test_products_that_are_ties():
     (0x8007F5 * 2.0**-98, -0xFFF017 * 2.0**-99, 2.0**-126),  # rounded twice, this would be 2^-126
 ])
 def test_one_lane_of_sixteen(a, b, c):
-    """A doubtful lane is found wherever it is, beside results that are not doubtful."""
+    """A doubtful lane is detected in any position, beside lanes that are not doubtful."""
     everywhere = np.full((3, 16, 16), [[[1.0]], [[0.5]], [[1.0]]], np.float32)
     for lane in range(16):
         everywhere[:, lane, lane] = a, b, c

@@ -1,4 +1,4 @@
-"""Worker threads: everything runs once and in order, nobody sleeps through a run, and nothing hangs."""
+"""Worker threads: every kernel runs once and in order, no wake-up is lost, and nothing hangs."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def _count(args, thread, n_threads):
 
 @kernel
 def _check_sum(args, thread, n_threads):
-    """After a barrier all threads have counted as often as this one; args[15] counts how often that was wrong."""
+    """After a barrier all threads must have counted as often as this one; args[15] counts violations."""
     mine = i64(args, thread)
     for other in range(n_threads):
         if i64(args, other) != mine:
@@ -39,7 +39,7 @@ def _check_sum(args, thread, n_threads):
 
 @kernel
 def _spin(args, thread, n_threads):
-    """Some 100 ms."""
+    """Spin for about 100 ms."""
     for _ in range(i64(args, 0)):
         pause()
 
@@ -89,7 +89,7 @@ def test_sleeping_workers_wake(pool):
 
 @kernel
 def _last_is_late(args, thread, n_threads):
-    """The last thread takes some 20 ms."""
+    """The last thread takes about 20 ms."""
     if thread == n_threads - 1:
         for _ in range(i64(args, 0)):
             pause()
@@ -103,7 +103,7 @@ def test_where_other_programs_want_the_cores_threads_sleep_in_barriers(pool):
     used = time.thread_time() - before
     assert memory[:pool.n_threads].tolist() == [10] * pool.n_threads and memory[15] == 0
     if pool.n_threads > 1:
-        assert used < 0.05  # of some 200 ms
+        assert used < 0.05  # about 200 ms
 
 
 def test_a_run_has_fewer_threads_where_they_would_sleep():
@@ -112,7 +112,7 @@ def test_a_run_has_fewer_threads_where_they_would_sleep():
     pool._control[CROWDED // 8] = 1 << 62
     for _ in range(2):
         pool.run(table, 3, fewer=True)
-    pool._control[FEWER // 8 + 1] = 1 << 62  # not to be tried again
+    pool._control[FEWER // 8 + 1] = 1 << 62  # no new try with all threads
     pool.run(table, 3, fewer=True)
     assert memory[:4].tolist() == [3, 3, 3, 2] and memory[15] == 0
     pool.run(table, 1)
@@ -130,7 +130,7 @@ def test_how_many_threads_are_tried_when():
 
     assert [run(24), run(26), run(24), run(26), run(26), run(26), run(26), run(0), run(50)] == [8] * 5 + [6, 4, 3, 3]
     assert [run(50), run(50), run(50)] == [2, 1, 1]
-    for wait in (400_000, 800_000, 1_600_000, 3_000_000, 3_000_000):  # tried again, in vain
+    for wait in (400_000, 800_000, 1_600_000, 3_000_000, 3_000_000):  # a new try with all threads, in vain
         begin = fewer[1]
         assert [run(50), run(50)] == [8, 1] and fewer[1] == begin + 1000 + wait
     begin = fewer[1]
@@ -193,7 +193,7 @@ def test_closed_threads_and_forked_children_are_refused(monkeypatch):
 
 
 def _wait_until_asleep(pool: Threads) -> None:
-    """Until its workers sleep; beside other work they may get their cores seldom."""
+    """Wait until the workers sleep; on a busy machine they rarely get a core."""
     states = pool._control[(WORKERS + WORKER_BYTES + STATE) // 8::WORKER_BYTES // 8][:pool.n_threads - 1]
     until(lambda: (states == threads_kernels.ASLEEP).all(), "workers that sleep")
 
@@ -232,7 +232,7 @@ def test_every_core_has_its_share_of_threads_that_outnumber_them():
 
 
 def test_each_may_walk_a_table_of_its_own():
-    """Two sets of threads in one walk, each with barriers of its own."""
+    """Two sets of threads in one run, each with its own barriers."""
     pools, memories = [Threads(2), Threads(1)], np.zeros((2, 16), np.int64)
     tables = [_table(*[(_count, memory), (_check_sum, memory)] * REPEAT) for memory in memories]
     own = np.array([(pools[0].address, 0, 2), (pools[0].address, 1, 2), (pools[1].address, 0, 1)], np.int64)
@@ -297,7 +297,7 @@ def arrive(args, thread, n_threads):
 
 
 def test_spinning_is_given_up_where_cores_are_scarce():
-    """Who has spun at a barrier in vain spins less at the next one."""
+    """A thread that has spun at a barrier in vain spins less at the next barrier."""
     pool, patience = Threads(2), np.full(2, threads_kernels.SPINS, np.int64)
     control, args = pool._control, np.array([pool.address, patience.ctypes.data], np.int64)
     arrive.prepare()
@@ -306,11 +306,11 @@ def test_spinning_is_given_up_where_cores_are_scarce():
         waiting.start()
         while control[ARRIVED // 8] % 2 == 0:
             time.sleep(0.01)
-        time.sleep(0.1)  # longer than it spins
+        time.sleep(0.1)  # longer than a thread spins
         arrive(args.ctypes.data, 0, 2)
         waiting.join()
         assert patience.tolist() == [threads_kernels.SPINS, expected]
     patience[0] = 16
-    arrive(args.ctypes.data, 0, 1)  # alone: nobody to wait for
+    arrive(args.ctypes.data, 0, 1)  # a single thread does not wait
     assert patience[0] == 16
     pool.close()

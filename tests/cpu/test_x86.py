@@ -1,4 +1,4 @@
-"""AVX-512 and AVX-VNNI: kernels compiled for their processors give the same bits as here, run in an emulator."""
+"""AVX-512 and AVX-VNNI: kernels compiled for such processors, run in an emulator, give the same bits as here."""
 
 import os
 import platform
@@ -50,7 +50,7 @@ def test_dots_of_the_largest_numbers(isa):
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", PROCESSORS)
 def test_same_bits_of_networks(isa):
-    """Attention on floats and on codes, norms, activations, rotations and what is fused with matrices."""
+    """Attention on floats and on codes, norms, activations, rotary embeddings and steps fused with matrices."""
     _check(isa, NETWORKS)
 
 
@@ -58,7 +58,7 @@ def test_same_bits_of_networks(isa):
 @pytest.mark.parametrize("isa", PROCESSORS)
 @pytest.mark.parametrize("mode", ["int8", "int16", "f32"])
 def test_same_bits_for_every_kind_of_type(isa, mode):
-    """As isa_digest.one_of_each has them, without those of Inferflow's that a test has to encode: so has test_arm."""
+    """The types of isa_digest.one_of_each, without Inferflow's types that a test has to encode, as in test_arm."""
     kinds = [kind for kind in STORED if (kind not in INFERFLOW_SCHEMES or kind == "q4_b16")
              and (mode == "f32" or TYPES[kind].block > 1)]
     _check(isa, [(kind, mode) for kind in one_of_each(kinds)])

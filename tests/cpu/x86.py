@@ -1,11 +1,10 @@
-"""An x86 processor with AVX-512 or AVX-VNNI to run kernels on where there is none: Numba compiles for it, an emulator
-runs what comes out.
+"""An emulated x86 processor with AVX-512 or AVX-VNNI for kernels: Numba compiles for it, and an emulator runs the code.
 
-`python -m tests.cpu.x86 avx512|avxvnni module arguments ...` runs a module that believes to be on such a processor.
-All kernels are then compiled by Numba and LLVM for it, and calls of them go to Bochs (package bochscpu-python), which
-has every instruction of a Sapphire Rapids and of an Arrow Lake. The emulated processor sees the memory of this process
-at the same addresses, so that arguments and functions of the C library are what they are. Threads of a program take
-turns, kernel by kernel. Devices that exchange within a kernel do not run.
+`python -m tests.cpu.x86 avx512|avxvnni module arguments ...` runs a module as if on such a processor. Numba and LLVM
+compile all kernels for it. Calls of kernels go to Bochs (package bochscpu-python), which has every instruction of a
+Sapphire Rapids and of an Arrow Lake. The emulated processor sees the memory of this process at the same addresses, so
+arguments and functions of the C library need no translation. Threads of a program run in turn, kernel by kernel.
+Devices that exchange values within a kernel are not supported.
 """
 
 import ctypes
@@ -17,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-# The instruction set, the processor of LLVM and of Bochs, and what LLVM may use of it.
+# By instruction set: the processor of LLVM and of Bochs, and the features that LLVM may use.
 _V3 = ("+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,"
        "+lzcnt,+movbe")
 _V4 = _V3 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx512vnni,+avx512vbmi,+avx512vbmi2,+avx512ifma"
 PROCESSORS = {
     "avx512": ("sapphirerapids", "_Z28create_sapphire_rapids_cpuidP8BX_CPU_C", _V4 + ",+avx512bf16"),
     "avxvnni": ("alderlake", "_Z23create_arrow_lake_cpuidP8BX_CPU_C", _V3 + ",+avxvnni")}
-_DEFAULT = "_Z23create_corei3_cnl_cpuidP8BX_CPU_C"  # the package's own choice, a Cannon Lake without VNNI
+_DEFAULT = "_Z23create_corei3_cnl_cpuidP8BX_CPU_C"  # the package's default, a Cannon Lake without VNNI
 _WITHOUT = ("AVX512F", "AVX512VL", "AVX512BW", "AVX512DQ", "AVX512CD")  # names of the C library
 _PAGE, _HUGE, _STACK = 1 << 12, 1 << 30, 1 << 20
 _PRESENT, _LARGE = 7, 128  # bits of an entry of a page table: present, writable, of the user; a page of 1 GB
@@ -33,15 +32,15 @@ _REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 
 
 class Emulator:
-    """One emulated core in 64-bit mode, whose pages of 1 GB are this process's memory."""
+    """One emulated core in 64-bit mode, with this process's memory as pages of 1 GB."""
 
     def __init__(self):
         self._session = bochscpu.Session()
         self._session.missing_page_handler = self._map
         self._hook = bochscpu.Hook()
         self._hook.hlt, self._hook.exception = lambda session, core: session.stop(), self._fault
-        self._at: list[int] = []                # of each huge page of the core its address here
-        self._tables: list[np.ndarray] = []     # one page each; the core has them from page 1 on
+        self._at: list[int] = []                # host address of each huge page of the core
+        self._tables: list[np.ndarray] = []     # one page each, from page 1 of the core on
         self._directories: dict[int, np.ndarray] = {}
         self._root, self._root_at = self._table()
         self._stack, self._end = _aligned(_STACK), _aligned(_PAGE)
@@ -53,7 +52,7 @@ class Emulator:
         self._see_memory()
         state = bochscpu.State()
         bochscpu.cpu.set_long_mode(state)
-        state.cr4 |= 1 << 9 | 1 << 10 | 1 << 18   # of the system: SSE, its exceptions, XSAVE
+        state.cr4 |= 1 << 9 | 1 << 10 | 1 << 18   # system settings: SSE, its exceptions, XSAVE
         state.cr3, state.xcr0, state.mxcsr, state.mxcsr_mask, state.rflags = self._root_at, 0xE7, 0x1F80, 0xFFBF, 2
         state.cs = _segment(0x10, 0xA09B)
         for name in ("ds", "es", "ss", "gs"):
@@ -78,7 +77,7 @@ class Emulator:
         return self._tables[-1].view(np.uint64), _PAGE * len(self._tables)
 
     def _see_memory(self) -> None:
-        """Give the core a huge page wherever this process has memory by now."""
+        """Map a huge page of the core wherever this process has memory now."""
         for line in Path("/proc/self/maps").read_text().splitlines():
             begin, end = (int(part, 16) for part in line.split()[0].split("-"))
             for at in range(begin & -_HUGE, end, _HUGE):
@@ -94,7 +93,7 @@ class Emulator:
         self._directories[directory][entry] = len(self._at) * _HUGE | _PRESENT | _LARGE
 
     def _map(self, address: int) -> None:
-        """Say where a page of the core is: it is met for the first time."""
+        """Return the host address of a page of the core, on its first access."""
         page = address & -_PAGE
         huge, inside = divmod(page, _HUGE)
         here = self._at[huge - 1] + inside if huge else self._tables[inside // _PAGE - 1].ctypes.data
@@ -102,7 +101,7 @@ class Emulator:
 
 
 def _aligned(size: int) -> np.ndarray:
-    """Zeros that begin at a page."""
+    """Zeros aligned to a page."""
     raw = np.zeros(size + _PAGE, np.uint8)
     return raw[-raw.ctypes.data % _PAGE:][:size]
 
@@ -115,7 +114,7 @@ def _segment(selector: int, attributes: int, base: int = 0):
 
 
 def _thread_base() -> int:
-    """Address of this thread's own variables, which the C library reads."""
+    """Address of this thread's thread-local variables, which the C library reads."""
     base = ctypes.c_uint64()
     ctypes.CDLL(None).arch_prctl(_GET_FS, ctypes.byref(base))
     return base.value
@@ -125,7 +124,7 @@ _emulators = threading.local()
 
 
 def function(address: int):
-    """What calls the compiled function at an address."""
+    """A callable for the compiled function at an address."""
     def call(*arguments: int) -> None:
         if not hasattr(_emulators, "of_thread"):
             _emulators.of_thread = Emulator()
@@ -138,14 +137,14 @@ def _no_workers(threads, n_threads: int) -> None:
 
 
 def _in_turn(threads, table: np.ndarray, rows: int) -> None:
-    """What Threads.run does, by one thread after the other."""
+    """Threads.run with one thread after the other."""
     for address, arguments, _ in table[:rows].tolist():
         for thread in range(threads.n_threads):
             function(address)(arguments, thread, threads.n_threads)
 
 
 def _choose(model: str) -> None:
-    """Have Bochs make this model of a processor: its own choice begins with a jump to it."""
+    """Make Bochs create this processor model: patch its default model's function with a jump to it."""
     library, memory = ctypes.CDLL(bochscpu._bochscpu.__file__), ctypes.CDLL(None)
     own, wanted = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in (_DEFAULT, model))
     jump = b"\x48\xb8" + wanted.to_bytes(8, "little") + b"\xff\xe0"  # mov rax, wanted; jmp rax
@@ -156,12 +155,12 @@ def _choose(model: str) -> None:
 
 
 def pretend(isa: str) -> None:
-    """Make this process compile for a processor, and run what it compiled in the emulator."""
+    """Make this process compile for a processor, and run the compiled code in the emulator."""
     global bochscpu
     cpu, model, features = PROCESSORS[isa]
     os.environ |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
-    # The package names functions of a later C library, which it does not call; those are looked for at a call alone.
-    # In what the emulator runs nothing may be looked for: the loader would save more registers than it has room for.
+    # The package refers to functions of a later C library, which it does not call: resolve symbols lazily.
+    # Emulated code must not resolve symbols: the loader would save more registers than it has memory for.
     usual = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY)
     import bochscpu
@@ -178,7 +177,7 @@ def pretend(isa: str) -> None:
 
 
 def _without_avx512() -> None:
-    """Start this process anew with functions of the C library that do not need AVX-512: the host may have it."""
+    """Restart this process with C library functions that do not need AVX-512, in case the host has it."""
     tunables = "glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in _WITHOUT)
     if os.environ.get("GLIBC_TUNABLES") != tunables:
         os.environ["GLIBC_TUNABLES"] = tunables
@@ -196,4 +195,4 @@ if __name__ == "__main__":
     except SystemExit as end:
         status = int(end.code or 0)
     sys.stdout.flush()
-    os._exit(status)  # at a usual end, objects of the emulator outlive what they are made of
+    os._exit(status)  # a normal exit would free parts of the emulator before the objects that use them

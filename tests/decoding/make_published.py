@@ -1,4 +1,4 @@
-"""Writes expected/published.json: what transformers and llama.cpp make of the same logits, strategy by strategy.
+"""Write expected/published.json: results of transformers and llama.cpp on the same logits, strategy by strategy.
 
     python -m tests.decoding.make_published FOLDER_OF_LIBLLAMA
 
@@ -37,7 +37,7 @@ SAMPLERS = {  # setting -> (function, arguments after the value)
 
 
 def llama(library, settings, text, logits):
-    """(ids, scores) that llama.cpp's samplers leave, one after the other as the settings have them."""
+    """(ids, scores) after llama.cpp's samplers, in the order of the settings."""
     data = (TokenData * len(logits))(*((i, float(x), 0.0) for i, x in enumerate(logits)))
     array = TokenArray(data, len(logits), -1, False)
     for sampler in chain(library, settings, text):
@@ -78,7 +78,7 @@ PROCESSORS = {
 
 
 def published(settings, text, logits):
-    """The same by transformers' processors; None where it has none."""
+    """(ids, scores) after transformers' logits processors; None without an equivalent."""
     if not settings.keys() <= PROCESSORS.keys():
         return None
     scores, ids = torch.tensor(logits)[None], torch.tensor(text)[None]
@@ -88,7 +88,7 @@ def published(settings, text, logits):
 
 
 def result(scores):
-    """Ids that are left and their probabilities."""
+    """Remaining ids and their probabilities."""
     if scores is None:
         return None
     ids = sorted(scores)

@@ -1,4 +1,4 @@
-"""Strategies and logits that numflow and published implementations are compared on."""
+"""Strategies and logits for comparing numflow with published implementations."""
 
 import zlib
 
@@ -32,6 +32,6 @@ CASES = {
 
 
 def logits_of(name: str, spread: float) -> np.ndarray:
-    """float32 [SIZE], a number of thousandths each, so that no library's rounding matters."""
+    """Logits float32 [SIZE], multiples of 1/1000, so that rounding does not matter."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     return (np.round(spread * rng.standard_normal(SIZE) * 1000) / 1000).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Tokens that may not come."""
+"""Constraints: excluded tokens."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ SCORES = np.arange(6, dtype=np.float32)
 
 
 def banned(limits, before, new):
-    """Ids that are ruled out; the others keep their scores."""
+    """Ids with score -inf; checks that the others keep their scores."""
     scores = limits.apply(SCORES, before, new)
     kept = np.isfinite(scores)
     np.testing.assert_array_equal(scores[kept], SCORES[kept])

@@ -1,4 +1,4 @@
-"""Filters on five words by hand, and against the published definitions with a full sort."""
+"""Filters on a vocabulary of five words, computed by hand, and against the published definitions with a full sort."""
 
 import math
 
@@ -79,7 +79,7 @@ def test_against_a_full_sort(function, naive, values, spread):
 
 
 def test_the_whole_is_seldom_sorted(monkeypatch):
-    """A distribution with a head, as models have them: 256 values are enough for every filter."""
+    """A peaked distribution, as of models: 256 values are enough for every filter."""
     seen = []
     original = filters.leading
     monkeypatch.setattr(filters, "leading", lambda values, wanted: original(

@@ -1,4 +1,4 @@
-"""Frustratingly simple decoding against the published rule, written out with counters."""
+"""Frustratingly simple decoding against the published rule, implemented with counters."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from numflow.decoding.settings import Sampling
 
 
 def published(text, token, n, beta):
-    """The penalty of one token: tables of what followed each context, asked from the longest to the shortest."""
+    """Penalty of one token: tables of followers of each context, from the longest to the shortest."""
     if len(text) < n - 1:
         return 0.0
     score, left = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Mirostat: its numbers by hand, and that the surprise of a text comes near the target."""
+"""Mirostat: values by hand, and the mean surprise of a text near the target."""
 
 import math
 

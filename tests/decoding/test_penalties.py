@@ -1,4 +1,4 @@
-"""Penalties by hand, and what they leave alone."""
+"""Penalties by hand, and unchanged scores."""
 
 import numpy as np
 import pytest

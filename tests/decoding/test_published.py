@@ -1,4 +1,4 @@
-"""Strategies against what transformers and llama.cpp make of the same logits (see make_published.py)."""
+"""Strategies against transformers and llama.cpp on the same logits (see make_published.py)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Picking tokens: what may be drawn, and that drawn frequencies follow the probabilities."""
+"""Sampler: allowed tokens, and sampled frequencies against probabilities."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_filters_by_hand(settings, expected):
     ({"top_p": 0.9, "top_k": 2, "samplers": ("temperature", "top_p", "top_k")}, [0, 0.6154, 0, 0.3846, 0])])
 @pytest.mark.thin(6)
 def test_first_tokens_are_drawn_by_their_probabilities(settings, expected):
-    """Of 3,000 requests, against probabilities worked out by hand."""
+    """Frequencies over 3,000 requests, against probabilities by hand."""
     draws = 3000
     counts = np.bincount([Sampler(Sampling(**{"temperature": 1.0, "seed": seed, **settings})).pick(LOGITS)
                           for seed in range(draws)], minlength=5)
@@ -69,7 +69,7 @@ def test_the_tokens_of_one_request_are_drawn_independently():
 
 
 def test_end_tokens_are_passed_over():
-    """Twice the best other token comes instead."""
+    """The best other token replaces the end token twice."""
     limits = Constraints(frozenset({1}), max_tokens=99)
     sampler = Sampler(Sampling(eos_bypassing_max=2), limits)
     assert [sampler.pick(LOGITS) for _ in range(4)] == [3, 3, 1, 1]

@@ -1,4 +1,4 @@
-"""Picking out of many numbers, held against a full sort."""
+"""Selection from large arrays, against a full sort."""
 
 import numpy as np
 import pytest

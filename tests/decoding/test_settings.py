@@ -1,4 +1,4 @@
-"""Settings of strategies: what is out of range, contradicts something, or would do nothing."""
+"""Settings of strategies: values out of range, contradictions, and settings without effect."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Speculation is exact: what passes is distributed as if nobody had drafted."""
+"""Speculative decoding is exact: tokens are distributed as without drafts."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def test_the_distribution_is_that_of_the_model(p, q):
 @pytest.mark.parametrize(("p", "q"), PAIRS)
 @pytest.mark.thin(3)
 def test_the_distribution_by_integrals(p, q):
-    """Summed over all drafts and a fine grid of random numbers, without drawing anything."""
+    """Sum over all drafts and a fine grid of random numbers, without sampling."""
     target, source, grid = distribution(p), distribution(q), (np.arange(60) + 0.5) / 60
     found = np.zeros(5)
     for draft, weight in zip(*source, strict=True):
@@ -59,7 +59,7 @@ def test_a_check_of_the_check():
 
 
 def logits_after(ids):
-    """A language of five words: the next one's logits follow from the last two."""
+    """A language of five words: the logits of the next word depend on the last two."""
     return np.random.default_rng([3, *ids[-2:]]).normal(0, 1.5, 5).astype(np.float32)
 
 
@@ -83,7 +83,7 @@ def test_compared_guesses_change_no_token(settings):
 
 @pytest.mark.merge
 def test_rejection_in_a_chain_of_strategies():
-    """Three tokens drawn with drafts from a model that is too flat, against the probabilities of all 125 texts."""
+    """Three tokens sampled with drafts of a flatter model, against the probabilities of all 125 texts."""
     settings = {"temperature": 0.8, "top_k": 4, "repetition_penalty": 1.2}
     exact = np.zeros((5, 5, 5))
     for text in itertools.product(range(5), repeat=3):
@@ -170,11 +170,11 @@ def test_numbers_that_were_never_run_lie_on_a_line():
 
 
 class Text:
-    """Something that drafts."""
+    """A text that drafts."""
 
 
 class Clock:
-    """Seconds as a test says."""
+    """Clock set by a test."""
 
     def __init__(self):
         self.now = 0.0
@@ -184,7 +184,7 @@ class Clock:
 
 
 def written(rounds, right, plain=1.0, draft=0.8, row=0.3, catch_up=0.0, times=None, clock=None, text=None):
-    """Tokens and seconds of so many rounds of a text in which `right(n)` says whether the n-th draft is right."""
+    """Tokens and seconds of so many rounds of a text; `right(n)`: whether the n-th draft is accepted."""
     clock = clock or Clock()
     times, text = times or StepTimes(clock), text or Text()
     length, tokens, drafted, begin, behind = DraftLength(16), 0, 0, clock.now, 0
@@ -248,7 +248,7 @@ def test_rounds_that_became_dearer_stop_drafts():
 
 
 def test_texts_side_by_side_are_measured_apart():
-    """The rows of all texts fill what one text alone has for nothing."""
+    """With several texts, drafts are no longer free: their rows fill the batch."""
     clock = Clock()
     times, texts = StepTimes(clock), [Text() for _ in range(8)]
     for row, drafts in ((0.2, False), (0.001, True)):
@@ -267,6 +267,6 @@ def test_texts_side_by_side_are_measured_apart():
 
 
 def test_a_dear_step_is_avoided():
-    """Four rows fit into what the kernels do at once, a fifth costs as much as all of them."""
+    """Four rows fit into one tile of the kernels; a fifth row costs as much as all four."""
     times = known(lambda drafts: 1.0 if drafts < 4 else 2.0)
     assert DraftLength(8, rate=0.8).choose(times) == 3

@@ -1,4 +1,4 @@
-"""How much of a text's end waits because a stop string may begin there."""
+"""Length of the suffix that is held back as a possible start of a stop string."""
 
 import pytest
 

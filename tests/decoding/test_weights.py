@@ -1,4 +1,4 @@
-"""Weights that every device computes to the same bits."""
+"""Sampling weights: the same bits on every device."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_a_part_is_a_whole_number_of_units(value):
 
 
 def test_drawing_at_borders():
-    """Of 3 and 5 units the first is drawn with 3 of 8 of all random numbers."""
+    """With weights of 3 and 5 units, the first id is sampled for 3/8 of all random numbers."""
     ids, weights = np.array([4, 9]), np.array([3, 5], np.float32)
     assert [draw(ids, weights, u) for u in (0, 3 / 8 - 2**-32, 3 / 8, 1 - 2**-32, 1)] == [4, 4, 9, 9, 9]
     assert Candidates(ids, np.zeros(2, np.float32)).weights.dtype == np.float32

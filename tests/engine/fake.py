@@ -1,4 +1,4 @@
-"""A model of 20 lines: bytes are tokens, the program writes a given text, and its KV memory is a dict."""
+"""A fake model: bytes are tokens, the program generates a given text, and its KV memory is a dict."""
 
 import codecs
 
@@ -60,7 +60,7 @@ def one_hot(id):
 
 
 def writes(text, prompt=1):
-    """A rule that continues a prompt of so many tokens by a text (bytes or ids), then EOS for ever."""
+    """A rule that continues a prompt of so many tokens by a text (bytes or ids), then EOS forever."""
     ids = list(text)
     return lambda history: (ids + [EOS] * 1000)[len(history) - prompt]
 

@@ -1,4 +1,4 @@
-"""A fake tokenizer that can say what each token is: bytes as tokens."""
+"""A fake tokenizer with a text for each token: bytes as tokens."""
 
 from tests.engine.fake import VOCABULARY, FakeTokenizer, fake_model
 

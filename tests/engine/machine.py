@@ -1,5 +1,5 @@
-"""A program of 20 lines for the scheduler alone: KV blocks are lists of tokens, a state the list of all so far, the
-next token follows from all."""
+"""A fake program for tests of the scheduler: KV blocks are lists of tokens, a state is the list of all tokens so far,
+and the next token depends on all tokens."""
 
 from functools import partial
 from itertools import chain
@@ -19,7 +19,7 @@ def following(history):
 
 
 class Machine:
-    """Carries out a scheduler's plans, and checks that every token finds before it what it must.
+    """Executes a scheduler's plans, and checks that every token attends to the right tokens.
 
     windows: of the layers, each with a pool of blocks, and STATE; where there are several, `blocks` are shared out.
     """
@@ -41,7 +41,7 @@ class Machine:
 
     @property
     def memory(self):
-        """The first pool's."""
+        """Memory of the first pool."""
         return self.memories[0]
 
     def step(self):

@@ -1,4 +1,4 @@
-"""Adapters that requests choose: the same bits in any company, loaded and unloaded while others run."""
+"""Adapters chosen by requests: the same bits in any batch, loaded and unloaded while requests run."""
 
 import numpy as np
 import pytest
@@ -171,7 +171,7 @@ def test_what_is_refused(base, adapters, models, tmp_path):
     with pytest.raises(RequestError, match="2 texts need as many adapters"):
         model.logits_batch([IDS, IDS], adapters=["one"])
     saved = {f"{PREFIX}model.norm.weight": np.zeros(32, np.float32)}
-    with pytest.raises(RequestError, match="model.norm.weight.*in place of a tensor.*merge"):
+    with pytest.raises(RequestError, match="model.norm.weight.*replaces a tensor.*merge"):
         model.adapters.load("five", write_adapter(tmp_path, saved))
     with pytest.raises(FormatError, match="another model"):
         model.adapters.load("five", write_adapter(tmp_path, pair(Q.format(0), (16, 32))))

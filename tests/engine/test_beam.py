@@ -1,4 +1,4 @@
-"""Beam search as numbers: against every text there is, and where it stops."""
+"""Beam search against an exhaustive search, and its stopping rules."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""`bench`: every size that is asked for, what is compared, and the cost of steps worked out by hand."""
+"""`bench`: all requested sizes, comparisons, and the cost of steps by hand."""
 
 import json
 from types import SimpleNamespace
@@ -118,7 +118,7 @@ def test_costs():
 
 
 def test_options_of_loading_are_told(tmp_path):
-    """Two results differ where the settings did."""
+    """Two results differ in the settings."""
     folder = write_checkpoint(tmp_path)
     assert bench(folder, 4, 2, 1, threads=1, transport="threads")["options"] == {}
     placed = bench(folder, 4, 2, 1, threads=1, devices="0;1", transport="threads", kv="q8")

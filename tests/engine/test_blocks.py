@@ -1,4 +1,4 @@
-"""KV blocks as integers."""
+"""KV block allocator and block tables."""
 
 import numpy as np
 import pytest

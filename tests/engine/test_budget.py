@@ -1,4 +1,4 @@
-"""What one request may ask for: numbers in a budget, errors that name them, nothing of a client that is kept."""
+"""Budgets of requests: limits, error messages, and caches that clients cannot fill."""
 
 import numpy as np
 import pytest

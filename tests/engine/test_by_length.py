@@ -1,4 +1,4 @@
-"""Rotary factors that depend on the length: a request has one set of them, whatever runs beside it or ran before."""
+"""Rotary factors that depend on the length: a request uses one set, independent of other requests."""
 
 import numpy as np
 import pytest

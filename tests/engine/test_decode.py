@@ -1,4 +1,4 @@
-"""Requests side by side, and the sequences of a beam search in KV memory."""
+"""Batches of requests, and the sequences of a beam search in KV memory."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A request's tokens and log-probabilities are the same bits alone, in any company, and whatever happens to it.
+"""Determinism: a request's tokens and log-probabilities are the same bits alone, in any batch, and after preemption.
 
 Schedules are drawn by hypothesis: who comes when, how much memory and how many tokens a step has, who is cancelled.
 """

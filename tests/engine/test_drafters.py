@@ -1,4 +1,4 @@
-"""Speculation in the engine: the same tokens, or the same distribution, in fewer steps."""
+"""Speculative decoding in the engine: the same tokens, or the same distribution, in fewer steps."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 drafts: a checkpoint of their own that reads a model's streams; numbers against the formula in NumPy."""
+"""EAGLE-3 drafts: a draft checkpoint that reads a model's streams; values against the formula in NumPy."""
 
 import json
 

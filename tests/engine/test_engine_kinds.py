@@ -1,4 +1,4 @@
-"""Encoders and encoder-decoders in the engine: side by side, beside what generates, and with memory running out."""
+"""Encoders and encoder-decoders in the engine: batched, with generating requests, and short of memory."""
 
 import threading
 

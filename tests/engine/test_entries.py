@@ -1,4 +1,4 @@
-"""Entries of windows beside the last keys: the same numbers however a text is cut, and in any company."""
+"""Entries of windows beside the last keys: the same values for any chunks and in any batch."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A lock in turns."""
+"""Fair lock."""
 
 import threading
 

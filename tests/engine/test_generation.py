@@ -1,4 +1,4 @@
-"""Text as it comes: stop strings and incomplete characters are held back, cut off and flushed."""
+"""Streamed text: stop strings and incomplete characters are held back, cut off and flushed."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Translation: languages of a vocabulary, their tokens beside the text and before the answer."""
+"""Translation: languages of a vocabulary, and positions of their tokens."""
 
 import pytest
 

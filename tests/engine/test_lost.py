@@ -1,4 +1,4 @@
-"""A device that is lost takes the keys and values with it: requests read their texts again and end as without it."""
+"""Loss of a device with its KV memory: requests recompute their tokens and give the same results."""
 
 import pytest
 

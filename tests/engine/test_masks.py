@@ -1,4 +1,4 @@
-"""Filling gaps."""
+"""Fill-mask."""
 
 import numpy as np
 import pytest

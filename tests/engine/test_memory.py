@@ -1,4 +1,4 @@
-"""The memory plan: what keys and values may take, and what happens where it does not suffice."""
+"""Memory plan: limit of the KV memory, and behaviour at the limit."""
 
 import mmap
 

@@ -1,4 +1,4 @@
-"""A model's own block that predicts a further token (MTP) drafts for it: its numbers, and texts that stay the same."""
+"""Multi-token prediction (MTP) blocks as drafters: their values, and unchanged texts."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Calibration on text that the model writes itself: made once, kept, of use, left out where it can have no effect."""
+"""Calibration on text that the model generates: computed once, cached, useful, skipped without effect."""
 
 import os
 

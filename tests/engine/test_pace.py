@@ -1,4 +1,4 @@
-"""Steps that run in one go: the tokens of single steps, within a block, for requests that need nothing else."""
+"""Multi-step decoding: the tokens of single steps, within a block, for requests that need only logits."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What preempted requests leave behind in a step that has been planned: copies, blocks swapped out, loads."""
+"""Preemption during planning: copies, swapped blocks and loads of preempted requests in a step plan."""
 
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.schedule.scheduler import StepLimits
@@ -49,7 +49,7 @@ def test_a_copy_for_a_preempted_fork_is_not_made_into_a_block_that_is_loaded():
 
 
 def test_what_was_swapped_out_is_forgotten_with_the_memory():
-    """It may be that it was never saved: nothing of it is loaded, and its blocks in the host's memory are free."""
+    """Swapped blocks may never have been saved: nothing is loaded, and the host blocks are released."""
     machine = Machine(StepLimits(sequences=1), prefix=False)
     low, high = SequenceGroup([1, 2, 3, 4, 5, 6], 12), SequenceGroup([9], 12, priority=1)
     machine.scheduler.add(low)
@@ -77,7 +77,7 @@ def _lane(blocks, tokens):
 
 
 def test_a_block_that_is_loaded_is_not_saved_over_in_the_same_step():
-    """Saves are made before loads: a block of the host is free when the plan that loads it has been carried out."""
+    """Saves precede loads: a host block is released when the plan that loads it has been executed."""
     blocks, swap_space = BlockAllocator(8), SwapSpace(BlockAllocator(limit=2), SIZE)
     first, second = _lane(blocks, 8), _lane(blocks, 8)
     assert swap_space.swap_out(first, StepPlan(), {})

@@ -1,4 +1,4 @@
-"""Settings of requests on the way to results: samples, log-probabilities, likelihoods, structured output, guesses."""
+"""Settings of requests: samples, log-probabilities, likelihoods, structured output, speculation."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which sampling a conversation gets: request, model's files, list of models, and the last resort, in this order."""
+"""Sampling defaults of a conversation: request, model's files, list of models, built-in default, in this order."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where a program can pick tokens itself, the engine lets it, and asks for logits only where a request needs them."""
+"""Sampling in the program: used whenever possible; logits are read only if a request needs them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The scheduler on integers alone: random schedules, and what must hold at every step."""
+"""The scheduler without a model: random schedules, and invariants at every step."""
 
 import random
 from collections import Counter
@@ -16,7 +16,7 @@ SCHEDULES = 10_000
 
 
 class Request:
-    """Samples that end after `new` tokens each. drafting: chance that a proposal is right, None for no proposals."""
+    """A request whose samples end after `new` tokens. drafting: acceptance rate of drafts, None: no drafts."""
 
     def __init__(self, prompt, new, samples=1, drafting=None, **options):
         self.new, self.samples, self.drafting = new, samples, drafting
@@ -31,7 +31,7 @@ class Request:
             sequence.drafts = tokens[len(sequence.ids):]
 
     def advance(self, sequence, drafts, scheduler):
-        """A sequence's rows have come: pick what follows, as long as the drafts agree."""
+        """Take a sequence's rows: pick the next tokens as long as the drafts agree."""
         if not self.sequences:
             for index in range(self.samples):
                 self.sequences[sequence if index == 0 else scheduler.fork(sequence)] = index
@@ -67,7 +67,7 @@ def random_request(rng, encoders):
 
 
 def check(machine):
-    """Every block is held as often as tables name it; nothing is held that no table names."""
+    """Reference counts equal the number of table entries of every block."""
     scheduler = machine.scheduler
     groups = [*scheduler.running, *scheduler.waiting]
     sequences = [sequence for group in groups for sequence in group.sequences]

@@ -1,4 +1,4 @@
-"""Scores of texts: heads of classifiers and rerankers, single texts and pairs, and what is refused."""
+"""Scores of texts: heads of classifiers and rerankers, single texts and pairs, and errors."""
 
 import numpy as np
 import pytest

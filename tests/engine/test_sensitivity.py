@@ -1,4 +1,4 @@
-"""Recipes that meet a size, by measured sensitivity."""
+"""Recipes for a target size, by measured sensitivity."""
 
 from dataclasses import replace
 

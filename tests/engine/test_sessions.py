@@ -1,4 +1,4 @@
-"""Sessions: texts that one process has run go on in another one; files that are none are refused."""
+"""Sessions: texts of one process continue in another; invalid files are refused."""
 
 from dataclasses import replace
 

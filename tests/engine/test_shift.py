@@ -1,4 +1,4 @@
-"""Texts that go on when they have filled the context: the older half is dropped, and the rest is read again."""
+"""Context shift: the older half of a full context is dropped, and the rest is recomputed."""
 
 import pytest
 

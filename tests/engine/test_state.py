@@ -1,4 +1,4 @@
-"""States of sequences: the same bits however a text is cut, in any company, and whatever the engine does with slots."""
+"""Recurrent states: the same bits for any chunks, in any batch, and after copies and swaps of slots."""
 
 import json
 
@@ -154,7 +154,7 @@ def test_snapshots_stay_within_their_budget(folder, alone):
 
 
 def test_a_long_answer_does_not_push_prompts_out(folder):
-    """Snapshots of what is being written are overwritten by the next ones."""
+    """Snapshots of generated text are evicted by the next ones."""
     with numflow.load(folder, **MODEL) as model, numflow.Engine(model) as engine:
         engine.submit(PROMPTS[0], **GREEDY).result()
         long = GREEDY | {"max_tokens": 300}

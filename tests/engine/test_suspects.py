@@ -1,4 +1,4 @@
-"""Results that are no finite numbers, and the tensor of the model's files that they come from."""
+"""Results that are NaN or infinite, and the tensor of the model's files at fault."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""GGUF files against the model that they were made of, and the warning about sources of few bits."""
+"""GGUF files against their source, and the warning about quantised sources."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""A token's walk: values of steps, the likeliest tokens, and what the head makes of earlier layers."""
+"""Walk of a token: values of steps, the most probable tokens, and the logit lens."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Texts several windows long, on a model whose layers see all or a window: the same tokens in a part of the memory."""
+"""Texts longer than several attention windows: the same tokens as with full KV memory, in less memory."""
 
 import numpy as np
 import pytest
@@ -171,7 +171,7 @@ def test_a_draft_model_takes_tokens_back(checkpoint):
 
 
 def test_growing_again_keeps_what_is_still_to_be_saved(checkpoint):
-    """A pool that has made way grows a little in the same plan: the blocks that its saves will read stay there."""
+    """A pool that shrank grows a little in the same plan: the blocks that its saves read stay allocated."""
     with windowed(checkpoint, **REFERENCE) as model:
         runner = model.runner
         allocator = runner.pools[1].allocator

@@ -1,4 +1,4 @@
-"""A tiny decoder checkpoint as published on model hubs, written from scratch."""
+"""A tiny decoder checkpoint in the format of model hubs."""
 
 import json
 

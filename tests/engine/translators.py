@@ -1,4 +1,4 @@
-"""A tiny encoder-decoder on disk whose vocabulary names languages."""
+"""A tiny encoder-decoder on disk with language tokens."""
 
 import json
 

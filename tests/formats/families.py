@@ -1,4 +1,4 @@
-"""Committed cases with columns that come in groups, and their logits from files of any layout."""
+"""Committed cases with columns widened to whole groups, and logits of files in any layout."""
 
 import json
 from pathlib import Path
@@ -42,12 +42,12 @@ def wider(name: str) -> tuple[dict, dict[str, np.ndarray], list[int]]:
 
 
 def floats(tensors: dict[str, np.ndarray]) -> dict[str, tuple[str, np.ndarray]]:
-    """Tensors of a file in float32."""
+    """Tensors for a file in float32."""
     return {name: ("F32", np.asarray(x, np.float32)) for name, x in tensors.items()}
 
 
 def logits_of(folder: Path, tensors: dict[str, tuple[str, np.ndarray]], config: dict, ids: list[int]) -> np.ndarray:
-    """Logits float32 [n, V] of a checkpoint of these tensors, which is written first."""
+    """Logits float32 [n, V] of a checkpoint of these tensors, which is written to `folder` first."""
     folder.mkdir()
     save(folder / "model.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,10 +1,11 @@
-"""Damaged files for the readers of quantised checkpoints, adapters and imatrix files: one line, or tensors to read.
+"""Damaged files for the readers of quantised checkpoints, adapters and imatrix files: one-line errors, or readable
+tensors.
 
     python -m tests.formats.fuzz_readers --seconds 600 [--only gptq,awq] [--seed 1]
 
-Tensors and configurations are changed as such, and then bytes of the files. Each reader is fuzzed for so many seconds;
-a line tells how many files there were and how long the slowest took. A damaged file that raises anything but one line,
-or warns, ends the run with its traceback; reader and seed give the same files again.
+Tensors and configurations are changed first, then bytes of the files. Each reader is fuzzed for so many seconds; a line
+reports the number of files and the slowest file's time. A damaged file that raises anything but a one-line
+NumflowError, or that warns, ends the run with its traceback. The same reader and seed give the same files.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def quantised(method: str):
 
 
 def peft(rng, folder):
-    """An adapter with all that PEFT may write, DoRA or a table."""
+    """An adapter with everything that PEFT may write, with DoRA or a table."""
     dora, tensors = rng.random() < 0.5, pair(NAME, (6, 5))
     tensors |= {f"{PREFIX}lm_head.weight": np.ones((7, 3), np.float32), f"{PREFIX}{NAME}.lora_B.bias": np.ones(6, "f4")}
     tensors |= ({f"{PREFIX}{NAME}.lora_magnitude_vector": np.ones(6, np.float32)} if dora else
@@ -65,13 +66,13 @@ def peft(rng, folder):
 
 
 def gguf(rng, folder):
-    """An adapter in GGUF."""
+    """A GGUF adapter."""
     (folder / "a.gguf").write_bytes(gguf_file())
     return folder / "a.gguf", [folder / "a.gguf"]
 
 
 def imatrix(name: str):
-    """A file of importances."""
+    """An imatrix file."""
     def write(rng, folder):
         found = {"blk.0.attn_q.weight": np.ones(8, np.float32), "blk.1.ffn_up_exps.weight": np.ones((3, 8), np.float32)}
         write_imatrix(Calibration(found, facts={"tokens": 1024, "context": 512}), folder / name)
@@ -81,7 +82,7 @@ def imatrix(name: str):
 
 
 def changes(place) -> list:
-    """All that an adapter has, read."""
+    """All changes of an adapter, read."""
     found = open_adapter(place)
     return [each.matrices() for each in found.added.values()] + [each.f32() for each in found.replaced.values()]
 
@@ -91,7 +92,7 @@ READERS = {**{method: quantised(method) for method in METHODS}, "peft": (peft, c
 
 
 def fuzz(name: str, folder: Path, seconds: float, seed: str = "") -> tuple[int, int, float]:
-    """Files that a reader was given, those that it read, and seconds of the processor that the slowest took."""
+    """(files given to a reader, files that it read, CPU seconds of the slowest file)"""
     rng, (write, read) = random.Random(name + seed), READERS[name]
     end, tries, good, slowest = time.monotonic() + seconds, 0, 0, 0.0
     while time.monotonic() < end or tries < 50:

@@ -1,4 +1,4 @@
-"""Files made byte by byte, and the ways to break them."""
+"""Files made byte by byte, and ways to damage them."""
 
 import json
 import struct
@@ -16,7 +16,7 @@ from numflow.formats.pickle import _Reader
 
 
 def values(count: int) -> np.ndarray:
-    """float32 [count], different everywhere."""
+    """float32 [count], all values distinct."""
     return np.arange(count, dtype="<f4") / 8 - 1
 
 
@@ -31,7 +31,7 @@ def refused(read, path: Path, data: bytes, match: str = ".") -> str:
 
 
 def survives(read, path: Path, data: bytes) -> bool:
-    """Whether `read(path)` of these bytes gives tensors that can all be read; any error must be a NumflowError."""
+    """Whether `read(path)` of these bytes gives readable tensors; only a NumflowError may be raised."""
     path.write_bytes(data)
     try:
         tensors = read(path)
@@ -43,7 +43,7 @@ def survives(read, path: Path, data: bytes) -> bool:
 
 
 def requested_globals(path: Path) -> tuple[str, ...]:
-    """Every global ("module.name") that a pickle or torch checkpoint asks for, in order, up to where it is damaged."""
+    """Every global ("module.name") that a pickle or torch checkpoint imports, in order, up to any damage."""
     reader = _Reader(MappedFile(path))
     try:
         reader.load()
@@ -54,7 +54,7 @@ def requested_globals(path: Path) -> tuple[str, ...]:
 
 
 def damaged(data: bytes) -> Iterator[bytes]:
-    """The file with each of its bytes changed, in three ways."""
+    """The file with each of its bytes changed in three ways."""
     for i in range(len(data)):
         for byte in {0, 255, data[i] ^ 0x80, (data[i] + 1) % 256} - {data[i]}:
             yield data[:i] + bytes([byte]) + data[i + 1:]
@@ -83,7 +83,7 @@ def u32(key: str, value: int) -> bytes:
 
 
 def entry(name: str, dims: list[int], kind: int, offset: int, code: str = "<Q") -> bytes:
-    """A tensor's row of the table; dims innermost first."""
+    """A tensor's entry in the GGUF tensor table; dims innermost first."""
     sizes = b"".join(struct.pack(code, d) for d in dims)
     return text(name, code) + struct.pack("<I", len(dims)) + sizes + struct.pack("<IQ", kind, offset)
 
@@ -154,7 +154,7 @@ def zipped(files: dict[str, bytes] | list[tuple[str, bytes]], method: int = zipf
 
 
 def with_checksums(data: bytes) -> bytes:
-    """A zip file whose data.pkl was changed, with its checksum set right again in both places."""
+    """A zip file whose data.pkl was changed, with both of its checksums corrected."""
     import io
 
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

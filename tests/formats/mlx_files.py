@@ -1,8 +1,8 @@
-"""Checkpoints as mlx-lm converts them, from published ones, and the way back for the numbers that its codes stand for.
+"""Checkpoints converted as mlx-lm does, from published ones, and the inverse for the values of the codes.
 
-    stored = converted(config, tensors)           # names and numbers of mlx-lm
-    files, meant = quantised(stored, bits, group)  # tensors of a safetensors file, and the numbers that they stand for
-    tensors = published(config, meant)            # of which these are mlx-lm's
+    stored = converted(config, tensors)           # names and values of mlx-lm
+    files, meant = quantised(stored, bits, group)  # tensors of a safetensors file, and their decoded values
+    tensors = published(config, meant)            # the published names and values for these
 """
 
 import re
@@ -16,7 +16,7 @@ _NORMS = re.compile(r"\.(input_layernorm|post_attention_layernorm|q_norm|k_norm)
 
 
 def factors_of(config: dict, name: str, rows: int) -> np.ndarray | float:
-    """What mlx-lm multiplies a weight of a model with many factors with."""
+    """mlx-lm's factor of a weight, of a model with multipliers."""
     if name.endswith("in_proj.weight"):
         inner, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
         sizes = [inner, inner, states, states, rows - 2 * inner - 2 * states]
@@ -29,7 +29,7 @@ def factors_of(config: dict, name: str, rows: int) -> np.ndarray | float:
 
 
 def _changed(config: dict, name: str, x: np.ndarray, back: bool = False) -> np.ndarray:
-    """Numbers of a tensor that is called as mlx-lm calls it, converted, or as they were before."""
+    """Values of a tensor under mlx-lm's name, converted, or converted back."""
     kind, sign = config["model_type"], -1 if back else 1
     if "conv1d.weight" in name:
         return x.swapaxes(1, 2)
@@ -41,13 +41,13 @@ def _changed(config: dict, name: str, x: np.ndarray, back: bool = False) -> np.n
 
 
 def _halves(config: dict, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gate and up of columns that are the one and the other, or first all of the one."""
+    """Gate and up columns, interleaved or one after the other."""
     alternate, half = config["model_type"] == "gpt_oss", x.shape[-1] // 2
     return (x[..., ::2], x[..., 1::2]) if alternate else (x[..., :half], x[..., half:])
 
 
 def converted(config: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Names and numbers of mlx-lm, float32."""
+    """Names and values of mlx-lm, float32."""
     found, stacks, kind = {}, defaultdict(list), config["model_type"]
     for name, x in sorted(tensors.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
         stem, _, part = name.rpartition("_linear.weight")[0].rpartition(".")
@@ -86,7 +86,7 @@ def converted(config: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndar
 
 
 def published(config: dict, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Names and numbers of whom mlx-lm converts."""
+    """The published names and values, from those of mlx-lm."""
     found, kind = {}, config["model_type"]
     for name, x in stored.items():
         if kind == "afmoe" and ".experts." in name:
@@ -135,7 +135,7 @@ def published(config: dict, stored: dict[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def quantised(stored: dict[str, np.ndarray], bits: int, group: int) -> tuple[dict, dict[str, np.ndarray]]:
-    """Tensors of a file in MLX's affine mode, others in BF16, and the numbers that all of them stand for."""
+    """Tensors of a file in MLX's affine mode, others in BF16, and the decoded values of all."""
     files, meant = {}, {}
     for name, x in stored.items():
         if not name.endswith(".weight") or x.ndim < 2 or "conv1d" in name or x.shape[-1] % group:
@@ -155,5 +155,5 @@ def quantised(stored: dict[str, np.ndarray], bits: int, group: int) -> tuple[dic
 
 
 def _wide(bits: np.ndarray) -> np.ndarray:
-    """Float32 of BF16."""
+    """BF16 as float32."""
     return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""Adapters as PEFT writes them, with random numbers."""
+"""Adapters as PEFT writes them, with random values."""
 
 import json
 
@@ -10,7 +10,7 @@ PREFIX = "base_model.model."
 
 def pair(module: str, shape: tuple[int, int], rank: int = 4, seed: int = 0, kind: str = "lora_{}.weight",
          dtype=np.float32) -> dict[str, np.ndarray]:
-    """The two matrices of a module whose weight is [N, K] = shape."""
+    """The matrices A and B of a module with a weight [N, K] = shape."""
     rng, (n, k) = np.random.default_rng(seed + len(module) + 7 * n_of(module)), shape
     sizes = {"A": (rank, k), "B": (n, rank)}
     return {f"{PREFIX}{module}.{kind.format(letter)}": (0.3 * rng.standard_normal(size)).astype(dtype)
@@ -18,12 +18,12 @@ def pair(module: str, shape: tuple[int, int], rank: int = 4, seed: int = 0, kind
 
 
 def n_of(text: str) -> int:
-    """A number of a text that no other run has differently."""
+    """An integer derived from a text, the same in every run."""
     return sum(i * ord(letter) for i, letter in enumerate(text))
 
 
 def write_adapter(folder, tensors: dict[str, np.ndarray], **config):
-    """A folder with an adapter. Returns it."""
+    """Write an adapter's folder, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "use_dora": False,

@@ -1,8 +1,8 @@
-"""Matrices as other programs quantise and store them, made byte by byte, and the weights that they stand for.
+"""Matrices as other programs quantise and store them, made byte by byte, and their decoded weights.
 
     tensors, weights, config = MAKERS["gptq"](rng, n, k, **variant)
 
-tensors: name behind the module's -> (dtype, array). weights: float32 [n, k], by the format's formula in float64.
+tensors: suffix of the module's name -> (dtype, array). weights: float32 [n, k], by the format's formula in float64.
 """
 
 import json
@@ -205,7 +205,7 @@ VARIANTS = {
 
 
 def save(path, tensors: dict[str, tuple[str, np.ndarray]]) -> None:
-    """A safetensors file; BF16 and 8-bit floats are given as bits."""
+    """Write a safetensors file; BF16 and 8-bit floats are given as bits."""
     header, data = {}, b""
     for name, (kind, array) in tensors.items():
         piece = np.ascontiguousarray(array).tobytes()
@@ -216,7 +216,7 @@ def save(path, tensors: dict[str, tuple[str, np.ndarray]]) -> None:
 
 
 def made(name: str, n: int, k: int, seed: int = 0):
-    """Tensors, weights float32 and configuration of a variant."""
+    """Tensors, float32 weights and configuration of a variant."""
     maker, variant = VARIANTS[name]
     tensors, weights, config = maker(np.random.default_rng(seed), n, k, **variant)
     return tensors, weights.astype(np.float32), config

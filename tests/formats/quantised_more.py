@@ -1,4 +1,4 @@
-"""More matrices as other programs store them, made byte by byte; of the form of quantised_files.py."""
+"""More matrices as other programs store them, made byte by byte; interface as in quantised_files.py."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ E2M3 = np.concatenate([E2M3, -E2M3])
 
 
 def _planes(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes [rows, n] in planes: of each 32 the low bits of all, then the higher ones."""
+    """Codes [rows, n] in bit planes: for each 32 codes, the low bits of all, then the higher bits."""
     widths = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}[bits]
     blocks, low, found = codes.reshape(len(codes), -1, 32), 0, []
     for width in widths:
@@ -19,7 +19,7 @@ def _planes(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def planar(rng, n, k, bits=5, group=32, act=False):
-    """GPTQModel's gptq_p, whose zeros are stored as they are."""
+    """GPTQModel's gptq_p, which stores zero points without an offset."""
     codes, zeros = rng.integers(0, 1 << bits, (k, n)), rng.integers(0, 1 << bits, (k // group, n))
     index = np.arange(k) // group
     index = rng.permutation(index) if act else index
@@ -32,7 +32,8 @@ def planar(rng, n, k, bits=5, group=32, act=False):
 
 
 def borrowing(rng, n, k, bits=4, group=32):
-    """GPTQModel's gptq with zeros of 0: 1 is taken from each place of a whole word."""
+    """GPTQModel's gptq with zero points of 0: 1 is subtracted from each code of a word at once, with borrows between
+    codes."""
     codes, zeros = rng.integers(0, 1 << bits, (k, n)), rng.integers(0, 3, (k // group, n))
     stored, numbers = wide("F16", scales_of(rng, k // group, n))
     if bits == 3:
@@ -47,7 +48,7 @@ def borrowing(rng, n, k, bits=4, group=32):
 
 
 def gemv(rng, n, k, group=64):
-    """AWQ's version gemv, with room for more groups than there are."""
+    """AWQ's version gemv, padded to more groups than the matrix has."""
     groups, room = k // group, -(-k // group // 16) * 16
     codes, zeros = rng.integers(0, 16, (n, k)), rng.integers(0, 16, (n, groups))
     stored, numbers = wide("F16", scales_of(rng, n, groups))
@@ -59,7 +60,7 @@ def gemv(rng, n, k, group=64):
 
 
 def gemv_fast(rng, n, k, group=64):
-    """AWQ's version gemv_fast: column 8a + 2b + d of 32 is code 8b + 4d + a; 64 of four rows make 64 words."""
+    """AWQ's version gemv_fast: column 8a + 2b + d of 32 is code 8b + 4d + a; 64 columns of four rows make 64 words."""
     groups, room = k // group, -(-k // group // 16) * 16
     codes, zeros = rng.integers(0, 16, (n, k)), rng.integers(0, 16, (n, groups))
     stored, numbers = wide("F16", scales_of(rng, n, groups))
@@ -78,7 +79,7 @@ def gemv_fast(rng, n, k, group=64):
 
 
 def auto_round(rng, n, k, form="auto_round", bits=4, group=32, key="packing_format"):
-    """AutoRound's layouts of GPTQ, of which some store zeros as they are."""
+    """AutoRound's layouts of GPTQ; some store zero points without an offset."""
     codes, zeros = rng.integers(0, 1 << bits, (k, n)), rng.integers(1, 1 << bits, (k // group, n))
     stored, numbers = wide("F16", scales_of(rng, k // group, n))
     less = "gptq" in form
@@ -89,7 +90,7 @@ def auto_round(rng, n, k, form="auto_round", bits=4, group=32, key="packing_form
 
 
 def fours_of_fp8(rng, n, k, scale="F8_E8M0"):
-    """Experts of 4 bits beside FP8 ones."""
+    """4-bit experts in a model with FP8 matrices."""
     codes, powers = rng.integers(0, 16, (n, k)), rng.integers(115, 125, (n, k // 32)).astype(np.uint8)
     scales = 2.0**(powers.astype(int) - 127)
     tensors = {"weight": ("I8", two_in_a_byte(codes).view(np.int8)),
@@ -107,7 +108,7 @@ def mxfp6(rng, n, k):
 
 
 def modelopt(rng, n, k, algorithm="W4A16_AWQ", group=64):
-    """ModelOpt's with factors of the inputs, and FP8 in blocks of 4 dimensions."""
+    """ModelOpt's layouts with input scales, and FP8 blocks with 4-dimensional scales."""
     config, factors = {"quant_method": "modelopt", "quant_algo": algorithm}, scales_of(rng, k).astype(np.float32) * 100
     tensors = {"pre_quant_scale": ("F32", factors)}
     if algorithm == "FP8_PB_WO":
@@ -133,7 +134,7 @@ def modelopt(rng, n, k, algorithm="W4A16_AWQ", group=64):
 
 
 def _tiles(scales: np.ndarray) -> np.ndarray:
-    """Scales [rows, groups] in tiles of 128 rows and 4 groups, as tensor cores want them."""
+    """Scales [rows, groups] in tiles of 128 rows and 4 groups, the order of tensor cores."""
     (rows, groups), found = scales.shape, []
     padded = np.pad(scales, ((0, -rows % 128), (0, -groups % 4)))
     for row in range(0, rows, 128):
@@ -144,7 +145,7 @@ def _tiles(scales: np.ndarray) -> np.ndarray:
 
 
 def torchao4(rng, n, k, kind="int4", group=32, tiles=False):
-    """torchao's tensors of 4 bits, and of 8 with powers of two as scales."""
+    """torchao's 4-bit tensors, and 8-bit ones with powers of two as scales."""
     config = {"quant_method": "torchao"}
     if kind == "int4":
         codes = rng.integers(-8, 8, (n, k))
@@ -221,7 +222,7 @@ def quark(rng, n, k, dtype="fp8_e4m3"):
 
 
 def by_eight(rng, n, k, method="w8a8_int8"):
-    """8 bits as SGLang's own methods name them."""
+    """8-bit weights under SGLang's method names."""
     config, codes = {"quant_method": method}, rng.integers(-127, 128, (n, k))
     if method == "blockwise_int8":
         stored = scales_of(rng, -(-n // 32), -(-k // 128)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Numbers of small floats, and codes in words and bytes, as files of quantised matrices have them."""
+"""Values of small float types, and codes packed in words and bytes, as in files of quantised matrices."""
 
 import numpy as np
 
@@ -22,12 +22,12 @@ def e5m2(codes: np.ndarray) -> np.ndarray:
 
 
 def bf16(values: np.ndarray) -> np.ndarray:
-    """Bits of the nearest-below bfloat16."""
+    """Bits of values truncated to bfloat16."""
     return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def wide(kind: str, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values as stored in a type, and the numbers that are stored."""
+    """Values as stored in a type, and the stored values in float64."""
     if kind == "BF16":
         bits = bf16(values)
         return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -36,7 +36,7 @@ def wide(kind: str, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def words(codes: np.ndarray, bits: int, stream: bool = False) -> np.ndarray:
-    """Codes along the last axis in words of 32 bits, lowest first; stream: over the ends of words."""
+    """Codes along the last axis in 32-bit words, lowest bits first; stream: codes may cross word boundaries."""
     rows = []
     for row in codes.reshape(-1, codes.shape[-1]).tolist():
         each = 32 // bits

@@ -1,4 +1,4 @@
-"""Adapters read from files: PEFT's and GGUF's, and what is refused."""
+"""Adapters read from PEFT and GGUF files, and refused files."""
 
 import json
 import struct
@@ -66,7 +66,8 @@ def test_rows_of_a_table_trained_biases_and_lengths_of_columns(tmp_path):
 
 
 def test_parameters_with_all_experts(tmp_path):
-    """A has r rows of each expert, B a column of each r times; the innermost of nested pairs is declared first."""
+    """A has r rows per expert; B has r columns, each with all experts; the innermost of nested pairs is declared first.
+    """
     module, rng = "model.layers.1.mlp.experts", np.random.default_rng(2)
     sizes = {f"{module}.base_layer.lora_A": (3 * 5, 7), f"{module}.base_layer.lora_B": (12, 3 * 5),
              f"{module}.lora_A": (3 * 4, 6), f"{module}.lora_B": (7, 3 * 4)}
@@ -144,7 +145,7 @@ def floats(*values: float) -> bytes:
 
 def gguf_file(alpha: float = 4.0, kind: str = "adapter", names=("blk.0.attn_q.weight.lora_a",
                                                                 "blk.0.attn_q.weight.lora_b"), more=()) -> bytes:
-    """Rank 2, for a matrix [3, 4]."""
+    """A GGUF adapter of rank 2, for a matrix [3, 4]."""
     pairs = [pair("general.type", 8, text(kind)), pair("adapter.type", 8, text("lora")),
              pair("general.architecture", 8, text("llama")), pair("adapter.lora.alpha", 6, struct.pack("<f", alpha)),
              *more]
@@ -175,7 +176,7 @@ def test_gguf(tmp_path):
 
 
 def test_a_norm_in_a_gguf_file_takes_the_place_of_the_bases(tmp_path):
-    """Mergekit's extracted adapters have them."""
+    """Adapters extracted by mergekit contain norms."""
     path, data = tmp_path / "a.gguf", floats(*range(8)) + floats(*range(8))
     pairs = [pair("general.type", 8, text("adapter")), pair("adapter.type", 8, text("lora")),
              pair("adapter.lora.alpha", 6, struct.pack("<f", 4))]

@@ -1,4 +1,4 @@
-"""PEFT's methods beside LoRA: sums and products by hand, and files that are refused."""
+"""PEFT's methods beside LoRA: sums and products computed here, and refused files."""
 
 import numpy as np
 import pytest

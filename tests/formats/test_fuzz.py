@@ -1,4 +1,4 @@
-"""Damaged files of every format: a NumflowError or tensors that can be read, never anything else.
+"""Damaged files of every format: a NumflowError or readable tensors, never anything else.
 
 Longer: `pytest tests/formats/test_fuzz.py -m slow` runs each for minutes.
 """
@@ -38,7 +38,7 @@ PIECES = [b"\0" * 8, b"\xff" * 8, b"\xff" * 4, b"\0\0\0\x80", b"\x7f", b"(", b")
 
 
 def survives(path: Path, data: bytes) -> bool:
-    """`open_checkpoint`, and for pickles the list of globals too, raise nothing but NumflowError."""
+    """`open_checkpoint`, and for pickles the list of globals, raise nothing but NumflowError."""
     if data[:2] == b"PK" or data[:1] == b"\x80":
         path.write_bytes(data)
         try:
@@ -49,7 +49,7 @@ def survives(path: Path, data: bytes) -> bool:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """A checkpoint around the pickle, so that damage is not found by the checksum."""
+    """A checkpoint that contains the pickle with a correct checksum, so that the pickle reader sees the damage."""
     return make.zipped({"m/data.pkl": data, "m/data/0": bytes(48), "m/data/1": bytes(4)})
 
 

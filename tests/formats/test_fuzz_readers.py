@@ -1,4 +1,4 @@
-"""Readers of quantised checkpoints, adapters and imatrix files, given damaged files for seconds (fuzz_readers.py)."""
+"""Readers of quantised checkpoints, adapters and imatrix files, fuzzed for some seconds (fuzz_readers.py)."""
 
 import pytest
 

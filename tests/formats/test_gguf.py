@@ -39,7 +39,8 @@ def test_type_42_has_blocks_of_64(path):
 
 
 def test_type_42_with_blocks_of_128(path):
-    """As files of a fork have it: all tensors of the type, told by one that stands too close to the next."""
+    """A fork's meaning of type 42, for all tensors of a file: detected by a tensor whose offset is too close to the
+    next."""
     data = np.random.default_rng(0).integers(0, 60, 256, np.uint8)
     path.write_bytes(gguf(entries=[entry("a", [256, 1], 42, 96), entry("b", [256, 1], 42, 0), entry("c", [8], 0, 192)],
                           data=data.tobytes()))

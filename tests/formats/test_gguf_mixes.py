@@ -1,4 +1,4 @@
-"""Mixes of K types: which tensor gets what, counted by hand from llama.cpp's rules."""
+"""Mixes of K types: the type of each tensor, worked out by hand from llama.cpp's rules."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_matrices_of_latent_attention_are_no_keys_or_values():
 
 
 def test_layers_without_a_feed_forward_part_do_not_count():
-    """Where there are no experts it is the number of such matrices before one that matters, not that of its layer."""
+    """Without experts, rules count earlier matrices of this kind; with experts, they use the layer's index."""
     columns, config = model()
     columns = {name: width for name, width in columns.items()
                if ".ffn_" not in name or int(name.split(".")[1]) % 4 == 3}
@@ -88,7 +88,7 @@ def test_layers_without_a_feed_forward_part_do_not_count():
 
 
 def test_an_encoder_comes_behind_its_decoder():
-    """By name, where no layer begins it; values of cross-attention are values."""
+    """Names without a leading layer are sorted; cross-attention values follow the rule for values."""
     columns = {f"{part}.weight": 512 for part in ("enc.blk.0.attn_v", "dec.blk.0.attn_v", "dec.blk.0.cross_attn_v")}
     found = types_of("Q3_K_M", columns, {"general.architecture": "some", "some.block_count": 1})
     assert list(found.values()) == ["Q4_K", "Q5_K", "Q5_K"]

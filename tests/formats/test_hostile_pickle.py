@@ -1,4 +1,4 @@
-"""Pickles made to run code, to fill memory or to never end. Nothing may run; each gives one clear error, soon."""
+"""Pickles made to run code, to fill memory or never to end: nothing runs, and each soon gives one clear error."""
 
 import io
 import struct
@@ -159,7 +159,7 @@ def test_malformed_opcodes(path, value, match):
 
 
 def laughs(levels: int) -> bytes:
-    """A tuple of two references to the tuple before, and so on: 2 ** levels leaves if anything walks it."""
+    """A tuple of two references to the previous tuple, and so on: 2 ** levels leaves if traversed."""
     return b")" + b"".join(b"\x94h" + bytes([i]) + b"\x86" for i in range(levels))
 
 
@@ -198,7 +198,7 @@ def test_bombs_are_inert(path, name):
 
 
 def test_endless_work_is_cut(path):
-    """A long tuple that is checked again and again costs the square of its size, unless it is charged for."""
+    """Repeated checks of a long tuple cost the square of its size, so they count as steps."""
     length = 20_000
     calls = MAX_OPCODES // length + 10
     value = b"(" + b"K\1" * length + b"t\x94" + (named("torch", "Size") + b"(h\0tR0") * calls
@@ -213,7 +213,7 @@ def test_a_pickle_that_is_too_large(path, monkeypatch):
 
 
 def test_a_pickle_without_a_zip_has_the_same_limit(path, monkeypatch):
-    """Its end is nowhere written down: no more than MAX_BYTES of it are read, however long the file is."""
+    """Its size is not stored: at most MAX_BYTES of it are read, however long the file is."""
     padding = string("p" * 900)
     data = make.torch_legacy(b"(" + padding * 3 + b"t0" + dictionary({"a": A}), ["0"], [(12, BYTES)])
     path.write_bytes(data)
@@ -244,7 +244,7 @@ def test_compressed_entries(path):
 
 
 def patch(data: bytes, name: bytes, offset: int, value: bytes) -> bytes:
-    """Change the directory record of an entry."""
+    """Change a directory record of the zip file."""
     at = data.index(name, data.index(b"PK\1\2")) - 46 + offset
     return data[:at] + value + data[at + len(value):]
 
@@ -265,7 +265,7 @@ def test_lies_in_the_directory(path, offset, value, match):
 
 
 def test_overlapping_entries(path):
-    """The directory says that data.pkl is longer than it is, and so runs into the next entry."""
+    """The directory's size of data.pkl is too large, so that it overlaps the next entry."""
     whole = make.zipped(GOOD)
     size = len(GOOD["m/data.pkl"]) + 20
     refused(read, path, patch(whole, b"m/data.pkl", 20, struct.pack("<II", size, size)), "overlap")
@@ -281,7 +281,7 @@ def test_lies_in_the_end_record(path, offset, value):
 
 
 def test_large_zip_files_have_64_bit_sizes(path):
-    """As torch writes them: sizes and offset in an extra field, the directory's place in a 64-bit end record."""
+    """As torch writes them: sizes and offset in an extra field, the directory's offset in a zip64 end record."""
     whole = make.zipped(GOOD)
     head = whole[:whole.index(b"PK\1\2")]
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:

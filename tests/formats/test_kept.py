@@ -1,4 +1,4 @@
-"""Files that are kept for the next starts: what goes to make room, and what tells that a model file has changed."""
+"""The cache of prepared files: eviction, and detection of changed model files."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def put(path, nbytes=1000, days=0.0):
 
 @pytest.fixture
 def free(monkeypatch):
-    """Sets what the disk has left."""
+    """Sets the free disk space that is seen."""
     def let(nbytes):
         monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(nbytes))
     return let

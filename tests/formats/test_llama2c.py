@@ -1,4 +1,4 @@
-"""llama2.c's three formats: one small model written in each, and the published ones."""
+"""llama2.c's three formats: one small model written in each, and published files."""
 
 import struct
 
@@ -22,7 +22,7 @@ STACKS = {"attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (
 
 
 def model(head: bool) -> dict[str, np.ndarray]:
-    """A model of whole numbers with one scale for each matrix, so that int8 groups hold it without error."""
+    """A model of integers with one scale per matrix, so that int8 groups store it without error."""
     rng = np.random.default_rng(0)
     shapes = {"token_embd.weight": (10, 8), **dict.fromkeys(NORMS, (8,)),
               **{f"blk.{i}.{name}.weight": shape for i in range(2) for name, shape in STACKS.items()},
@@ -86,7 +86,7 @@ def test_every_version_reads_back(tmp_path, version, head):
 
 
 def test_rows_of_no_whole_number_of_groups_are_read_as_the_c_program_reads_them(tmp_path):
-    """Its matmul: for j = 0; j <= n - group; j += group: the scale is that of weight (i * n + j)."""
+    """Its matmul: for j = 0; j <= n - group; j += group: weight (i * n + j) gives the scale."""
     rows, columns, group = 8, 6, 4
     codes = np.arange(-24, 24).astype(np.int8)
     scales = np.arange(1, 13).astype("<f4")

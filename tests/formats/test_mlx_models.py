@@ -1,4 +1,4 @@
-"""Models whose numbers, names or shapes mlx-lm changes, read as those they were made from."""
+"""Models whose values, names or shapes mlx-lm changes, read as the models they were made from."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ FAMILIES = ("afmoe", "deepseek_v3", "falcon_h1", "gemma4_moe", "gpt_oss", "grani
 
 
 def same(tmp_path, stored, tensors, config, ids):
-    """What is stored computes what the published tensors do."""
+    """Check that the stored tensors give the published tensors' results."""
     found = logits_of(tmp_path / "mlx", floats(stored), config, ids)
     expected = logits_of(tmp_path / "plain", floats(tensors), config, ids)
     assert relative_error(found, expected) < 1e-4
@@ -23,7 +23,7 @@ def same(tmp_path, stored, tensors, config, ids):
 
 @pytest.mark.parametrize("name", [*FAMILIES, "qwen3_next_experts", "falcon_h1_normed"])
 def test_models_that_mlx_lm_has_changed(tmp_path, name):
-    """Against transformers' own numbers."""
+    """Against transformers' results."""
     case = load_case(name)
     tensors = {tensor: values(tensor, shape).astype(np.float32) for tensor, shape in case.tensors.items()}
     stored = mlx_files.converted(case.configs[0], tensors)
@@ -34,7 +34,7 @@ def test_models_that_mlx_lm_has_changed(tmp_path, name):
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 64)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_models_that_mlx_lm_has_changed_and_quantised(tmp_path, name, bits, group):
-    """Against the published form of the numbers that the codes stand for."""
+    """Against the published form of the decoded values."""
     config, tensors, ids = wider(name)
     files, meant = mlx_files.quantised(mlx_files.converted(config, tensors), bits, group)
     plain = floats(mlx_files.published(config, meant))
@@ -53,7 +53,8 @@ def test_models_that_mlx_lm_has_changed_and_quantised(tmp_path, name, bits, grou
 
 @pytest.mark.parametrize(("raw", "head"), [(False, 1), (True, 1), (False, 0.55), (True, 1.6)])
 def test_factors_that_a_converter_has_left_alone(tmp_path, raw, head):
-    """Where convolutions are turned as mlx-lm's, the sizes of embeddings and head tell."""
+    """If convolutions are transposed as in mlx-lm's files, the magnitudes of embeddings and head show where factors
+    were applied."""
     config, tensors, ids = wider("falcon_h1")
     tensors["lm_head.weight"] *= np.float32(head)
     stored = mlx_files.converted(config, tensors)
@@ -82,7 +83,7 @@ def test_one_table_for_embeddings_and_head_has_the_embeddings_factor(tmp_path):
 
 
 def test_further_tokens_are_not_predicted_from_mlx_files(tmp_path):
-    """Converters that keep that block keep its norms with and without the 1."""
+    """Converters that keep the prediction block store its norms with or without the added 1."""
     config, tensors, ids = wider("qwen3_next")
     stored = floats(mlx_files.converted(config, tensors))
     stored["mtp.norm.weight"] = "F32", np.ones(64, np.float32)

@@ -1,4 +1,4 @@
-"""`open_checkpoint`: which file of a folder is the model, what it is, and what lies beside it."""
+"""`open_checkpoint`: which file of a folder is the model, its format, and the files next to it."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_content_decides_the_format(tmp_path, name, made, kind, naming):
 
 
 def test_header_lengths_that_look_like_other_formats(tmp_path):
-    """A safetensors file begins with any two bytes: also those of a pickle, a web page or a JSON file."""
+    """A safetensors file may begin with any two bytes, also those of a pickle, a web page or a JSON file."""
     path = tmp_path / "model.safetensors"
     for length in (0x0280, 0x3C, 0x7B, 0x4B50):
         text = json.dumps({"__metadata__": {}}).encode().ljust(length)

@@ -1,4 +1,4 @@
-"""torch checkpoints that are well meant: both formats, strides, sharing, wrappers, and every kind of damage."""
+"""Well-formed torch checkpoints: both formats, strides, sharing, wrappers; and every kind of damage."""
 
 import struct
 

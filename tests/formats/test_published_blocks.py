@@ -1,4 +1,4 @@
-"""DeepSeek V4 in its published layout: matrices in FP8 blocks, experts in FP4, all scales powers of two."""
+"""DeepSeek V4 in its published layout: matrices in FP8 blocks, experts in FP4, scales that are powers of two."""
 
 import json
 import re
@@ -21,7 +21,7 @@ PUBLISHED = {"model.embed_tokens": "embed", "model.hc_head.hc_": "hc_head_", "mo
 
 
 def published() -> tuple[dict, dict[str, np.ndarray], list[int]]:
-    """The case with columns in whole groups, under published names."""
+    """The case with columns widened to whole groups, under published names."""
     case, tensors = load_case("deepseek_v4"), {}
     config = case.configs[0] | {"hidden_size": 64, "moe_intermediate_size": 32, "q_lora_rank": 32}
     sizes = {48: 64, 20: 32}

@@ -1,5 +1,4 @@
-"""Checkpoints that other programs have quantised: every format gives the weights it stands for, what is damaged is
-refused in a line with file, tensor and what was expected, and a method that is not known by its name."""
+"""Checkpoints quantised by other programs: decoded weights of every format; errors of one line for damaged files."""
 
 import json
 import random
@@ -21,7 +20,7 @@ PLAIN = {"model.norm.weight": ("F32", np.ones(4, np.float32))}
 
 
 def folder_of(tmp_path, tensors, config, plain=PLAIN, files=1):
-    """A folder with one quantised module, in one file or with its tensors dealt to several."""
+    """A folder with one quantised module, in one file or with its tensors split over several."""
     named = [*({f"{MODULE}.{name}": value for name, value in tensors.items()} | plain).items()]
     if files == 1:
         save(tmp_path / "model.safetensors", dict(named))
@@ -77,7 +76,7 @@ def test_rows_are_made_some_at_a_time(tmp_path, name, monkeypatch):
     ("nvfp4-modelopt", "E2M1_ROW"), ("hqq-64", "Z4_BF16_64"), ("hqq-8", "Z8_BF16_32"), ("hqq-1", "Z1_BF16_32"),
     ("hqq-across", "Z4_F16_ROW")])
 def test_types_that_hold_a_format_exactly_are_kept(tmp_path, name, kind):
-    """In memory at most 1.1 times the bytes of the file, on the CPU and on GPUs."""
+    """Memory use is at most 1.1 times the bytes of the file, on the CPU and on GPUs."""
     tensors, _, config = made(name, 64, 512 if "nvfp4" in name else 256)
     tensor = open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"]
     tensor = tensor.ordered.tensor if tensor.ordered else tensor
@@ -110,7 +109,7 @@ def test_the_last_group_may_be_short(tmp_path):
 
 
 def test_a_stack_of_experts_in_blocks(tmp_path):
-    """NAME_blocks and NAME_scales, of a model whose plain experts are the other way round."""
+    """NAME_blocks and NAME_scales, of a model whose unquantised experts are stored transposed."""
     tensors, weights, _ = made("mxfp4", 12, 64)
     stack = {"gate_up_proj_blocks": ("U8", tensors["weight_packed"][1].reshape(3, 4, 2, 16)),
              "gate_up_proj_scales": ("U8", tensors["weight_scale"][1].reshape(3, 4, 2)),
@@ -337,7 +336,7 @@ def test_two_tensors_of_one_name(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_headers_and_configurations_at_random(tmp_path, name):
-    """Types, shapes and names of tensors, numbers of small ones, and values of the configuration, changed at random."""
+    """Random changes of types, shapes and names of tensors, values of small tensors, and configuration values."""
     rng, read = random.Random(name), 0
     for _ in range(60):
         tensors, _, config = made(name, 64, 192)
@@ -366,7 +365,7 @@ def test_a_matrix_without_numbers(tmp_path, axis):
 
 
 def test_codes_that_do_not_pass_from_word_to_word(tmp_path):
-    """5 bits, six in a word, and no g_idx to tell the number of inputs."""
+    """Six 5-bit codes per word, without a g_idx that tells the number of inputs."""
     rng = np.random.default_rng(0)
     tensors = {"qweight": ("I32", rng.integers(0, 1 << 30, (48, 64)).astype(np.int32)),
                "qzeros": ("I32", rng.integers(0, 1 << 30, (6, 11)).astype(np.int32)),

@@ -1,4 +1,4 @@
-"""Whole models as programs that quantise write them, against the same models in plain numbers."""
+"""Whole models in the layouts of quantisers, against the same models with decoded weights."""
 
 import re
 from itertools import count
@@ -15,9 +15,9 @@ GRANITE = re.compile(r"(.*block_sparse_moe\.)(input|output)_linear\.weight")
 
 
 class Quantiser:
-    """One matrix after another as a program stores it: parts by their ends, and the numbers that they stand for.
+    """One matrix after another as a program stores it: tensors by name suffix, and decoded weights.
 
-    config: as of the last one.
+    config: the configuration of the last matrix.
     """
 
     def __init__(self, variant: str, **more):
@@ -65,7 +65,7 @@ def test_models_with_quantised_modules(tmp_path, name, variant, modules):
                                                ("packed-4", {})])
 @pytest.mark.parametrize("way", ["one stack", "numbered", "apart"])
 def test_granites_experts(tmp_path, way, variant, more):
-    """Stacks with scales; matrices under the stack's name; gate, up and down of each expert."""
+    """One stack with scales; numbered matrices under the stack's name; separate gate, up and down of each expert."""
     config, tensors, ids = wider("granitemoehybrid")
     quantise, files, plain = Quantiser(variant, **more), {}, dict(tensors)
     for tensor, x in tensors.items():
@@ -95,7 +95,7 @@ def test_granites_experts(tmp_path, way, variant, more):
 @pytest.mark.parametrize("variant", ["packed-4", "awq", "gptq-4", "fp8-channel"])
 @pytest.mark.parametrize("name", ["gpt_oss", "llama4"])
 def test_experts_that_were_the_other_way_round(tmp_path, name, variant):
-    """Programs that quantise linear layers alone take the stacks apart."""
+    """Programs that only quantise linear layers split the transposed stacks into experts."""
     config, tensors, ids = wider(name)
     quantise, files, plain = Quantiser(variant), {}, dict(tensors)
     for tensor, x in tensors.items():

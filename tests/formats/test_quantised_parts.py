@@ -1,4 +1,4 @@
-"""What reading a part of a quantised matrix costs: its own scales and zeros, and no others."""
+"""Reading some rows of a quantised matrix decodes only their scales and zero points."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_each_scale_is_converted_once(tmp_path, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["gptq-4", "gptq-3", "awq-64", "awq-gemv"])
 def test_a_part_may_begin_and_end_anywhere(tmp_path, name, monkeypatch):
-    """Also inside of a word that holds zeros of several rows."""
+    """Also within a word that holds zero points of several rows."""
     made_of = []
     monkeypatch.setattr(gptq, "CodedMatrix", lambda *given, **more: made_of.append(coded.CodedMatrix(*given, **more))
                         or made_of[-1])
@@ -44,7 +44,7 @@ def test_a_part_may_begin_and_end_anywhere(tmp_path, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["gptq-4", "gptq-3", "gptq-act", "gptq-v2"])
 def test_a_table_of_embeddings(tmp_path, name):
-    """Tokens are the inputs, so that its rows are the columns of a matrix of the same tensors."""
+    """Tokens are the inputs, so that the table's rows are the columns of a matrix with the same tensors."""
     tensors, weights, config = made(name, 64, 192)
     save(tmp_path / "model.safetensors", {f"model.embed_tokens.{part}": value for part, value in tensors.items()})
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))

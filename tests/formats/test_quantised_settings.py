@@ -1,4 +1,5 @@
-"""Values of a quantization_config: of the wrong kind they are refused by key, also where tensors tell the same."""
+"""Values of a quantization_config: those of a wrong type are refused by key, even if the tensors make them redundant.
+"""
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_values_that_are_not_there(tmp_path):
 
 
 def grouped(strategy: str, **weights) -> dict:
-    """Settings of compressed-tensors that say kinds of scales."""
+    """Settings of compressed-tensors with kinds of scales."""
     return {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": strategy, **weights}}}
 
 

@@ -1,4 +1,4 @@
-"""Stacks of experts as other programs quantise them, layers with settings of their own, and methods without any."""
+"""Stacks of experts as other programs quantise them, layers with their own settings, and unquantised ones."""
 
 import json
 
@@ -65,7 +65,7 @@ def test_4_bits_of_a_table(tmp_path):
 
 @pytest.mark.parametrize("factors", [(), (3,)])
 def test_nvfp4_the_other_way_round(tmp_path, factors):
-    """As ModelOpt stores experts that are multiplied as they lie: [E, K / 2, N]."""
+    """ModelOpt stores experts of transposed stacks as [E, K / 2, N]."""
     rng, (e, n, k) = np.random.default_rng(0), (3, 40, 64)
     codes, steps = rng.integers(0, 16, (e, n, k)), rng.integers(40, 100, (e, n, k // 16)).astype(np.uint8)
     factor = rng.random(factors).astype(np.float32)
@@ -108,7 +108,7 @@ def test_bits_and_groups_that_a_layer_has_by_itself(tmp_path, key, said, own, gr
 
 
 def test_groups_of_a_row_beside_blocks(tmp_path):
-    """As experts may have them; weight_block_size is of the others."""
+    """Experts may have groups along a row, while weight_block_size applies to other matrices."""
     rng = np.random.default_rng(0)
     codes, scales = rng.integers(0, 0x70, (64, 192)).astype(np.uint8), rng.random((64, 6)).astype(np.float32)
     tensors = {"weight": ("F8_E4M3", codes), "weight_scale_inv": ("F32", scales)}
@@ -184,7 +184,7 @@ def test_a_method_that_only_tensors_tell_is_named(tmp_path):
 
 
 def test_experts_of_mlx_that_lie_in_one_stack(tmp_path):
-    """Each a matrix of its own, of its own rows of codes, scales and biases."""
+    """Each expert is a matrix with its rows of codes, scales and biases."""
     tensors, weights, config = mlx(np.random.default_rng(0), 3 * 40, 64)
     named = {f"model.layers.0.mlp.switch_mlp.up_proj.{name}": (kind, array.reshape(3, 40, -1))
              for name, (kind, array) in tensors.items()}

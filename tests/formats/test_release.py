@@ -1,4 +1,4 @@
-"""Pages of a mapped file are let go of, and read again when they are touched; other memory is not affected."""
+"""Releasing pages of a mapped file: they are read again when touched; other memory is not affected."""
 
 import mmap
 from pathlib import Path
@@ -10,7 +10,7 @@ from numflow.formats.mapped import MappedFile, release_pages
 
 
 def resident(array) -> int:
-    """KiB of the mapping with this array that are in memory."""
+    """KiB of this array's mapping that are resident."""
     inside, address = False, array.ctypes.data
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split()[0]

@@ -1,4 +1,4 @@
-"""The table of tensor types against the `gguf` package, and every expansion to float32."""
+"""The table of tensor types against the `gguf` package, and every conversion to float32."""
 
 import gguf
 import numpy as np
@@ -95,7 +95,7 @@ def test_q1_0_by_hand():
 
 
 def test_q2_0_by_hand():
-    """4 weights in a byte, the lowest bits first."""
+    """4 weights per byte, lowest bits first."""
     block = np.concatenate([np.array([0.5], "<f2").view(np.uint8), [0b11100100, 0b00000011], np.full(14, 0b01010101)])
     expected = np.zeros(64, np.float32)
     expected[:8] = [-0.5, 0, 0.5, 1, 1, -0.5, -0.5, -0.5]

@@ -1,4 +1,4 @@
-"""The experiment cpu-speed: samples that survive a break, and a report made of them."""
+"""The experiment cpu-speed: samples survive an interruption, and the report is written from them."""
 
 import importlib
 import json
@@ -81,7 +81,7 @@ def test_a_verdict_has_its_spread(experiment):
 
 
 def test_disturbed_rounds_are_repeated(experiment, tmp_path):
-    """Another process takes a core in two rounds of five, and memory is slow in one."""
+    """Another process takes a core in two of five rounds; memory is slow in one round."""
     seconds, speeds = iter([1.0, 0.05, 1.0, 0.05, 0.05, 9.9]), iter([30, 30, 30, 30, 30, 30, 20, 30, 30, 29, 0, 0])
     state = {"clock": 0.0, "busy": 0.0, "own": 0.0}
     watch = experiment["quiet"].Watch(lambda threads: next(speeds), lambda: state["busy"], lambda: state["own"],
@@ -124,7 +124,7 @@ def test_without_their_programs_there_are_no_peers(experiment, tmp_path):
 
 
 def test_ik_llama_cpp_is_asked_twice(experiment, tmp_path):
-    """Programs that answer as its own do: one prints what it was asked, its table goes to standard error."""
+    """Stand-ins for ik_llama.cpp's programs: llama-bench prints which arguments it got; the table goes to stderr."""
     (tmp_path / "llama-bench").write_text("""#!/bin/sh
 echo "loading"
 case "$*" in *"-rtr 1"*) speed=20;; *) speed=10;; esac
@@ -147,7 +147,7 @@ echo "|    32 |     16 |    8 |    384 |    0.100 |  2560.00 |    0.200 |   640.
 
 
 def test_llama_cpp_is_asked_for_tokens_per_second(experiment, tmp_path):
-    """Programs that answer as llama.cpp's do."""
+    """Stand-ins for llama.cpp's programs."""
     answers = {"llama-bench": json.dumps([{"avg_ts": 12.5}]), "llama-batched-bench": '{"speed_tg": 99.5,}'}
     for name, answer in answers.items():
         (tmp_path / name).write_text(f"#!/bin/sh\nsleep 0.1\necho '{answer}'\n")

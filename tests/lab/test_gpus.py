@@ -1,4 +1,4 @@
-"""Figures of GPUs: what is made of times that a driver tells, what is kept, and what the timed kernels compute."""
+"""Figures of GPUs: derived from the driver's timings, stored, and measured by kernels whose results are right."""
 
 import json
 
@@ -75,7 +75,7 @@ def test_an_old_card_and_a_missing_driver(driver, monkeypatch):
 
 @pytest.mark.parametrize(("what", "sizes"), [("reading", (5, 256)), ("product", (40, 64, 3))])
 def test_timed_kernels_do_what_they_are_timed_for(what, sizes):
-    """The products are right, so every argument is where it belongs and all of the matrix is read."""
+    """The products are right, so every argument is in its place and the whole matrix is read."""
     pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
     device = Simulated()
     bench = gpus._Bench(device)
@@ -85,7 +85,7 @@ def test_timed_kernels_do_what_they_are_timed_for(what, sizes):
     sample = bench.sample.astype(np.float64)
     w = sample[:rows * columns].reshape(rows, columns)
     x = np.ones((1, columns))
-    if what == "product":  # the operand's order is that of tiles
+    if what == "product":  # the operand is in tile order
         x = np.array([[sample[2 * half_word(t, column & ~1, columns // UNIT) + column % 2] for column in range(columns)]
                       for t in range(tokens)])
     y = device.download(work.values[0], 4 * tokens * rows).view(np.float32).reshape(tokens, rows)

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def of_commit(monkeypatch, name):
-    """As if the tree were of this commit, whatever is being changed in it now."""
+    """The git commit that results and reports record, whatever the state of the working tree."""
     for module in ("numflow.lab.harness", "numflow.lab.report"):
         monkeypatch.setattr(f"{module}.commit", lambda: name)
 
@@ -65,7 +65,7 @@ def test_recipe_names_files_without_this_machines_folders(folder):
 def test_matplotlib_is_asked_for_before_anything_is_measured(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     (folder / "experiments" / "count" / "run.py").write_text('"""Fails."""\ndef run(lab):\n    raise AssertionError\n')
-    with pytest.raises(DeviceError, match="experiments draw with matplotlib"):
+    with pytest.raises(DeviceError, match="figures need matplotlib"):
         run_experiment("count")
     assert not (folder / "reports").exists()
 
@@ -110,7 +110,7 @@ def test_a_changed_tree_publishes_nothing_unless_it_says_so(folder, monkeypatch)
     with pytest.raises(RequestError, match="differs from commit abc1234.*--dirty"):
         run_experiment("count")
     assert not (folder / "reports").exists()
-    run_experiment("count", out=folder / "mine")  # is not published
+    run_experiment("count", out=folder / "mine")  # not the folder of published reports
     run_experiment("count", quick=True)
     report = (run_experiment("count", dirty=True) / "report.md").read_text()
     assert "--dirty" in report and "commit abc1234+ (the tree had changes that are in no commit)" in report
@@ -134,10 +134,10 @@ def test_results_that_cannot_be_are_not_published(folder):
     assert "It is below the limit." in before
     assert "It is at the limit." in (run_experiment("count", out=folder / "at", options={"ratio": "1.0"}) /
                                      "report.md").read_text()
-    with pytest.raises(RequestError, match="results that cannot be: a ratio of 1.3; measure again"):
+    with pytest.raises(RequestError, match="implausible results: a ratio of 1.3; measure again"):
         run_experiment("count", options={"ratio": "1.3"})
     assert (out / "report.md").read_text() == before
-    assert "**Results that cannot be: a ratio of 1.3.**" in (out / "rejected" / "report.md").read_text()
+    assert "**Implausible results: a ratio of 1.3.**" in (out / "rejected" / "report.md").read_text()
     quick = run_experiment("count", quick=True, out=folder / "quick", options={"ratio": "1.3"})
     assert "a ratio of 1.3" in (quick / "report.md").read_text()
 

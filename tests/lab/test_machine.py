@@ -1,4 +1,4 @@
-"""Figures of this machine: what is made of measured times, and what is kept."""
+"""Figures of this machine: derived from measured times, and stored."""
 
 import json
 
@@ -8,7 +8,7 @@ from numflow.lab import machine
 
 
 def test_a_turn_worked_out_by_hand():
-    """Steps of 1 us, 10 in a layer and 4 beside, on 2 cores; exchanges of 3 and 5 us; 50 us a batch, 20 a device."""
+    """Steps of 1 us: 10 a layer, 4 outside layers, 2 cores; exchanges of 3 and 5 us; 50 us a batch, 20 us a device."""
     def seconds(devices, layers):
         exchange = {1: 0, 2: 3, 4: 5}[devices]
         layer = 10 / min(devices, 2) + 2 * exchange
@@ -40,7 +40,7 @@ def test_figures_are_measured_once_and_kept(tmp_path, monkeypatch):
 
 @pytest.mark.merge
 def test_what_is_measured_makes_sense():
-    """On any machine: times above nothing, and less in a batch of one device than in a second."""
+    """On any machine: times are positive, and a batch takes less than a second on one device."""
     found = machine._together(2, 1, 2.0)
     assert set(found) == {"step", "latency", "crowded", "start", "start_each"}
     assert found["crowded"] == found["latency"] > 0 and 0 < found["step"] < 1e-3 and 0 <= found["start"] < 1

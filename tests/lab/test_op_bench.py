@@ -1,4 +1,4 @@
-"""`bench --op`: one op, its spread, its share of the limit, and the last run beside it."""
+"""`bench --op`: the time of one op, its spread, its share of the roofline limit, and the previous run beside it."""
 
 import json
 

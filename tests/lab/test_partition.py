@@ -1,4 +1,4 @@
-"""The experiment `partition`: parts of it may be measured again, the rest of the report stays."""
+"""The experiment `partition`: some parts can be measured again; the rest of the report is kept."""
 
 import json
 import sys

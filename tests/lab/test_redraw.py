@@ -1,4 +1,4 @@
-"""Figures of the committed reports: drawn from results.json alone, in the one style."""
+"""Figures of the committed reports are drawn from results.json alone, in one style."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from tests.conftest import REPO
 from tests.lab.test_harness import folder  # noqa: F401
 
 REPORTS = sorted(path.parent.name for path in (REPO / "reports").glob("*/results.json")
-                 if "\n![" in (path.parent / "report.md").read_text(encoding="utf-8"))  # one may be a table alone
+                 if "\n![" in (path.parent / "report.md").read_text(encoding="utf-8"))  # a report may have only tables
 SLOW = dict.fromkeys(("quant-error", "cpu-speed", "partition"), pytest.mark.slow)  # many figures
 LARGEST = 60_000  # bytes of an SVG
 COUNT = '''"""Counts to three."""
@@ -71,7 +71,7 @@ def test_what_cannot_be_drawn_is_refused(folder):  # noqa: F811
     with pytest.raises(ModelNotFoundError, match="no report of 'count'"):
         redraw_experiment("count")
     experiment("count", set_=["upto=4"])
-    with pytest.raises(RequestError, match="no figures that could be drawn from its results alone"):
+    with pytest.raises(RequestError, match="cannot be drawn from its results alone"):
         redraw_experiment("count")
     with pytest.raises(RequestError, match="measures nothing"):
         experiment("count", redraw=True, quick=True)

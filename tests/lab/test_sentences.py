@@ -1,4 +1,4 @@
-"""What experiments say of their results is what the results show; results that cannot be are seen."""
+"""The sentences of experiments follow from their results; implausible results are found."""
 
 import importlib
 

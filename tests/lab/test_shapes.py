@@ -1,4 +1,4 @@
-"""Random checkpoints of a shape: they build, run, and are as large as they say."""
+"""Random checkpoints of a shape: they build, run, and have the size that the shape states."""
 
 import numpy as np
 import pytest

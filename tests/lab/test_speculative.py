@@ -1,4 +1,4 @@
-"""The experiment speculative, with a toy of random weights."""
+"""The experiment speculative, with a tiny model of random weights."""
 
 import json
 
@@ -19,7 +19,7 @@ def test_it_writes_its_report(tmp_path, monkeypatch):
     assert results["oracle"][0]["accepted"] == 0
     assert results["oracle"][1]["accepted"] == results["oracle"][1]["drafts"] > 0
     own, cut = results["drafts"]
-    assert own["accepted"] == own["drafts"] > 0  # the model itself is always right
+    assert own["accepted"] == own["drafts"] > 0  # drafts by the model itself are always accepted
     assert cut["accepted"] < cut["drafts"]
     assert (out / "speedup.png").stat().st_size > 10_000
     assert "## Draft models" in (out / "report.md").read_text()
@@ -30,12 +30,12 @@ def test_it_writes_its_report(tmp_path, monkeypatch):
         assert row["guesses"] is None or row["drafts"] >= row["accepted"] > 0
         assert 0 < row["read"] < 0.6 and 0 < row["read_large"] < 0.2 and row["cost"] > 0
     small = {(row["draft"], row["guesses"]): row for row in trained}
-    for row in results["wide"]:  # they say the same
+    for row in results["wide"]:  # a widened model computes the same
         assert row["guesses"] is None or row["accepted"] == small[row["draft"], row["guesses"]]["accepted"]
 
 
 def test_parts_that_are_not_measured_are_kept(tmp_path, monkeypatch):
-    """Those of a report that knows no parts too."""
+    """Also the parts of an older report, whose results have no list of parts."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("NUMFLOW_EXPERIMENTS", str(REPO / "experiments"))
     published = json.loads((REPO / "reports" / "speculative" / "results.json").read_text())

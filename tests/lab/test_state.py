@@ -34,7 +34,7 @@ def test_the_report_on_states(tmp_path, monkeypatch):
 
 
 def test_sessions_tell_types_of_states_apart(tmp_path):
-    """A file of the experiment's, whose logits do not depend on the cut either; bf16 takes as many bytes as f16."""
+    """Logits of the experiment's GGUF file do not depend on batch boundaries either; bf16 has the size of f16."""
     made = vars(_load(REPO / "experiments" / "state" / "run.py"))["models"]
     path, found = made.qwen35(True).write(tmp_path / "model.gguf", "F32"), []
     for dtype in ("f16", "bf16", "f16"):

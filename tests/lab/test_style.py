@@ -1,4 +1,4 @@
-"""Figures: colours that every eye tells apart, texts that do not cover each other, a finding and its source on each."""
+"""Figures: colours for colour-blind readers, labels that do not overlap, a finding and its source on each figure."""
 
 import importlib.util
 import io
@@ -28,7 +28,7 @@ DRAW = drawings()
 def test_distances_are_those_of_cielab():
     assert distance("#000000", "#ffffff") == pytest.approx(100, abs=0.1)
     assert distance("#D55E00", "#D55E00", "protanopia") == 0
-    assert least_distance("#2ca02c", "#d62728") < 10 < distance("#2ca02c", "#d62728")  # what this is for
+    assert least_distance("#2ca02c", "#d62728") < 10 < distance("#2ca02c", "#d62728")  # for colour-blind eyes
 
 
 def test_series_are_told_apart_by_any_eye():
@@ -69,7 +69,7 @@ def test_errors_of_a_file(tmp_path):
     draw_errors(report, "small.safetensors", tmp_path / "x.svg")
     drawn = (tmp_path / "x.svg").read_text()
     assert "The worst tensor is b: error 0.2" in drawn and "q3h (1)" in drawn and "4.10 bits per weight" in drawn
-    with pytest.raises(RequestError, match=r"a figure ends in \.svg or \.png"):
+    with pytest.raises(RequestError, match=r"the name of a figure should end in \.svg or \.png"):
         draw_errors(report, "x", tmp_path / "x.pdf")
     with pytest.raises(RequestError, match="No such file"):
         draw_errors(report, "x", tmp_path / "gone" / "x.svg")

@@ -1,4 +1,4 @@
-"""The experiment on variants: random changes of configurations, and comparisons without transformers."""
+"""The experiment on variants: random changes of configurations, and comparisons where transformers cannot run."""
 
 import json
 import random
@@ -54,7 +54,7 @@ def test_changes_that_do_not_matter_are_taken_back(experiment, monkeypatch):
 
 
 def test_who_is_right_about_a_gguf_file(experiment):
-    """llama.cpp is, where it runs the file; close numbers count only where it agrees with transformers."""
+    """llama.cpp is right where it runs the file; close logits count only where llama.cpp agrees with transformers."""
     judged = sys.modules[f"{experiment[0].__name__}.gguf_files"].judged
     base = [np.random.default_rng(0).normal(size=(9, 20)).astype(np.float32)]
     close, far = [base[0] + 1e-3], [base[0] + 0.1]

@@ -1,4 +1,4 @@
-"""Sentences on what wrong numbers have in common (factors, offsets, permutations), and on faults of headers."""
+"""Sentences on what wrong values have in common (factors, offsets, permutations), and on mistakes in file headers."""
 
 from dataclasses import replace
 
@@ -27,8 +27,8 @@ def _head(x):
     (lambda x: x[:, ::-1], "each row has the right numbers in wrong columns"),
     (lambda x: x[::-1], "each column has the right numbers in wrong rows"),
     (lambda x: x.T.ravel().reshape(x.shape), "the right numbers are in wrong places"),
-    (lambda x: x * np.arange(1, 6)[:, None], "each row is what is expected times a factor of its own, 2 to 5"),
-    (lambda x: x * np.arange(2, 14), "each column is what is expected times a factor of its own, 2 to 13"),
+    (lambda x: x * np.arange(1, 6)[:, None], "each row has the expected values times a different factor, 2 to 5"),
+    (lambda x: x * np.arange(2, 14), "each column has the expected values times a different factor, 2 to 13"),
     (_head, "heads 0, 1, 3 are right"),
     (lambda x: np.where(np.arange(5)[:, None] < 3, x, np.sin(9 * x)), "rows 0 to 2 are right"),
     (lambda x: np.where(np.arange(12) == 7, x, np.sin(9 * x)), "column 7 is right"),

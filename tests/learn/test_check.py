@@ -37,14 +37,14 @@ def test_a_wrong_file_names_case_place_size_and_cause(tmp_path):
     facts = verdict(tmp_path, HEAD + "    return x / np.sqrt((x * x).mean(-1, keepdims=True)) * weight\n")
     assert not facts["passed"]
     assert re.fullmatch(r"case rms_norm-tiny-values \(1 of 7\): run 0, row 0, column 0: got \S+, expected \S+, off by "
-                        r"\S+ \(allowed \S+\); 320 of 320 numbers are wrong, in 5 of 5 rows; each row is what is "
-                        r"expected times a factor of its own, 28\.\d to 30\.\d", facts["message"])
+                        r"\S+ \(allowed \S+\); 320 of 320 numbers are wrong, in 5 of 5 rows; each row has the "
+                        r"expected values times a different factor, 28\.\d to 30\.\d", facts["message"])
     assert facts["cause"] == "a norm without eps"
     assert facts["place"]["wrong_rows"] == 5 and facts["case"] == "rms_norm-tiny-values"
 
 
 def test_numbers_that_are_nearly_right_are_not_said_to_stand_elsewhere(tmp_path):
-    """The mean with n - 1 in place of n: off by 8e-6 where eps is nearly all of the sum."""
+    """The mean with n - 1 in place of n: off by 8e-6 where eps makes up nearly all of the sum."""
     facts = verdict(tmp_path, HEAD + "    g = x.reshape(len(x), groups, -1)\n    n = g.shape[2]\n"
                     "    mean = (g * g).sum(-1, keepdims=True) / np.float32(n - 1)\n"
                     "    y = g / np.sqrt(mean + np.float32(eps))\n"
@@ -70,7 +70,7 @@ def test_numbers_that_are_nearly_right_are_not_said_to_stand_elsewhere(tmp_path)
     (HEAD + "    return rms_norm(x, weight, eps=eps, groups=groups)\n", r"case .*: RecursionError: .* \(line 5\)"),
     ("def rms_norm(x, weight):\n    return x\n", r"case .*: TypeError: .*unexpected keyword argument 'eps'")])
 def test_messages(source, message, tmp_path):
-    """In this process, as the child does it in its own."""
+    """Check in this process instead of a child process."""
     file = tmp_path / LAB.file_name
     file.write_text(source, encoding="utf-8")
     facts = said(file)

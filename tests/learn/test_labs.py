@@ -1,4 +1,4 @@
-"""Every lab: its solution passes, its blank does not, and each known mistake is called by its sentence."""
+"""Every lab: the solution passes, the blank file does not, and each known mistake gets the sentence that names it."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ MISTAKES = [(lab.name, name) for lab in LABS.values() for _, name, _ in lab.mist
 
 @pytest.fixture(scope="module")
 def loaded():
-    """By lab: the names of its file, and its grader."""
+    """A function: the name of a lab -> the names defined in its file, and its grader."""
     found = {}
 
     def load(name):
@@ -97,7 +97,7 @@ def test_the_list_of_labs_needs_no_numpy():
 
 
 def test_the_package_needs_nothing_of_its_tests():
-    """Op cases are part of the package because labs check with them: nothing of `tests` may be imported there."""
+    """Labs check with the op cases of numflow/learn/cases, so the package must not import from `tests`."""
     found = [str(path.relative_to(REPO)) for path in (REPO / "numflow").rglob("*.py")
              if re.search(r"^\s*(?:from|import) tests\b", path.read_text(encoding="utf-8"), re.M)]
     assert found == []

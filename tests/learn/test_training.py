@@ -1,4 +1,4 @@
-"""The training of our models: derivatives, the text, and networks that are what numflow runs."""
+"""Training the models of the course: gradients, training texts, and trained networks that numflow runs."""
 
 import random
 
@@ -29,7 +29,7 @@ def drawn(net):
 
 
 def check_derivatives(net, weights, inputs, targets, counts, rng):
-    """Of one number of each weight, beside differences of the loss."""
+    """Compare the gradient of one element of each weight with finite differences of the loss."""
     def loss() -> tuple[Tape, float]:
         tape = Tape()
         return tape, tape.loss(net.logits(tape, weights, *inputs), targets, counts)

@@ -1,4 +1,4 @@
-"""Plain twins say what the fast kernels say."""
+"""Plain Python twins compute the same as the fast kernels."""
 
 import inspect
 
@@ -22,7 +22,7 @@ ROWS, COLUMNS, TOKENS = 16, 96, 4
 
 
 def by_kernel(kind, activations):
-    """(rows as stored, activations f32 [T, K], y [T, N]) of the CPU's kernel."""
+    """(rows as stored, activations f32 [T, K], y [T, N]): the linear op run by the CPU's kernel."""
     network, stored, _ = _network("linear", kind, ROWS, COLUMNS)
     program = Program(network, _Weights(network, stored), activations=activations, threads=1)
     ids = np.arange(TOKENS, dtype=np.int32)
@@ -50,7 +50,7 @@ def test_the_tile_of_bytes():
     fields = unpack_reference(rows, find("q4"), COLUMNS)
     found = tile.tile(fields.codes, *fields.scales_and_zeros(), x)
     assert error(found, y) < 2e-4
-    assert error(found, x @ to_f32(rows, "q4").T) > 1e-4  # activations are whole numbers here: not the exact product
+    assert error(found, x @ to_f32(rows, "q4").T) > 1e-4  # activations are rounded to integers
 
 
 @pytest.mark.parametrize("case", [case for case in cases.CASES if case.name in ("attention", "attention-grouped")],

@@ -1,10 +1,10 @@
-"""Writes peft/NAME.npz: what PEFT computes for adapters whose modules are cut otherwise than the files of their bases,
-and for its methods beside LoRA.
+"""Writes peft/NAME.npz: results of PEFT for adapters whose modules are fused otherwise than the base's files, and for
+PEFT's methods beside LoRA.
 
     python -m tests.network.make_peft_cases [NAME ...]
 
-Run it from the repository root in an environment with torch, transformers, peft, safetensors and NumPy (nothing of that
-is needed to run the tests). Bases are those of tests/specs; an adapter's values follow from the names of its tensors.
+Run it from the repository root in an environment with torch, transformers, peft, safetensors and NumPy (the tests need
+none of them). The bases are those of tests/specs; an adapter's values are derived from its tensors' names.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Adapters of PEFT whose modules are cut otherwise than the files of their bases, and of its methods beside LoRA:
-settings, and their values."""
+"""PEFT adapters whose modules are fused otherwise than the base's files, and adapters of PEFT's other methods: settings
+and values.
+"""
 
 from pathlib import Path
 
@@ -55,7 +56,7 @@ MERGED = ("head_and_tokens",)  # what cannot be one request's alone
 
 
 def adapter_values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 values of an adapter's tensor: lengths and scales are positive, all else is around 0."""
+    """float32 values of an adapter's tensor: positive for magnitudes and scales, around 0 for others."""
     found = values(name, shape).astype(np.float32)
     if any(word in name for word in POSITIVE):
         return 0.5 + np.abs(found)

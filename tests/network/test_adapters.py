@@ -1,4 +1,4 @@
-"""Adapters on checkpoints of all layouts: merged weights against sums worked out here."""
+"""Adapters on checkpoints of all layouts: merged weights against sums computed here."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -32,14 +32,15 @@ def tensor(name: str, values: np.ndarray) -> Tensor:
 
 
 def low_rank(name: str, shape: tuple[int, ...], magnitude: bool = False) -> LowRank:
-    """A change of a matrix [..., N, K]."""
+    """A low-rank change of a matrix [..., N, K]."""
     rng, (*stack, n, k) = np.random.default_rng(len(name)), shape
     a, b = rng.standard_normal((*stack, RANK, k)), rng.standard_normal((*stack, n, RANK))
     return LowRank(tensor("a", a), tensor("b", b), FACTOR, tensor("m", 1 + rng.random(n)) if magnitude else None)
 
 
 def own_matrices(found: Checkpoint) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Shapes [..., N, K] of all matrices that a network multiplies with or looks up; those stored as [..., K, N]."""
+    """Shapes [..., N, K] of all matrices in products and look-ups of a network, and names of those stored as [..., K,
+    N]."""
     built = network.build(network.choose_spec(found), found, fuse=False)
     used = {step.weights[role] for steps in built.entries.values() for step in steps for role in ("weight", "table")
             if role in step.weights and step.op in ("linear", "expert_linear", "head_linear", "embed")}
@@ -51,7 +52,7 @@ def own_matrices(found: Checkpoint) -> tuple[dict[str, tuple[int, ...]], set[str
 
 
 def by_hand(found: Checkpoint, adapter: Adapter, scale: float, turned: set[str]) -> Checkpoint:
-    """The checkpoint with sums made here."""
+    """The checkpoint with sums computed here."""
     tensors = dict(found.tensors)
     for name, change in adapter.added.items():
         a, b = (each.f32().astype(np.float64) for each in (change.a, change.b))
@@ -289,7 +290,8 @@ def test_rows_that_add_and_weights_that_are_sums(name, backend):
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["llama_biased", "gpt2"])
 def test_rows_of_other_lengths_and_tensors_in_place(name, backend):
-    """DoRA of every matrix; or other biases, a table and a matrix in place of the base's, as when they are merged."""
+    """DoRA of every matrix, or replaced biases, table and matrix: applied per request they give what the merged model
+    gives."""
     case = load_case(name)
     found = memory_checkpoint(case.configs[0], case.tensors)
     spec, rng = network.choose_spec(found), np.random.default_rng(1)
@@ -331,7 +333,7 @@ def test_what_rows_cannot_add():
         parts_of(built, found, fitted(adapter, found, spec), 1.0)
     norm = next(name for name in found.tensors if "norm" in name)
     adapter = Adapter(PATH, "hf", {}, replaced={norm: found.tensors[norm]})
-    with pytest.raises(RequestError, match="norm.*no product or look-up has; merge"):
+    with pytest.raises(RequestError, match="norm.*no product or look-up uses; merge"):
         parts_of(built, found, fitted(adapter, found, spec), 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Adapters whose modules are cut otherwise than the base's files, against PEFT's numbers and sums made here."""
+"""Adapters whose modules are fused otherwise than the base's files, against PEFT's results and sums computed here."""
 
 import json
 from contextlib import closing

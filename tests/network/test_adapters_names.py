@@ -1,4 +1,4 @@
-"""Adapters whose names, orientation or parts are not those of the base's files."""
+"""Adapters whose names, orientation or parts differ from the base's files."""
 
 from dataclasses import replace
 

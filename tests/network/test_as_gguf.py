@@ -1,4 +1,4 @@
-"""Checkpoints of every family as GGUF files: held against what llama.cpp's converter made of the same (gguf/*.npz)."""
+"""Checkpoints of every family written as GGUF files, against the output of llama.cpp's converter (gguf/*.npz)."""
 
 import numpy as np
 import pytest
@@ -148,7 +148,7 @@ def test_the_same_numbers_come_out(name):
 
 
 def families():
-    """Specs that are found by both a configuration and a GGUF architecture."""
+    """Specs that detect both a configuration and a GGUF architecture."""
     return [spec.name for spec in list_specs() if {"hf", "gguf"} <= set(namings(spec)) and spec.section("detect")
             and spec.type != "draft" and spec.name not in PATTERNS]
 
@@ -173,7 +173,7 @@ def test_toys_of_every_family_keep_their_numbers(name, monkeypatch):
 
 
 def with_an_output_matrix():
-    """Specs of architectures whose readers want one."""
+    """Specs of architectures whose readers require an output matrix."""
     return [name for name in families() if "output" in load_spec(name).section("gguf")["written"]]
 
 
@@ -216,7 +216,7 @@ def test_what_would_be_refused_is_written_without_the_number_that_has_no_word(na
 
 
 def test_heads_that_take_key_heads_in_turn():
-    """Every tensor that has rows or columns of value heads is in their order; the numbers are those of the source."""
+    """Rows and columns of value heads are reordered in every tensor; the results are those of the source."""
     ours, source = seen("qwen3_5")
     theirs = source.tensors["model.layers.0.linear_attn.in_proj_z.weight"].f32()
     heads = [0, 3, 1, 4, 2, 5]  # of 6 that share 2 key heads
@@ -258,7 +258,7 @@ def test_a_spec_of_ones_own_may_leave_a_window_out(tmp_path):
 
 
 def test_types_of_tensors():
-    """Large matrices keep their type; what other programs add to, or route by, is F32."""
+    """Large matrices keep their type; tensors that other programs add, and routers, are F32."""
     ours = seen("mixtral")[0]
     kinds = {name: tensor.type.name for name, tensor in ours.tensors.items()}
     assert kinds["token_embd.weight"] == kinds["blk.0.ffn_down_exps.weight"] == "F16"
@@ -266,7 +266,7 @@ def test_types_of_tensors():
 
 
 def test_divisors_of_frequencies_are_written_where_readers_take_them():
-    """Inherited tables do not say so: readers of an architecture of its own may pass over them."""
+    """The table `written` is not inherited: readers of another architecture may ignore the tensor."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 32}
     assert "rope_freqs.weight" in seen("llama3_scaled")[0].tensors

@@ -1,4 +1,6 @@
-"""Frequencies that depend on the length: transformers' formulas, and which lengths have the same ones."""
+"""Rotary frequencies that depend on the sequence length: transformers' formulas, and ranges of lengths with equal
+frequencies.
+"""
 
 import math
 
@@ -13,7 +15,7 @@ SHORT, LONG = [1 + 0.05 * i for i in range(8)], [1.5 + 0.7 * i for i in range(8)
 
 
 def rows(config, *limits):
-    """(network, frequencies and factor of each limit) of a tiny llama with this [rope_scaling]."""
+    """(network, frequencies and factor of each length limit) of a tiny llama with this [rope_scaling]."""
     case = load_case("llama_dynamic")
     checkpoint = memory_checkpoint(case.configs[0] | config, case.tensors)
     built = network.build(network.choose_spec(checkpoint), checkpoint)
@@ -44,7 +46,7 @@ def test_the_factor_on_cosines_is_that_of_the_set(keys, expected):
 
 
 def test_a_base_that_grows_with_the_length():
-    """transformers' dynamic scaling, which goes by the model's own context even where a file names an original one."""
+    """transformers' dynamic scaling, which uses the model's own context even if the file has an original context."""
     scaling = {"type": "dynamic", "factor": 4.0}
     for own, said in ((12, {}), (48, {"original_max_position_embeddings": 12})):
         built, found, factors = rows({"max_position_embeddings": own, "rope_scaling": scaling | said},

@@ -1,4 +1,5 @@
-"""Wrong, impossible and hostile values in config.json: one line that names the key, or a network that computes."""
+"""Wrong, impossible and hostile values in config.json: an error of one line that names the key, or a network that runs.
+"""
 
 import ast
 import copy
@@ -47,7 +48,7 @@ def changed(config, path, value):
                                   for i, name in enumerate(names())])
 @pytest.mark.thin(6)
 def test_any_value_under_any_key_is_one_line_or_computes(name):
-    """Every key of a family with a value that is not for it, another one for every family."""
+    """Every key of a family gets an unsuitable value, a different one in each family."""
     case = load_case(name)
     for path in paths(case.configs[0]):
         for turn in range(2):
@@ -133,7 +134,7 @@ def test_a_value_that_no_model_has_is_refused_by_name(name, key, value, message)
 
 
 def test_errors_name_options_that_there_are():
-    """Their keys are looked up only once an error is there."""
+    """Messages name spec options that exist; the names are only looked up when an error is raised."""
     named = [ast.literal_eval(option) for path in Path(network.__file__).with_name("build").glob("*.py")
              for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
              if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "SpecError" and len(call.args) == 2

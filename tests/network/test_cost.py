@@ -1,4 +1,4 @@
-"""Costs of steps against loops that count."""
+"""Costs of steps against loops that count operations and bytes."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_entries_are_those_that_a_loop_counts(new, cached, every, most):
 
 
 def test_entries_are_read_as_they_are_chosen():
-    """One sequence of 8 tokens behind 32: 10 entries of 4 tokens, of which each query sees 2 or all."""
+    """One sequence of 8 tokens after 32: 10 entries of 4 tokens each, of which a query reads 2 or all."""
     chosen, params = View("y", 64, 2), {"cache": "keys", "heads": 4, "scale": 1.0, "window": 5, "entries": "entries"}
     index = Step("index_select", (X, View("x", 64, 2)), (chosen,), {}, {"cache": "entries", "heads": 2, "top_k": 2})
     whole, best = (Step("attention", (X, *more), (View("y", 0, 64),), {}, params) for more in ((), (chosen,)))

@@ -1,4 +1,5 @@
-"""Vectors of distances: their numbers, the keys and queries that a layer makes of them, what does not go with them."""
+"""Relative-position embeddings (disentangled attention): buckets, projected keys and queries, unsupported combinations.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -36,9 +37,9 @@ def build(checkpoint, spec=None):
 
 
 def numbers(*given, **changed):
-    """The number of the vector for each distance, from that of the farthest key before the query on."""
+    """The bucket of each relative position, from the farthest key before the query on."""
     weights = build(checkpoint_of(*given, **changed)).weights
-    return next(weight.constant.astype(int) for name, weight in weights.items() if name.startswith("places"))
+    return next(weight.constant.astype(int) for name, weight in weights.items() if name.startswith("position_buckets"))
 
 
 def test_every_distance_has_a_vector_up_to_the_last_one():
@@ -46,7 +47,7 @@ def test_every_distance_has_a_vector_up_to_the_last_one():
 
 
 def test_far_distances_share_vectors():
-    """Of 8 each way 4 are exact; of 5 .. 16, a factor of 4, a third of the logarithm has one."""
+    """Of 8 buckets on each side 4 are exact; the others cover distances 5 .. 16 logarithmically."""
     near, later = [12, 11, 10, 9, 8, 7, 6, 5, 4], [3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 0]
     table = numbers(max_relative_positions=17)
     middle = len(table) // 2
@@ -62,7 +63,7 @@ def norm(x, weight, bias, eps):
 
 
 def made(checkpoint, module=KEYS):
-    """Keys of all vectors, [heads, vectors, columns of a head], in float64."""
+    """Projected keys of all embeddings, [heads, vectors, head dim], in float64."""
     x, weight, bias, matrix, shift = (checkpoint.tensors[name].f32().astype(np.float64) for name in (
         TABLE, "deberta.encoder.LayerNorm.weight", "deberta.encoder.LayerNorm.bias", f"{module}.weight",
         f"{module}.bias"))
@@ -111,7 +112,7 @@ def test_adapters_change_them_only_where_they_are_merged():
     np.testing.assert_allclose(WeightSource(build(sums), sums).f32("blk.1.of_queries.weight"),
                                made(sums).reshape(64, 8), atol=1e-5)
     built = adaptable(network.build(spec, checkpoint), checkpoint)
-    with pytest.raises(RequestError, match="key_proj.*keys and queries of distances are made with it.*; merge the"):
+    with pytest.raises(RequestError, match="key_proj.*the projections of relative positions use it.*; merge the"):
         parts_of(built, checkpoint, fitted(adapter, checkpoint, spec), 1.0)
     values = "deberta.encoder.layer.1.attention.self.value_proj.weight"
     other = Adapter("adapter", "hf", {values: low_rank("a", shape)})
@@ -144,7 +145,7 @@ def test_convolutions_that_do_not_fit(changed, words):
 
 @pytest.mark.parametrize("executor", ["reference", "cpu"])
 def test_tokens_around_each_with_nothing_beyond_the_ends(executor):
-    """What the first convolution reads: of each text the token before, itself and the one behind it."""
+    """The convolution reads each token with the tokens before and after it in the same sequence, zeros at the ends."""
     checkpoint = checkpoint_of("deberta_v2_convolved")
     built = build(checkpoint)
     steps = built.entries["main"]

@@ -1,4 +1,4 @@
-"""Drafts: keys of config.json that change the arithmetic are mapped, or keep the draft from running."""
+"""Drafts of specs: keys of config.json that change the arithmetic are mapped, or keep the draft from running."""
 
 import json
 import re
@@ -22,7 +22,7 @@ IDS = list(range(3, 15))
 
 
 def new_model(**keys):
-    """A llama under a name that nobody knows, with keys added to its config.json."""
+    """A llama of an unknown architecture, with keys added to its config.json."""
     case = load_case("llama_biased")
     known = {key: value for key, value in case.configs[0].items() if key not in ("architectures", "model_type")}
     return memory_checkpoint({**known, "architectures": ["NewForCausalLM"], "model_type": "new", **keys}, case.tensors)
@@ -113,7 +113,7 @@ def test_keys_without_a_say_in_the_arithmetic_need_no_word(tmp_path, keys):
 ])
 @pytest.mark.thin(2)
 def test_keys_of_parts_that_a_model_does_not_have_need_no_word(tmp_path, keys, named):
-    """Those that change nothing, whichever shipped family's way they are read."""
+    """Keys without effect need no confirmation, whichever shipped family defines them."""
     drafted = draft(new_model(**keys))
     left = tomllib.loads(drafted.text).get("unconfirmed", {}).get("keys", [])
     assert left == named or (named is None and left)
@@ -122,7 +122,7 @@ def test_keys_of_parts_that_a_model_does_not_have_need_no_word(tmp_path, keys, n
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "granite"])
 @pytest.mark.merge
 def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
-    """Whatever a draft of a known family under an unknown name computes is what the family computes."""
+    """The draft of a family under an unknown architecture computes what the family computes, or does not run."""
     case = load_case(name)
     checkpoint = memory_checkpoint({**case.configs[0], "architectures": ["New"], "model_type": "new"}, case.tensors)
     drafted = draft(checkpoint)
@@ -136,7 +136,7 @@ def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
 @pytest.mark.parametrize("name", ["olmo2", "olmo3", "exaone4", "arcee", "jais2", "nemotron", "gemma"])
 @pytest.mark.thin(3)
 def test_of_several_families_that_fit_the_one_that_explains_most(tmp_path, name):
-    """Their tensors and keys are those of other families too, which compute something else."""
+    """Tensors and keys also fit families with other arithmetic; the one that maps most keys is chosen."""
     case = load_case(name)
     checkpoint = memory_checkpoint({**case.configs[0], "architectures": ["New"], "model_type": "new"}, case.tensors)
     drafted = draft(checkpoint)
@@ -149,7 +149,7 @@ def test_of_several_families_that_fit_the_one_that_explains_most(tmp_path, name)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in SHARED.glob("fixtures_2026/*") if path.is_dir()))
 def test_families_of_2025_26_take_at_most_five_lines_of_hand_work(tmp_path, name):
-    """An architecture that nobody knows: each key to confirm is a line, and another family to extend is one."""
+    """Unknown architectures: each key to confirm counts as a line, as does another family to extend."""
     folder = shared("fixtures_2026", name)
     stored = open_checkpoint(folder)
     case = json.loads((folder / "case.json").read_text())

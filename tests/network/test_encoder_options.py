@@ -1,5 +1,6 @@
-"""Embeddings of a token that counts as dropped, rotary frequencies of a file, experts one below the other, and a first
-layer without steps."""
+"""Embeddings of a token that counts as dropped, rotary frequencies from a file, experts stacked as rows of one matrix,
+and a first layer without steps.
+"""
 
 from importlib import import_module
 

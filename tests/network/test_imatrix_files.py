@@ -1,4 +1,6 @@
-"""llama.cpp's imatrix files: both forms written, read back and read by others; damaged ones; names of other files."""
+"""llama.cpp's imatrix files: both formats written, read back and read by other programs; damaged files; renamed
+tensors.
+"""
 
 import struct
 
@@ -111,7 +113,8 @@ def test_experts_that_no_token_reached(tmp_path):
 
 
 def test_names_of_other_files():
-    """A fused matrix, a stack of experts made of single ones, one made from a stack, and what has the name already."""
+    """A fused matrix, a stack made of single experts, single experts made from a stack, and a name that needs no
+    mapping."""
     c = Calibration({"l.0.q": FOUND[Q], "e.0": np.full(4, 1, np.float32), "e.1": np.full(4, 2, np.float32),
                      "s.w": np.stack([np.full(4, 3.0), np.full(4, 4.0)]).astype(np.float32), "same": FOUND[DOWN],
                      "blk.7.attn_v.weight": FOUND[Q], "flat": np.arange(8, dtype=np.float32)})

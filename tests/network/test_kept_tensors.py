@@ -1,4 +1,4 @@
-"""`weights=` at load: what was quantised once is read by the next start, and nothing stale ever is."""
+"""Cache of tensors quantised at load (`weights=`): the next start reads them, and stale files are never used."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ IDS = [1, 2, 3, 200, 7]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A model and a calibration of it."""
+    """A model and its calibration."""
     folder = tmp_path_factory.mktemp("original")
     model = write_model(folder / "model", ffn=128)
     calibrate(model, TEXT, 64, 2).write(folder / "calibration.safetensors")
@@ -28,13 +28,13 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def model(original, tmp_path):
-    """One that a test may change."""
+    """A copy of the model that a test may change."""
     return shutil.copytree(original / "model", tmp_path / "model")
 
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """Where quantised tensors are kept, those of small models too."""
+    """The cache folder; also small tensors are kept there."""
     monkeypatch.setenv("NUMFLOW_PREPARED", "1")
     monkeypatch.setenv("NUMFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_tensors, "SMALLEST", 1)
@@ -43,7 +43,7 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def made(monkeypatch):
-    """Names of the tensors that are quantised."""
+    """Names of the tensors that are quantised, recorded."""
     names, encoded = [], quantise.encoded
 
     def recorded(tensor, *args):
@@ -55,8 +55,8 @@ def made(monkeypatch):
 
 
 def start(path, made, **options):
-    """(logits, how many tensors were quantised) of a start; NumPy runs it, which compiles nothing. Without calibration,
-    unless options say so."""
+    """(logits, number of quantised tensors) of a start on the reference, which needs no compilation; uncalibrated by
+    default."""
     before, calibrated = len(made), "imatrix" in options
     defaults = {"backend": "reference", "weights": "q4", "calibration": calibrated}
     with numflow.load(path, **{**defaults, **options}) as model:

@@ -1,4 +1,4 @@
-"""Refusals of attention in two halves, of chosen experts and of scans in groups: what does not go together."""
+"""Refused combinations of differential attention, experts in attention, and grouped scans."""
 
 import pytest
 
@@ -8,7 +8,8 @@ from tests.specs.case import load_case, memory_checkpoint
 
 
 def build(name: str, shapes: dict[str, tuple[int, ...]], **keys):
-    """Network of a case with other keys in its configuration, and other shapes of tensors with these ends of names."""
+    """The network of a case with changed configuration keys, and with the shapes of tensors with these name suffixes
+    changed."""
     case = load_case(name)
     tensors = {tensor: next((shape for end, shape in shapes.items() if tensor.endswith(end)), was)
                for tensor, was in case.tensors.items()}

@@ -1,4 +1,4 @@
-"""Latent attention: what is stored of a token, the matrices that are absorbed, and bits that depend on a row alone."""
+"""Latent attention: what the cache holds per token, absorbed matrices, and results that depend on a row alone."""
 
 from importlib import import_module
 from itertools import pairwise
@@ -32,7 +32,8 @@ def model_of(name, gguf=False):
 
 @pytest.fixture
 def wide(monkeypatch):
-    """A toy whose matrices are wide enough for blocks of 32 weights, without experts that rounding chooses between."""
+    """A toy with matrices wide enough for blocks of 32 weights, without experts, whose choice may depend on rounding.
+    """
     for name, size in {"latent.rank": 64, "rope_dim": 32, "nope_dim": 32, "key_dim": 64, "value_dim": 32,
                        "first_dense": 2}.items():
         monkeypatch.setitem(toy.SIZES, name, size)
@@ -123,7 +124,7 @@ def test_bits_depend_neither_on_cuts_nor_on_threads_nor_on_others(wide, activati
 
 
 def _beside(begin, end):
-    """Rows of a sequence of 150 tokens, beside a token of another one."""
+    """Rows of a sequence of 150 tokens, batched with a token of another sequence."""
     rows = np.arange(begin, end, dtype=np.int32)
     ids, positions = np.append(rows * 7, begin) % toy.VOCABULARY, np.append(rows, 0)
     return Batch(tokens=ids.astype(np.int32), positions=positions.astype(np.int32),

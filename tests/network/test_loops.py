@@ -1,4 +1,4 @@
-"""Layers that hang together, and names of tensors with expressions: what is refused, and in which words."""
+"""Layers that share or repeat blocks, and tensor names with expressions: refusals and their messages."""
 
 import pytest
 

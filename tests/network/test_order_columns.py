@@ -1,4 +1,4 @@
-"""Inputs in the order of stored columns: steps before linears, shared where linears have one view and one order."""
+"""Inputs permuted to the stored column order: one step before linears, shared by linears with equal input and order."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_att
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A plain model, and the same of GPTQ with act-order: query, key and value share an order, gate and up do not."""
+    """A plain model, and its GPTQ version with act-order: query, key and value share an order, gate and up do not."""
     plain, coded = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("coded")
     stored, weights = {}, {}
 

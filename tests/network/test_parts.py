@@ -1,4 +1,4 @@
-"""The language part of models that also see or hear: a specification on top of the one that knows that part."""
+"""Language models inside multimodal ones: a spec that extends the language model's spec."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Checkpoints seen through quantisation: which tensors, in which types, with which numbers."""
+"""Quantised views of checkpoints: which tensors get which types, and their values."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -128,7 +128,7 @@ def test_calibration_files(tmp_path):
 
 @pytest.fixture
 def hasty():
-    """Threads take turns as often as they can."""
+    """Threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -136,7 +136,7 @@ def hasty():
 
 
 def test_threads_of_devices_read_at_once(checkpoint, hasty):
-    """Each has the rows that it asked for."""
+    """Each thread gets the rows that it read."""
     plan = planned(checkpoint, "q4")
     names, other = list(plan.schemes), quantised(checkpoint, plan)
     expected = {name: quantised(checkpoint, plan).tensors[name].raw() for name in names}

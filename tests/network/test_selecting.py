@@ -1,4 +1,4 @@
-"""Rows that nobody wants are left out behind the last attention; the others are the same bits."""
+"""Rows whose output is not requested are dropped after the last attention; the others are bit-identical."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Layers of several residual streams: options that such layers do not have are refused."""
+"""Layers with several residual streams: unsupported options are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""docs/new-model.md does what it says: its blocks are taken from the page and run."""
+"""docs/new-model.md works: its blocks are read from the page and run."""
 
 import re
 

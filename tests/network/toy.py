@@ -1,4 +1,4 @@
-"""A tiny checkpoint in memory: random float32 tensors under the names a config's family would use."""
+"""A tiny checkpoint in memory: random float32 tensors under the names of the configuration's family."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def shapes(config=CONFIG, vocabulary=40) -> dict[str, tuple[int, ...]]:
 
 
 def checkpoint(config=CONFIG, tensors=None, naming="hf") -> Checkpoint:
-    """A checkpoint of these tensors, values by a generator seeded with the name."""
+    """A checkpoint of these tensors; each tensor's values are seeded by its name."""
 
     def tensor(name, shape):
         values = np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Stand-ins of Ray: actors are threads of this process, each with a thread more for its concurrency group."""
+"""Stand-ins for Ray: actors are threads of this process, each with another thread for its concurrency group."""
 
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import SimpleNamespace
@@ -7,11 +7,11 @@ from numflow.errors import NumflowError
 
 
 class RayError(Exception):
-    """Any error of Ray's own."""
+    """Any error of Ray."""
 
 
 class RayTaskError(RayError):
-    """What a method of an actor has raised."""
+    """An error raised by a method of an actor."""
 
     def __init__(self, cause):
         super().__init__(str(cause))
@@ -19,7 +19,7 @@ class RayTaskError(RayError):
 
 
 class Method:
-    """A method of an actor; `remote` calls it on the actor's thread, or on that of a concurrency group."""
+    """A method of an actor; `remote` calls it on the actor's thread, or on the thread of a concurrency group."""
 
     def __init__(self, call, threads, group=None):
         self._call, self._threads, self._group = call, threads, group
@@ -38,7 +38,7 @@ class Method:
 
 
 class Actor:
-    """An object that lives in threads of its own."""
+    """An object with threads of its own."""
 
     def __init__(self, kind, groups, args):
         self._threads = {group: ThreadPoolExecutor(1) for group in (None, *groups)}
@@ -56,7 +56,7 @@ class Actor:
 
 
 class StandInRay:
-    """As much of the module ray as RayProgram uses."""
+    """The parts of the module ray that RayProgram uses."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 

@@ -1,4 +1,4 @@
-"""Moving KV blocks: a text goes on in copied, swapped or grown blocks as if nothing had happened."""
+"""Moving KV blocks: a sequence continues in copied, swapped or grown blocks with the same results."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def make(kind):
 
 
 def run(program, start, count, blocks):
-    """Logits of the last of `count` tokens at positions start .. of a text that lies in these blocks."""
+    """Logits of the last of `count` tokens from position `start` on, of a sequence in these blocks."""
     tokens = np.random.default_rng(5).integers(0, 50, 400, dtype=np.int32)[start:start + count]
     return np.array(program.run(Batch(tokens, np.arange(start, start + count, dtype=np.int32),
                                       np.array([0, count], np.int32), np.array([blocks], np.int32),

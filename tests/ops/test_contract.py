@@ -1,5 +1,5 @@
-"""The contract of a Program (docs/architecture.md): one suite for all that follow it. Actors of Ray are stand-ins here,
-threads of this process; the GPU is its simulator."""
+"""The contract of a Program (docs/architecture.md): one suite for all implementations. Ray's actors are replaced by
+threads of this process, the GPU by its simulator."""
 
 import ast
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ CAN = {"reference": {TRACE, WALK, ADAPT}, "cpu": {TRACE, WALK, PROFILE, DECODE, 
 
 
 class Sources:
-    """Weights of a device's network; actors are given one."""
+    """Weight sources of the devices' networks, as passed to actors."""
 
     def __init__(self, checkpoint):
         self.checkpoint = checkpoint
@@ -84,7 +84,7 @@ def closing(program):
 
 
 def batch(ids, start=0, blocks=(0, 1), rows=None):
-    """Tokens of one text from `start` on, which lies in these blocks; of its rows the last one by default."""
+    """Tokens of one sequence, in these blocks, from position `start` on; the last row is wanted by default."""
     count = len(ids)
     return Batch(np.array(ids, np.int32), np.arange(start, start + count, dtype=np.int32),
                  np.array([0, count], np.int32), np.array([blocks], np.int32),
@@ -92,7 +92,7 @@ def batch(ids, start=0, blocks=(0, 1), rows=None):
 
 
 def following(tokens, start):
-    """One token of a text of up to 300."""
+    """One token of a sequence of up to 300 tokens."""
     return replace(batch(tokens, start), limits=np.array([300], np.int32))
 
 
@@ -102,7 +102,7 @@ def text(count, seed=3):
 
 @pytest.fixture(scope="module")
 def expected():
-    """Logits of the last of five tokens, and of one more."""
+    """Logits of the last of five tokens, and of the next token."""
     built, checkpoint, _ = model_of("qwen3")
     whole = fuse_linears(built)
     with closing(Reference(whole, WeightSource(whole, checkpoint), block_size=SIZE)) as program:
@@ -131,14 +131,14 @@ def test_runs_give_the_numbers_of_the_reference(program, expected):
         assert found.dtype == np.float32 and error(found, logits) < 1e-4
         kept = found.copy()
         program.run(batch([1], 0, (2, 3)))
-        np.testing.assert_array_equal(found, kept)  # it is the caller's own
+        np.testing.assert_array_equal(found, kept)  # a copy
     assert program.run(batch(text(4), 0, (2, 3)), output=None) is None
     assert program.run(batch(text(4), 0, (2, 3)), wanted=False) is None
     assert program.run(batch(text(4), 0, (2, 3), rows=[0, 3]), output="hidden").shape[0] == 2
 
 
 def test_a_long_batch_makes_it_grow(program):
-    """More rows than there was room for at first, and again as many as before."""
+    """More rows than the initial capacity, then the same number as before."""
     program.reserve(BLOCKS)
     short = program.run(batch(text(5)))
     assert program.run(batch(text(12), rows=range(12))).shape[0] == 12
@@ -238,7 +238,7 @@ def test_states_lie_in_slots(kind, monkeypatch):
         program.reserve(BLOCKS, 0, {STATE: 5})
         program.load_blocks([4], saved, STATE)
         np.testing.assert_array_equal(run([7], 5, 4), follow)
-        assert not np.array_equal(run([7], 5, 4), follow)  # the state has gone on
+        assert not np.array_equal(run([7], 5, 4), follow)  # the state has changed
         with pytest.raises(RequestError, match=r"state slot 5 is out of range: it should be in 0 \.\. 4"):
             run([7], 5, 5)
 
@@ -298,7 +298,7 @@ def test_several_steps_draw_what_the_sampler_draws(program):
 def test_a_batch_that_goes_on_is_checked_and_gives_the_same(program):
     program.reserve(BLOCKS)
     wanted = []
-    for at in range(60, 70):  # over the border of a block
+    for at in range(60, 70):  # across a block boundary
         wanted.append(program.run(following([at % 50], at)))
     going = following([10], 60)
     found = [program.run(going)]
@@ -364,11 +364,11 @@ def test_devices_meet_in_a_world(backend):
 
 
 ASKS = {"getattr", "hasattr", "isinstance"}
-DISPATCHERS = {"partition/run/workers.py", "partition/cluster/stage.py"}  # commands by name, for devices elsewhere
+DISPATCHERS = {"partition/run/workers.py", "partition/cluster/stage.py"}  # commands by name, for remote devices
 
 
 def questions(source):
-    """Lines that ask an object called program (or classes of one) what it is, in place of its contract."""
+    """Lines that test the type of an object named program (or its classes) instead of using the contract."""
     def names(node):
         return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} | \
             {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}

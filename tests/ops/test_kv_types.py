@@ -1,4 +1,4 @@
-"""Keys and values in every type of cache: the compiled attention against the reference, which stores the same bits."""
+"""Keys and values of every type: the compiled attention against the reference, which stores the same bits."""
 
 import itertools
 
@@ -14,8 +14,8 @@ from numflow.quant.bits import to_bfloat16
 from numflow.quant.kv import CODED, KV_TYPES, stored, value_bytes
 from numflow.reference.program import Program as Reference
 
-# Causal with grouped heads, a head that no block of 32 columns divides, a window, both ways with a window, values of
-# another size than keys, an encoder's memory, and more keys than a span.
+# Causal with grouped heads; a head size that is no multiple of 32; a window; bidirectional with a window; values of
+# another size than keys; an encoder memory; more keys than a span.
 CASES = {case.name: case for case in attention_cases()}
 NAMES = ("attention-grouped", "attention-head-20", "attention-window", "attention-both-ways-window",
          "attention-value-size", "attention-cross", "attention-long", "attention-values-in-keys-28-20",
@@ -46,7 +46,7 @@ def test_keys_and_values_of_two_types(kv_k, kv_v):
 @pytest.mark.parametrize("kind", CODED)
 @pytest.mark.merge
 def test_int8_programs_multiply_codes(kind):
-    """Queries and weights of values are off by 2^-16 of the largest of a block; threads change nothing."""
+    """Errors of queries and of probabilities are 2^-16 of the largest in a block; threads change no bit."""
     for name in ("attention-grouped", "attention-long", "attention-values-in-keys-28-20"):
         case, kv = CASES[name], {"kv_k": kind, "kv_v": kind}
         expected = run_case(case, Reference, **kv)
@@ -58,7 +58,7 @@ def test_int8_programs_multiply_codes(kind):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bf16_programs_multiply_pairs(name):
-    """Of 8 bits each, beside the reference's numbers, of which keys and values alone are rounded."""
+    """Factors of 8 significant bits, against the reference, which rounds only keys and values."""
     case, kv = CASES[name], {"kv_k": "bf16", "kv_v": "bf16"}
     expected = run_case(case, Reference, **kv)
     one, three = (run_case(case, Program, activations="int8", threads=n, **kv) for n in (1, 3))
@@ -68,7 +68,7 @@ def test_bf16_programs_multiply_pairs(name):
 
 
 def test_bf16_rounds_what_it_multiplies():
-    """Queries, keys, values and probabilities, these beside the largest one of 64 keys."""
+    """Rounded are queries, keys, values and probabilities relative to the largest of 64 keys."""
     case, count = _writer(), 61
     (table,) = case.weights.arrays.values()
     rows = table[np.arange(count) % VOCABULARY].astype(np.float64)
@@ -100,7 +100,7 @@ def test_int8_programs_have_the_same_bits_in_pieces(kind):
 
 
 def _writer():
-    """A network that writes rows of a table to a cache, and its table."""
+    """A network that writes rows of a table to a cache, and the table."""
     b = Builder("writer")
     q, k, v = b.inputs(96, 96, 96)
     y = b.buffer(96)
@@ -141,7 +141,7 @@ def test_bytes_of_a_block_are_those_of_the_types():
 
 def test_error_falls_with_the_bits():
     x = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
-    x[:, 5] *= 20  # a column of unusual size, as keys have
+    x[:, 5] *= 20  # a column with outliers, as keys have
     errors = [float(np.sqrt(np.mean((stored(x, kind) - x)[:, :5] ** 2))) for kind in KV_TYPES]
     assert errors[0] == 0
     assert errors == sorted(errors)

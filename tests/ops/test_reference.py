@@ -1,4 +1,4 @@
-"""The reference executor against plain loops and formulas in double precision, written here on their own."""
+"""The reference executor against independent loops and formulas in double precision."""
 
 import math
 
@@ -195,7 +195,7 @@ ROUTE = {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top
 
 
 def plain_route(logits, bias, width, score, normalize, scale, groups, top_groups, group_best):
-    """One token at a time, in Python floats."""
+    """Routing, one token at a time, in Python floats."""
     exps = [math.exp(v) for v in logits]
     scores = {"softmax": [e / sum(exps) for e in exps], "sigmoid": [logistic(v) for v in logits],
               "softmax_topk": list(logits)}[score]
@@ -318,7 +318,7 @@ def _row(step, weights, q, at, memory, shape):
 
 
 def _bucket(distance, count, furthest, causal):
-    """T5's rule one distance at a time."""
+    """T5's bucket of one relative position."""
     first = 0
     if not causal:
         count //= 2
@@ -327,7 +327,7 @@ def _bucket(distance, count, furthest, causal):
     exact = count // 2
     if back < exact:
         return first + back
-    steps = 0  # how many of the logarithmic borders exact * (furthest / exact)^(i / n) lie at or below `back`
+    steps = 0  # number of logarithmic borders exact * (furthest / exact)^(i / n) that are at or below `back`
     while steps < count - exact - 1 and back >= exact * (furthest / exact) ** ((steps + 1) / (count - exact)) - 1e-9:
         steps += 1
     return first + exact + steps
@@ -357,7 +357,7 @@ def test_run_stops_at_the_wanted_output():
     case.network.outputs["hidden"] = hidden
     run = case.runs(8)[0]
     program = Program(case.network, case.weights)
-    y = program.run(run.batch, output="hidden")  # the head, whose weight is missing, is not reached
+    y = program.run(run.batch, output="hidden")  # stops before the head, whose weight is missing
     np.testing.assert_array_equal(y, 2 * case.weights.f32("table.0")[run.batch.tokens])
     with pytest.raises(KeyError):
         program.run(run.batch)
@@ -393,7 +393,7 @@ def test_trace_names_every_step_and_its_kernel():
 
 
 def test_no_rows_are_wanted():
-    """Of the last layer only rows whose logits are wanted are computed: in most chunks of a prompt there are none."""
+    """The last layer computes only rows whose logits are wanted: most chunks of a prompt have none."""
     none = np.zeros((0, 6), np.float32)
     assert act.match_rms(none, none[:, :3], least=1e-5).shape == (0, 6)
     assert act.mix(none, none[:, :4], none[:, :6], parts=3).shape == (0, 6)

@@ -1,4 +1,4 @@
-"""Ops of the reference that take a row together, one number at a time."""
+"""Row-wise ops of the reference, against loops over single elements."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_gates_of_equal_parts():
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_sigmoid_of_the_logits_that_were_chosen(biased):
-    """A bias takes part in the choice, with the logits themselves."""
+    """A bias affects the choice, which is by logits."""
     logits, bias = rng(20, 7, spread=1.5), rng(7, seed=3) if biased else None
     rules = {**ROUTE, "score": "sigmoid_topk", "normalize": True, "scale": 2.0}
     ids, gates = moe.moe_route(logits, bias, width=3, **rules)
@@ -143,7 +143,7 @@ def test_gates_before_the_expert():
 def test_queries_and_keys_meet_the_vectors_of_their_distance(both):
     q, k, v, vectors = rng(5, 2, 3), rng(5, 2, 3, seed=1), rng(5, 2, 3, seed=2), rng(2, 2, 4, 3, seed=3)
     of_queries, of_keys = (np.einsum("the,hne->thn", x, each).reshape(5, 8) for x, each in zip((q, k), vectors))
-    places = np.array([3, 0, 2, 1, 3], np.float32)  # of the distances -2 .. 2
+    places = np.array([3, 0, 2, 1, 3], np.float32)  # relative positions -2 .. 2
 
     class Cache:
         lengths, table = staticmethod(lambda batch: [5]), staticmethod(lambda batch: [None])
@@ -151,8 +151,8 @@ def test_queries_and_keys_meet_the_vectors_of_their_distance(both):
         shape, value_dim = Shape("c", 2, 3, 3), 3
 
     batch = Batch(np.zeros(5, np.int32), np.arange(5), np.array([0, 5]), np.zeros((1, 1), int), np.array([4]))
-    found = attention.attention(q.reshape(5, 6), of_queries, *[of_keys] * both, places=places, batch=batch, heads=2,
-                                cache=Cache, scale=0.5, causal=False, window=0, softcap=0.0, bucket_distance=0)
+    found = attention.attention(q.reshape(5, 6), of_queries, *[of_keys] * both, position_buckets=places, batch=batch,
+                                heads=2, cache=Cache, scale=0.5, causal=False, window=0, softcap=0.0, bucket_distance=0)
     for h in range(2):
         for i in range(5):
             numbers = [int(places[min(max(j - i, -2), 2) + 2]) for j in range(5)]

@@ -13,7 +13,7 @@ from tests.conftest import REPO
 def page():
     names: dict = {}
     for code in re.findall(r"^```python\n(.*?)^```", (REPO / "docs/state.md").read_text(encoding="utf-8"), re.M | re.S):
-        exec(compile(code, "docs/state.md", "exec"), names)  # the second one holds its own assertions
+        exec(compile(code, "docs/state.md", "exec"), names)  # the second has its own assertions
     return names
 
 

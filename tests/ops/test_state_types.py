@@ -1,4 +1,4 @@
-"""Matrix states in every type: the same bits however a text is cut, near the recurrence, or refused."""
+"""Matrix states of every type: the same bits however a sequence is cut, close to the recurrence, or refused."""
 
 import numpy as np
 import pytest
@@ -15,12 +15,12 @@ from numflow.reference.program import Program as Reference
 
 BY_NAME = {case.name.removeprefix("linear_attention-"): case for case in CASES}
 TOKENS = np.random.default_rng(5).integers(0, 97, 75).astype(np.int32)
-NEAR = {"f32": 1e-5, "f16": 2e-3, "bf16": 0.02, "q8": 0.04}  # of the standard deviation of what float32 gives
+NEAR = {"f32": 1e-5, "f16": 2e-3, "bf16": 0.02, "q8": 0.04}  # relative to the standard deviation of float32 results
 BESIDE = np.arange(30, dtype=np.int32)
 
 
 def run(program, *pieces):
-    """Outputs of the first of texts: (ids, first position, slot)."""
+    """Outputs of the first of several sequences: (ids, first position, slot)."""
     ids = [piece[0] for piece in pieces]
     batch = Batch(np.concatenate(ids), np.concatenate([at + np.arange(len(own)) for own, at, _ in pieces]),
                   np.cumsum([0, *map(len, ids)]), np.zeros((len(pieces), 1), int), np.arange(len(ids[0])),
@@ -58,7 +58,7 @@ def test_bits_do_not_depend_on_the_cut(name, dtype):
 
 @pytest.mark.parametrize(("key_heads", "tiled", "delta"), [(1, False, False), (2, True, True)])
 def test_heads_share_the_keys_of_their_tail(key_heads, tiled, delta):
-    """Threads at different blocks of a text, slots that held another one, and a first block that comes whole or not."""
+    """Threads at different blocks of a sequence, reused slots, and a first block that is whole in the batch or not."""
     heads, rng = 6, np.random.default_rng(3)
     b = CaseBuilder("shared")
     q, k, v, steps, beta = b.inputs(key_heads * 16, key_heads * 16, heads * 24, heads, heads, spread=0.1)
@@ -72,7 +72,7 @@ def test_heads_share_the_keys_of_their_tail(key_heads, tiled, delta):
     exact = run(opened(case, Reference), (TOKENS, 0, 1))
     assert np.abs(whole - exact).max() < 1e-5 * exact.std()
     shared = opened(case, CpuProgram, threads=3)
-    assert shared.window_bytes[STATE] < 3 * heads * 4 * (16 * 32 + 16 * 32 + 16 * 16 + 4 * 16)  # a tail for each head
+    assert shared.window_bytes[STATE] < 3 * heads * 4 * (16 * 32 + 16 * 32 + 16 * 16 + 4 * 16)  # one tail per head
     (states,) = shared._states.values()
     states.load(np.arange(3), np.frombuffer(np.ones(3 * states.block_bytes // 4, np.float32), np.uint8).reshape(3, -1))
     for turn in range(12):
@@ -85,7 +85,7 @@ def test_heads_share_the_keys_of_their_tail(key_heads, tiled, delta):
         np.testing.assert_array_equal(np.concatenate(found), whole)
 
 
-@pytest.mark.slow  # .ci/cuda runs it
+@pytest.mark.slow  # run by .ci/cuda
 @pytest.mark.parametrize(("name", "dtype"), [
     ("delta", "f32"), ("delta-tiled", "f16"), ("delta-by-column", "bf16"), ("delta-by-column", "q8"),
     ("scaled-wide", "q8"), ("fixed", "bf16"), ("scan-wide", "f32")])
@@ -106,7 +106,7 @@ def test_a_gpu_keeps_the_types_too(name, dtype):
 
 @pytest.mark.parametrize("own", [{}, pytest.param({"gpu": "simulator"}, marks=pytest.mark.slow)], ids=["cpu", "cuda"])
 def test_keys_that_are_nearly_equal(own):
-    """The hard case of the triangular system: almost nothing fades, and what is written turns over what was there."""
+    """The hard case of the triangular system: almost no decay, and new rows negate old ones."""
     b, rng = CaseBuilder("alike"), np.random.default_rng(1)
     views = b.inputs(16, 16, 24, 1, 1)
     (table,) = b.arrays.values()

@@ -1,4 +1,4 @@
-"""States of sequences in programs: the convolution against loops, and slots that are copied, saved and loaded."""
+"""States of sequences: the convolution against loops, and slots that are copied, saved and loaded."""
 
 import math
 
@@ -26,7 +26,7 @@ def rng(*shape, seed=0):
 
 
 def batch(counts, starts, slots, first=3):
-    """Rows of several texts, each from a position on; all say the same. first: token of the last one."""
+    """Rows of several sequences, from given positions, with equal tokens. first: first token of the last sequence."""
     positions = [at + np.arange(n) for at, n in zip(starts, counts, strict=True)]
     tokens = np.concatenate([*(3 + own for own in positions[:-1]), first + positions[-1]])
     return Batch(tokens, np.concatenate(positions), np.cumsum([0, *counts]), np.zeros((len(counts), 1), int),
@@ -35,11 +35,11 @@ def batch(counts, starts, slots, first=3):
 
 @pytest.mark.parametrize(("bias", "kind"), [(True, "silu"), (False, "none")])
 def test_the_convolution_against_loops(bias, kind):
-    """Two texts in several runs, which go on where they were; the first one anew in the end."""
+    """Two sequences in several runs, each continuing; at the end the first sequence starts again."""
     w, b = rng(WIDTH, TAPS, seed=1), rng(WIDTH, seed=2) if bias else None
     texts, memory = [rng(9, WIDTH, seed=3), rng(5, WIDTH, seed=4)], StateMemory(State("tail", (TAPS - 1, WIDTH), 1))
     memory.resize(5)
-    memory.array[...] = 7  # of texts that were here before
+    memory.array[...] = 7  # of earlier sequences
     done = [0, 0]
     for counts in ((4, 0), (1, 3), (0, 1), (4, 1), (3, 0)):
         done[0] %= 9
@@ -79,7 +79,7 @@ def test_slots_are_copied_saved_and_loaded(program):
     assert program.kv_bytes == 4 * size
     program.run(batch([5], [0], [3]))
     after = program.run(batch([2], [5], [3]))
-    program.run(batch([5, 4], [0, 0], [3, 1], 40))  # the same again, beside another text
+    program.run(batch([5, 4], [0, 0], [3, 1], 40))  # the same again, beside another sequence
     program.copy_blocks([3], [0], STATE)
     saved = program.save_blocks([3], STATE)
     assert saved.shape == (1, size) and saved.any()

@@ -1,4 +1,4 @@
-"""Block tables by window: a text gives the same bits whether the blocks that left a window are kept or used again."""
+"""Block tables by window: the same bits whether blocks that left a window are kept or reused."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ SIMULATED = {
 
 
 def runs(make, batches, ring, window=WINDOW):
-    """Logits of a text whose windowed layer has blocks of its own, as many as `ring`."""
+    """Logits of a sequence whose windowed layer has `ring` blocks of its own."""
     program = make(decoder((0, window)))
     size = program.block_size
     program.reserve(-(-1024 // size), 0, {window: ring} if ring else None)
@@ -48,7 +48,7 @@ def test_blocks_that_left_the_window_serve_again(kind, sizes):
     np.testing.assert_array_equal(runs(MAKERS[kind], batches, ring), runs(MAKERS[kind], batches, None))
 
 
-@pytest.mark.slow  # .ci/cuda runs it
+@pytest.mark.slow  # run by .ci/cuda
 @pytest.mark.parametrize("kind", SIMULATED)
 def test_blocks_that_left_the_window_serve_again_on_the_simulator(kind):
     batches = [(0, 66), (66, 8), (74, 1)]
@@ -96,14 +96,14 @@ def test_the_most_blocks_that_a_window_takes(size):
     for window in (1, 2, 5, 16, 33):
         for chunk in (1, 3, 16, 40):
             most = 0
-            for begin in range(200):  # what left the window of the last border of blocks is given back
+            for begin in range(200):  # blocks that left the window at the last block boundary are free again
                 border = begin // size * size
                 most = max(most, -(-(begin + chunk) // size) - first_key(max(window, 2), border) // size)
             assert most == most_blocks(window, 10**6, chunk, size)
 
 
 def test_what_a_text_takes_is_foreseen():
-    """In `inspect` and in the planner's price: all of it in one layer, a window and a chunk in the other."""
+    """In `inspect` and in the planner's price: the whole sequence in one layer, a window and a chunk in the other."""
     network, _ = decoder((0, WINDOW))
     size, most = 2 * 2 * KV_HEADS * HEAD_DIM, BLOCK * most_blocks(WINDOW, 10**6, CHUNK, BLOCK)
     assert cache_bytes_per_token(network) == size and WINDOW + CHUNK <= most <= WINDOW + CHUNK + 3 * BLOCK

@@ -1,4 +1,4 @@
-"""A decoder of two layers, one that sees all and one that sees a window, and batches with tables for each."""
+"""A decoder of two layers, one with full attention and one with a window, and batches with a table for each."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ WIDTH, HEADS, KV_HEADS, HEAD_DIM = 32, 4, 2, 16
 
 
 def decoder(windows=(0, 70)):
-    """A layer of attention for each of these windows; no positions but those that masks and windows make."""
+    """One attention layer per window; positions affect masks only."""
     b = Builder("windowed")
     x, z = b.buffer(WIDTH), b.buffer(WIDTH)
     q, k, v = (b.buffer(n * HEAD_DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
@@ -35,7 +35,7 @@ def decoder(windows=(0, 70)):
 
 
 def plain(begin, count, size):
-    """`count` tokens of a text from `begin` on, with one table for all layers."""
+    """`count` tokens of a sequence from `begin` on, with one table for all layers."""
     text = np.random.default_rng(3).integers(0, VOCABULARY, 1024, dtype=np.int32)
     return Batch(text[begin:begin + count], np.arange(begin, begin + count, dtype=np.int32),
                  np.array([0, count], np.int32), np.arange(-(-1024 // size), dtype=np.int32)[None],
@@ -43,8 +43,8 @@ def plain(begin, count, size):
 
 
 def tabled(begin, count, size, window, ring):
-    """The same with a table for the window: its blocks go round in a ring of so many, and entries of blocks that are
-    gone would lead outside of all memory."""
+    """The same with a table for the window, whose blocks are reused as a ring; entries of blocks that left the window
+    are out of range."""
     batch, gone = plain(begin, count, size), first_key(window, begin) // size
     table = np.arange(batch.blocks.shape[1], dtype=np.int32)[None] % ring
     table[:, :gone] = 1 << 28
@@ -52,7 +52,7 @@ def tabled(begin, count, size, window, ring):
 
 
 def pieces(total, sizes):
-    """(begin, count) of a text of so many tokens that runs in pieces of these sizes, over and over."""
+    """(begin, count) of the pieces of a sequence, with these sizes, repeated."""
     at, turn = 0, 0
     while at < total:
         count = min(sizes[turn % len(sizes)], total - at)

@@ -1,4 +1,4 @@
-"""Plans of tiny models, and what one device makes of the same inputs."""
+"""Plans of tiny models, and the results of one device for the same inputs."""
 
 from importlib import import_module
 
@@ -34,7 +34,7 @@ def options(backend: str) -> dict:
 
 
 def one_device(built, checkpoint, backend: str, **given) -> np.ndarray:
-    """Logits of one device (hidden states where there is no head)."""
+    """Logits of one device (hidden states of models without a head)."""
     whole = fuse_linears(built)
     program = executor(backend).Program(whole, WeightSource(whole, checkpoint), **options(backend))
     try:
@@ -44,7 +44,7 @@ def one_device(built, checkpoint, backend: str, **given) -> np.ndarray:
 
 
 def several_devices(built, checkpoint, backend: str, devices: str, plan: dict | None = None, **given) -> np.ndarray:
-    """The same of a plan."""
+    """Logits or hidden states of a plan's devices."""
     program = placed(built, checkpoint, backend, devices, plan)
     try:
         return run(program, output=_output(built), **given)
@@ -62,5 +62,5 @@ def _output(built) -> str:
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference over the standard deviation."""
+    """Largest difference over the standard deviation of the expected values."""
     return float(np.abs(found - expected).max() / expected.std())

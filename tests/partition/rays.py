@@ -1,13 +1,13 @@
-"""A cluster of Ray on this machine, for tests."""
+"""A Ray cluster on this machine, for tests."""
 
 import contextlib
 
 
 @contextlib.contextmanager
 def ray_cluster(head: dict, *nodes: dict):
-    """Machines with these resources (`num_cpus`, `num_gpus`), the first of them the head, while the context lasts.
+    """A context with nodes of these resources (`num_cpus`, `num_gpus`); the first node is the head.
 
-    Ray gives a machine 30 seconds to start and has no setting for it: on a busy machine it is asked again.
+    Ray gives a node 30 seconds to start and has no setting for the limit: on a busy machine the start is retried.
     """
     import ray
     from ray.cluster_utils import Cluster

@@ -1,4 +1,4 @@
-"""Adapters of rows on several devices: each device adds its share, as one device adds all."""
+"""Per-request adapters on several devices: the sum of the devices' shares is the result of one device."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -23,7 +23,7 @@ FAMILIES = ["llama_biased", "mixtral", *(pytest.param(name, marks=pytest.mark.sl
 
 
 def adapters_of(found):
-    """One that adds to every matrix, one of DoRA, and one that has some in place of the base's; with a scale each."""
+    """Three adapters with a scale each: changes of every matrix, DoRA, and replaced tensors."""
     rng, (wanted, _) = np.random.default_rng(1), own_matrices(found)
     tables = {name for name in wanted if any(word in name for word in ("embed", "wte", "wpe"))}
     flat = {name: shape for name, shape in wanted.items() if len(shape) == 2 and name not in tables}

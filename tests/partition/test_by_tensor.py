@@ -1,7 +1,8 @@
-"""Values in pieces and sums that have not been made, in networks that no family has: who reads them has them whole.
+"""Sharded values and partial sums in networks that no family has: a step that needs whole values gets them gathered or
+reduced.
 
-Every network here makes `h` in pieces (a linear, an activation, and a linear that takes it in pieces, whose output is
-a sum), and then does something with `h` or with the sum that only whole values allow.
+Every network here computes a sharded `h` (a linear, an activation, and a linear on the shards, whose outputs are
+partial sums), and then uses `h` or the sum in a step that needs whole values.
 """
 
 from dataclasses import replace
@@ -27,7 +28,7 @@ def part(view, begin, width):
 
 
 def in_pieces(b, x, outputs=WIDTH):
-    """(h, y): y = down @ act(up @ x) is a sum of two devices, h = act(up @ x) lies in pieces."""
+    """(h, y): h = act(up @ x) is sharded, and y = down @ h is a partial sum on each of two devices."""
     h, y = b.buffer(INNER), b.buffer(outputs)
     b.step("linear", (x,), (h,), {"weight": b.weight("up", b.normal(INNER, WIDTH))})
     b.step("act", (h,), (h,), kind="silu")
@@ -83,7 +84,7 @@ def added_to_itself_in_part(b, x):
 
 
 def sums_of_sums(b, x):
-    """All of these work on terms: one exchange at the end."""
+    """These steps work on partial sums: one all-reduce at the end."""
     _, y = in_pieces(b, x)
     _, z = in_pieces(b, x)
     b.step("scale", (y,), (y,), scale=0.5)

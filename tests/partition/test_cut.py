@@ -1,4 +1,4 @@
-"""What the passes put where: exchanges, slices, and who has which output."""
+"""Results of the partition passes: exchanges, slices, and the owners of outputs."""
 
 from collections import Counter
 from dataclasses import replace
@@ -114,7 +114,7 @@ def test_a_place_that_does_not_exist():
 
 
 def _quantised(type_name):
-    """A model whose matrices are stored in a type of wide blocks: any bytes that stand for small finite numbers."""
+    """A model with matrices of a type with wide blocks: random bytes that decode to small finite values."""
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 4,
              "num_hidden_layers": 1, "vocab_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **sizes}
@@ -157,7 +157,7 @@ def test_quantised_weights_are_cut_between_blocks(type_name, devices):
 
 
 def test_blocks_wider_than_heads_allow():
-    """Blocks of 256 columns and heads of 64: four heads at a time, or the input is gathered and rows are cut."""
+    """Blocks of 256 columns and heads of 64: cut in units of four heads, or the input is gathered and rows are cut."""
     built, _ = _quantised("Q8_0")
     wide = {name: weight if name != "blk.0.attn_output.weight" else
             type(weight)(**{**weight.__dict__, "types": ("Q4_K",)}) for name, weight in built.weights.items()}
@@ -188,7 +188,7 @@ def test_an_encoder_reaches_every_stage_with_decoder_layers_once():
 
 
 def sharing(cache, layers):
-    """The network of three layers in which these read one cache."""
+    """A network of three layers, of which `layers` read one cache."""
     built, *_ = model_of("qwen3")
     steps = tuple(replace(s, params={**s.params, "cache": cache})
                   if s.op == "attention" and s.label.startswith(tuple(f"blk.{layer}." for layer in layers)) else s

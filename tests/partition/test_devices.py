@@ -1,4 +1,4 @@
-"""The device string: what is understood, and what is said of anything else."""
+"""The device string: valid forms, and errors for others."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The simulator against schedules worked out by hand."""
+"""The event simulator against schedules worked out by hand."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Exchanges on their own: both executors against NumPy, in rounds, with several threads, and when somebody is gone."""
+"""Exchanges alone: both executors against NumPy, repeatedly, with several threads, and when a device is missing."""
 
 import threading
 
@@ -17,7 +17,7 @@ WIDTH, ROWS = 52, 37
 
 
 class _Constants:
-    """Gives constants as weights."""
+    """A weight source of constants."""
 
     def __init__(self, network):
         self.network = network
@@ -32,7 +32,7 @@ class _Constants:
 
 
 def _network(table, *steps, wide=WIDTH):
-    """x [T, D] is a table's rows; the steps follow; y is what comes out."""
+    """A network: x [T, D] is the rows of a table, then `steps`; y is the output."""
     x, y = View("x", 0, table.shape[1]), View("y", 0, wide)
     embed = Step("embed", (), (x,), {"table": "table"}, label="embed")
     select = Step("select_rows", (y,), (View("out", 0, wide),), label="select_rows")
@@ -48,7 +48,7 @@ def _batch(rows=ROWS):
 
 
 def _run(kind, networks, threads=1, runs=1, rows=ROWS, crowded=False):
-    """The output of each device, all run at the same time; crowded: as if other programs wanted the cores."""
+    """The output of each device, run concurrently; crowded: as if other programs used the cores."""
     program_class, world_class = (Reference, ReferenceWorld) if kind == "reference" else (Program, World)
     world = world_class(dict(enumerate(networks)), threads)
     if crowded:
@@ -144,7 +144,7 @@ def test_no_rows():
 
 @pytest.mark.parametrize("kind", ["reference", "cpu"])
 def test_nobody_waits_for_ever(kind):
-    """The other device never comes; breaking the run off ends the wait, and the world can be used again."""
+    """The other device never arrives: aborting the run ends the wait, and the world can be used again."""
     tables, y = _tables(2), View("y", 0, WIDTH)
     steps = [Step("all_reduce", (View("x", 0, WIDTH),), (y,), params={"group": (0, 1), "adds": (0, 1)})] * 2
     networks = [_network(table, step) for table, step in zip(tables, steps, strict=True)]

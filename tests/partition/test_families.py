@@ -1,4 +1,4 @@
-"""Every family's tiny model over several devices gives what one device gives."""
+"""Every family's tiny model on several devices gives the results of one device."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,8 @@ def _check(name, built, checkpoint, given, backend, by_layer, by_tensor):
 
 
 def test_what_magnifies_rounding():
-    """A larger bound is for a model that magnifies a small change of its weights; that is the same on any processor."""
+    """Models with a larger bound amplify small changes of their weights; the amplification does not depend on the
+    processor."""
     for name, bound in LOUD.items():
         built, checkpoint, given = model_of(name)
         exact = one_device(built, checkpoint, "reference", **given)
@@ -68,7 +69,7 @@ def test_what_magnifies_rounding():
 
 
 def _magnified(name: str, seed: int) -> float:
-    """Difference of the reference's logits when every weight changes by about CHANGE times itself, over CHANGE."""
+    """Relative change of the reference's logits over CHANGE, the relative random change of all weights."""
     case, rng = load_case(name), np.random.default_rng(seed)
 
     def logits(change: float) -> np.ndarray:

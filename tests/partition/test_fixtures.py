@@ -1,4 +1,4 @@
-"""Published families, placed by `numflow.load`: bit for bit by layer, within 1e-5 by tensor, the same greedy tokens."""
+"""Published families, placed by `numflow.load`: bit-identical by layer, within 1e-5 by tensor, equal greedy tokens."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_processes_and_threads_give_the_same_bits(folder):
 
 
 def test_processes_of_one_family():
-    """The quick one of those above: experts, or, where only the repository's own files are at hand, a dense decoder."""
+    """A quick version of the test above: experts, or a dense decoder if only the repository's files are available."""
     here = {folder.name: folder for folder in folders()}
     folder = here.get("mixtral_8x7b") or here["fusellm_7b"]
     case, _ = load_case(folder)
@@ -50,7 +50,7 @@ def test_processes_of_one_family():
 
 
 def _results(folder, case, **options):
-    """Arrays by name, and greedy tokens."""
+    """Outputs by name, and greedy tokens."""
     with numflow.load(folder, activations="f32", threads=1, **options) as model:
         if case["kind"] == "causal":
             ids = case["prompts"][0]

@@ -1,4 +1,4 @@
-"""Descriptions of clusters: what is read, and what is said about broken ones."""
+"""Cluster descriptions: valid files, and errors for broken ones."""
 
 import pytest
 

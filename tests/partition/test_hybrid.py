@@ -1,4 +1,4 @@
-"""Plans across executors: the processor beside (simulated) GPUs, by device string and by --cpu-layers."""
+"""Plans across executors: the CPU with (simulated) GPUs, by device string and by --cpu-layers."""
 
 import json
 
@@ -30,13 +30,13 @@ FAMILIES = {"qwen2": "cpu;0", "mixtral": "cpu;0", "m2m100": "0;cpu"}  # plain, e
 
 
 def short_model(name: str):
-    """A family's tiny model, and inputs of two tokens: simulated GPUs are slow."""
+    """A family's tiny model, and inputs of two tokens, since simulated GPUs are slow."""
     built, checkpoint, given = model_of(name)
     return built, checkpoint, {what: ids[:2] if ids else ids for what, ids in given.items()}
 
 
 def mixed(built, checkpoint, devices, layers=None, **more) -> PlanProgram:
-    """A plan of which "cpu" runs on the CPU executor, numbers on simulated GPUs."""
+    """A plan program: "cpu" runs on the CPU executor, numbers are simulated GPUs."""
     placement = parse_devices(devices) if isinstance(devices, str) else devices
     plan = partition(built, placement, executors_of(placement, "cuda"), layers=layers)
     modules = {name: executor(name) for name in ("cpu", "cuda")}
@@ -61,7 +61,7 @@ def test_the_processor_beside_a_gpu(name):
 
 
 def test_groups_of_gpus_beside_the_processor(monkeypatch):
-    """... with long batches that follow each other through the groups, and tokens picked where the logits are."""
+    """With long batches pipelined through the groups, and tokens sampled on the device with the logits."""
     built, checkpoint = random_network(Shape(2, 32, 2, 2, 32, 40, 64), "F16", fuse=False)
     ids = [3, 9, 27]
     expected = one_device(built, checkpoint, "cpu", ids=ids)

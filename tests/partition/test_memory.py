@@ -1,4 +1,4 @@
-"""What the planner says that devices will take of memory, against what their programs take."""
+"""The planner's memory of devices against the memory that their programs use."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def test_predictions_are_within_a_hundredth(devices, weights, kv):
 
 @pytest.mark.parametrize("name", ["deepseek_v4", "deepseek_v4_ratios", "deepseek_v4_heavy"])
 def test_entries_take_what_is_said(name):
-    """Of float32, as many in a block as windows may end there: 16 of 4 tokens, 22 of 3, 1 of 128."""
+    """float32 entries, as many per block as windows end in it: 16 for windows of 4 tokens, 22 of 3, 1 of 128."""
     network, *_ = model_of(name)
     for cache in network.caches.values():
         on_cpu, on_gpu = CpuCache(cache, BLOCK, "f16", "f16"), GpuCache(Notebook(), cache, BLOCK, "f16", "f16")

@@ -1,4 +1,4 @@
-"""Micro-batches: every row is in one of them, with its sequence, and the results are the same bits."""
+"""Micro-batches: every row is in exactly one, with its sequence, and results are bit-identical."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Equal steps are priced once, and different ones apart."""
+"""Equal steps are priced once, different steps separately."""
 
 from dataclasses import replace
 
@@ -23,14 +23,14 @@ def network(layers: int, kind: str = "F16"):
 
 
 def retyped(whole, name: str, kind: str):
-    """A network with one weight of another type."""
+    """A network with another type of one weight."""
     return replace(whole, weights={**whole.weights, name: replace(whole.weights[name], types=(kind,))})
 
 
 @pytest.mark.parametrize("devices", ["0", "0;1", "0&1&2", "0&1;2&3"])
 @pytest.mark.parametrize("factors", [{}, {"attn_q": 2.0, "ffn_up": 0.5}])
 def test_scripts_take_as_long_as_all_their_steps(devices, factors):
-    """Layers 0 and 2 equal, layer 1 smaller: what lies between exchanges is the sum of its steps, each priced alone."""
+    """Layers 0 and 2 equal, layer 1 smaller: the time between exchanges is the sum of the prices of its steps."""
     plan = partition(retyped(network(3), "blk.1.ffn_down.weight", "Q4_0"), devices)
     prices = price.Prices(plan, CLUSTER, factors=factors)
     for part in plan.devices:
@@ -48,7 +48,7 @@ def test_scripts_take_as_long_as_all_their_steps(devices, factors):
 
 
 def test_more_layers_are_not_more_pricings(monkeypatch):
-    """All strategies of four devices: a model of twice as many equal layers has the same number of prices."""
+    """All strategies of four devices: twice as many equal layers need the same number of pricings."""
     counted = []
     monkeypatch.setattr(price, "step_cost", lambda *args, real=price.step_cost: counted.append(1) or real(*args))
     counts = []

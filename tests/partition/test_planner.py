@@ -1,4 +1,4 @@
-"""Prices worked out by hand, and the order of strategies on clusters where it is known."""
+"""Prices computed by hand, and rankings of strategies on clusters where the ranking is known."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def test_a_ring_beats_a_star():
 
 
 def test_a_device_waits_for_the_pieces_of_others_only():
-    """Who has the smallest piece receives most: everything but its own."""
+    """The device with the smallest piece receives most: all other pieces."""
     ours, link = prices("0&1&2&3"), CLUSTER.link
     for pieces in ((1e6, 1e6), (1e6, 3e6), (5e6, 0.0), (4e6, 2e6, 1e6, 3e6)):
         group = "0123"[:len(pieces)]
@@ -85,7 +85,7 @@ def test_the_strategies_of_four_devices():
 
 
 def test_the_paper_s_ordering():
-    """Hybrid decodes one query faster than by layer, and serves more of them than by tensor (arXiv 2401.08294)."""
+    """Hybrid decodes one query faster than by layer, and serves more queries than by tensor (arXiv 2401.08294)."""
     network, _ = random_network(find_shape("13b", layers=12), "F16", fuse=False)
     cluster = replace(CLUSTER, link=Link(6e9, 20e-6))
     one = {d: decode_rate(Prices(partition(network, d), cluster), 1, 512, 1)[0] for d in
@@ -123,7 +123,7 @@ def test_what_does_not_fit_says_what_would():
 
 
 def test_unequal_memory_is_filled():
-    """Two devices as fast as each other, of which one has a third of the other's memory."""
+    """Two equally fast devices, one with a third of the memory of the other."""
     small = replace(CLUSTER, devices={"0": replace(GPU, memory=3e9), "1": replace(GPU, memory=1e9)})
     best = rank(NETWORK, small, "01", Goal(1, 64))[0]
     assert best.fits and best.devices in ("0*3;1", "0*3&1")
@@ -151,7 +151,8 @@ def test_a_drawing_shows_every_device_and_exchange():
 
 
 def test_what_was_measured_is_time_of_a_core_and_memory_is_shared():
-    """Two devices on one host: what the core does takes as long as alone, unless memory is what both wait for."""
+    """Two devices on one host: compute time is that of one device alone, unless the shared memory bandwidth is the
+    limit."""
     def seconds(factor, host_bandwidth):
         cluster = replace(CLUSTER, cores=2, host_bandwidth=host_bandwidth)
         found = replace(prices("0"), cluster=cluster, factors={step.op: factor for step in NETWORK.entries["main"]})

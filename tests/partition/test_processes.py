@@ -1,4 +1,4 @@
-"""Devices that are processes of a script: what it need not write, and what stays when it is killed."""
+"""Devices as processes of a script: no main guard is needed, and nothing remains after a kill."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ model = numflow.load({folder!r}, devices={devices!r}, transport="processes", thr
 
 
 def _script(folder, devices: str, rest: str) -> subprocess.Popen:
-    """A script without `if __name__ == "__main__"`, running."""
+    """A running script without `if __name__ == "__main__"`."""
     path = folder / "script.py"
     path.write_text(LOAD.format(folder=str(write_checkpoint(folder)), devices=devices) + rest)
     return subprocess.Popen([sys.executable, path], cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)},
@@ -36,7 +36,7 @@ def test_processes_do_not_run_the_script_again(tmp_path):
 
 
 def test_nothing_is_left_when_the_script_and_a_device_are_killed(tmp_path):
-    """The other device waits for the dead one in the midst of a run: it ends too."""
+    """The other device waits for the dead one in the middle of a run: it ends too."""
     script = _script(tmp_path, "0&1", "print(*(worker.process.pid for worker in model.program._workers), flush=True)\n"
                                       "while True:\n    model.generate([1, 2], max_tokens=40, ignore_eos=True)\n")
     first, second = map(int, script.stdout.readline().split())

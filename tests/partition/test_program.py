@@ -1,4 +1,4 @@
-"""A plan as a program: the executors' contract, several batches in flight, and what happens when a device fails."""
+"""A plan as a program: the executors' interface, several batches in flight, and failing devices."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A plan over a Ray cluster of two nodes on this machine: the same bits, and workers that are killed under load."""
+"""A plan on a Ray cluster of two nodes on this machine: bit-identical results, and workers killed under load."""
 
 import contextlib
 import os
@@ -60,7 +60,8 @@ def test_a_wrong_batch_hurts_no_other(model, folder):
 
 @pytest.mark.parametrize("group", [0, 1])
 def test_a_worker_that_is_killed_under_load(model, folder, group):
-    """kill -9 of an actor's process while requests run: the service goes on, and every request ends as without it."""
+    """kill -9 of an actor's process while requests run: the service goes on, and every request gets its normal result.
+    """
     prompts = [[1, 5 + i, 9] for i in range(6)]
     with numflow.load(folder, devices="0;1&2", threads=1) as threads:
         expected = [threads.generate(ids, max_tokens=40, ignore_eos=True).ids for ids in prompts]

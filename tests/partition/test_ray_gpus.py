@@ -1,4 +1,4 @@
-"""Actors that ask for GPUs, on a Ray cluster whose machines claim to have some: the GPUs themselves are simulated."""
+"""Actors that request GPUs, on a Ray cluster whose nodes declare GPUs: the GPUs are simulated."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ IDS = [1, 5, 9]
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A machine without GPUs, one with one, one with two."""
+    """Nodes without GPUs, with one, and with two."""
     with ray_cluster({"num_cpus": 1, "num_gpus": 0}, {"num_cpus": 2, "num_gpus": 1}, {"num_cpus": 2, "num_gpus": 2}):
         yield
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch):
-    """GPUs of all processes that tests start."""
+    """Simulated GPUs in all processes that tests start."""
     monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
 
 
@@ -43,7 +43,7 @@ def expected(folder):
 
 
 def gpus_of(node):
-    """GPUs of a node, as it claims."""
+    """The number of GPUs that a node declares."""
     return next(info["Resources"].get("GPU", 0) for info in ray.nodes() if info["NodeID"] == node)
 
 
@@ -52,7 +52,7 @@ def bundles(program):
 
 
 def test_groups_go_where_their_gpus_are(cluster, folder, expected):
-    """A GPU for each device; inside an actor the plan's numbers are those that its driver shows."""
+    """One GPU per device; inside an actor, the plan's numbers are those that its driver shows."""
     with numflow.load(folder, backend="cuda", devices="0;1&2", transport="ray", activations="f32") as model:
         assert bundles(model.program) == [1, 2]
         first, second = model.program.places()
@@ -70,7 +70,7 @@ def test_devices_share_a_gpu_where_there_are_fewer(cluster, folder):
 
 
 def test_the_processor_beside_gpus(cluster, folder):
-    """The group of the processor asks for threads, and goes where no GPU is needed."""
+    """The CPU group requests threads, and is placed where no GPU is needed."""
     with numflow.load(folder, backend="cuda", devices="cpu;0&1", transport="ray", activations="f32",
                       threads=1) as model:
         assert [dict(bundle) for bundle in model.program._placed.bundle_specs] == [
@@ -100,7 +100,7 @@ def test_what_the_cluster_can_never_give(cluster, folder):
 
 
 def test_an_actor_that_cannot_begin(cluster, folder, monkeypatch):
-    """Its own words, not Ray's."""
+    """The error message is the actor's, not Ray's."""
     monkeypatch.setenv("NUMFLOW_CUDA", "abacus")
     with pytest.raises(DeviceError, match="^no GPU device 'abacus'; known: gpu, simulator"):
         numflow.load(folder, backend="cuda", devices="0;1&2", transport="ray", activations="f32")

@@ -1,4 +1,4 @@
-"""A Ray cluster of one's own: for this machine alone, and ended in order with the service that has started it."""
+"""A private Ray cluster: for this machine only, and shut down with the service that has started it."""
 
 import os
 import signal

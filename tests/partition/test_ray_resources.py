@@ -1,4 +1,4 @@
-"""What actors ask a Ray cluster for, and which GPU a device of an actor is. No Ray."""
+"""Resources that actors request of a Ray cluster, and the GPUs of an actor's devices. Without Ray."""
 
 import pytest
 

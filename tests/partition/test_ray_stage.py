@@ -1,4 +1,4 @@
-"""What actors send each other, and the GPUs of an actor. No Ray: peers are objects of this process."""
+"""Messages between actors, and an actor's GPUs. Without Ray: peers are objects of this process."""
 
 import threading
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from numflow.partition.cluster.stage import ActorMailboxes, _on_gpus
 
 
 class Late:
-    """What a GPU is still working on: an array once it is let go."""
+    """An array that a GPU has not finished: available after `done` is set."""
 
     def __init__(self, value, error=None):
         self.value, self.error, self.done = value, error, threading.Event()

@@ -1,4 +1,4 @@
-"""A Ray that starts late, without Ray."""
+"""Retries of a failing Ray start, without Ray."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from numflow.partition.cluster import connect
 
 
 def _ray(*problems):
-    """A stand-in for Ray whose starts fail with these, one after the other."""
+    """A stand-in for Ray whose starts fail with these errors, in order."""
     left, done = list(problems), []
 
     def init(**where):

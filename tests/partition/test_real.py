@@ -1,4 +1,4 @@
-"""A real quantised model over several devices: bit for bit by layer, within rounding by tensor."""
+"""A real quantised model on several devices: bit-identical by layer, within rounding by tensor."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def path():
 
 
 def _results(path, activations, devices=None):
-    """Prompt, logits, greedy tokens."""
+    """(logits of the prompt, greedy tokens)"""
     with numflow.load(path, threads=1, activations=activations, devices=devices) as model:
         ids = model.tokenizer.encode(PROMPT)
         return model.logits(ids), model.generate(ids, max_tokens=24, ignore_eos=True).ids
@@ -50,7 +50,7 @@ def test_by_tensor(path, exact, devices):
 
 @pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
 def test_a_tied_table_is_in_memory_once(name):
-    """What is there twice are vectors, and the one key/value head of the second model."""
+    """Only vectors are duplicated, and the single key/value head of the second model."""
     def held(devices):
         with numflow.load(real_model(name), threads=1, devices=devices) as model:
             return model.program.weights_bytes
@@ -59,7 +59,8 @@ def test_a_tied_table_is_in_memory_once(name):
 
 @pytest.mark.parametrize("devices", ["0&1", "0&1;2&3"])
 def test_by_tensor_with_rounded_activations(path, exact, int8, devices):
-    """A sum in another order may move an int8 activation by a step; the distance to exact logits stays the same."""
+    """Another order of summation may change an int8 activation by one step; the distance to exact logits does not grow.
+    """
     found, _ = _results(path, "int8", devices)
     distance = np.sqrt(np.mean((int8[0] - exact[0]) ** 2))
     assert np.sqrt(np.mean((found - exact[0]) ** 2)) < 1.2 * distance

@@ -1,4 +1,4 @@
-"""Recurrent layers by tensor: each device has its heads or channels of every state, and the numbers stay."""
+"""Recurrent layers by tensor: each device has some heads or channels of every state, and results do not change."""
 
 import json
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_matrices_of_several_kinds_are_taken_apart_where_devices_share():
 
 
 def delta(heads, key_heads, tiled):
-    """A delta rule with heads of 5 columns, keys of 4, and a matrix behind it; weights are constants."""
+    """A delta rule with heads of 5 columns and keys of 4, followed by a matrix; weights are constants."""
     b = Builder(f"{heads} {key_heads} {tiled}")
     inputs = b.inputs(key_heads * 4, key_heads * 4, heads * 5, heads, heads)
     for view, kind in ((inputs[3], "sigmoid"), (inputs[4], "sigmoid")):

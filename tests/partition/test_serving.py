@@ -1,4 +1,4 @@
-"""Simulated serving with scripts of fixed times."""
+"""Simulated serving, by scripts with fixed durations."""
 
 import pytest
 
@@ -11,7 +11,7 @@ CLUSTER = Cluster("two", {name: DeviceSpec("d", 1e9, 1e9, 1e9) for name in "01"}
 
 
 def one_stage(loads):
-    """A second for a batch, whatever is in it."""
+    """One second per batch, whatever its content."""
     return {"0": [Work.of(1, 0)]}
 
 

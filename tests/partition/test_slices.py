@@ -1,4 +1,4 @@
-"""Slices of weights are the same numbers as slices of the whole, in the stored type, for every type."""
+"""Slices of weights decode to the same slices of the whole weight, in the stored type, for every type."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ QUANTISED = ("Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", 
 
 
 def _stored(type_name: str) -> np.ndarray:
-    """uint8 [ROWS, row_bytes]: real codes of numflow's own schemes, any bytes of the others."""
+    """uint8 [ROWS, row_bytes]: encoded weights for numflow's own schemes, random bytes for others."""
     rng = np.random.default_rng(3)
     if type_name[0] == "q":
         return encode(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), find(type_name))
@@ -71,7 +71,7 @@ def test_rows_and_columns(type_name):
     (("Q8_GS8",), 32), (("Q8_GS16",), 32), (("Q8_GS24",), 96), (("Q8_GS64",), 64), (("Q4_0",), 32), (("Q6_K",), 256),
     (("Q8_GS16", "F32"), 32), (("Q4_0", "Q8_GS48"), 96), (("F32",), 1), (("F16", "BF16"), 1)])
 def test_columns_that_share_an_operand_s_scale_stay_together(types, unit):
-    """Activations of quantised matrices have a scale for every 32 columns, however small the blocks of weights are."""
+    """Activations have one scale per 32 columns, however small the weights' blocks are."""
     assert column_unit(Weight("w", (ROWS, COLUMNS), (Part("t"),) * len(types), types=types)) == unit
 
 

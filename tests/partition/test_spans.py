@@ -1,4 +1,4 @@
-"""Where things are cut: spans follow each other, follow the shares, and let every head find its key."""
+"""Spans of a cut: they are consecutive, proportional to the shares, and keep query heads with their key/value heads."""
 
 from itertools import pairwise
 

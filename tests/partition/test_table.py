@@ -1,4 +1,4 @@
-"""The table of a cut names what the devices hold."""
+"""The table of a cut lists the contents of the devices."""
 
 from numflow.lab.shapes import Shape, random_network
 from numflow.partition.cut.cut import partition

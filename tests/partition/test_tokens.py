@@ -1,4 +1,4 @@
-"""A table of tokens cut by rows: the bits of one device, and one copy of a table that is the output matrix too."""
+"""An embedding table cut by rows: bit-identical to one device, with one copy of a tied table."""
 
 from dataclasses import replace
 from math import prod
@@ -25,7 +25,7 @@ class _Constants(WeightSource):
 
 
 def _lookup(table, scale=1.0):
-    """A network that hands out rows of a table."""
+    """A network that returns rows of a table."""
     width = table.shape[1]
     x, layer, out = (View(name, 0, width) for name in ("x", "layer", "out"))
     steps = (Step("embed", (), (x,), {"table": "table"}, {"scale": scale}, "token_embd"),
@@ -58,7 +58,7 @@ def _table():
 @pytest.mark.parametrize(("devices", "scale"), [("0&1", 1.0), ("0*2&1&2", -1.5)])
 @pytest.mark.merge
 def test_every_row_comes_back_bit_for_bit(executor, transport, devices, scale):
-    """Zeros keep their signs: what a device adds for tokens that it does not have is -0.0."""
+    """Zeros keep their signs: a device adds -0.0 for tokens that it does not have."""
     table = _table()
     tokens = np.random.default_rng(4).permutation(VOCABULARY)
     plan = partition(_lookup(table, scale), devices, executor)
@@ -74,7 +74,7 @@ def test_a_token_that_no_device_has_is_refused():
 
 
 def _uses(network):
-    """Names of the tables that are looked up, and of the output matrix."""
+    """Names of the embedding tables, and of the output matrix."""
     steps = [step for entry in network.entries.values() for step in entry]
     return ({step.weights["table"] for step in steps if step.op == "embed"},
             {step.weights["weight"] for step in steps if step.label.rpartition(".")[2] == "output"})
@@ -102,7 +102,7 @@ def test_groups_of_one_device_have_the_whole_table():
 
 
 def test_a_table_of_wide_blocks_is_cut_too():
-    """Rows of 256 columns in one block: by columns there would be nothing to share."""
+    """Each row is one block of 256 columns, so that a cut by columns is impossible."""
     built = _lookup(np.zeros((VOCABULARY, 256), np.float32))
     table = Weight("table", (VOCABULARY, 256), (Part("token_embd"),), types=("Q4_K",))
     plan = partition(replace(built, weights={"table": table}), "0&1")
@@ -111,7 +111,7 @@ def test_a_table_of_wide_blocks_is_cut_too():
 
 @pytest.mark.parametrize("name", ["qwen3", "mixtral"])
 def test_devices_hold_together_what_one_holds(name):
-    """Of matrices, but for those that choose experts, there is one copy in a group."""
+    """A group has one copy of every matrix except routers."""
     def numbers(*networks):
         return sum(prod(weight.shape) for network in networks for weight in network.weights.values()
                    if len(weight.shape) == 2 and "ffn_gate_inp" not in weight.name)

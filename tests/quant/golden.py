@@ -1,4 +1,4 @@
-"""Blocks made by the original's own quantiser from x[i] = ((37 * i mod 64) - 20) / 64, i = 0 .. 63, by scheme."""
+"""Blocks encoded by the original's quantiser from x[i] = ((37 * i mod 64) - 20) / 64, i = 0 .. 63, by scheme."""
 
 import numpy as np
 

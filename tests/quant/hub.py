@@ -1,4 +1,4 @@
-"""Rows of types of quantised checkpoints (numflow.quant.hub_types): any codes that stand for numbers."""
+"""Random rows of the types of quantised checkpoints (numflow.quant.hub_types)."""
 
 import numpy as np
 
@@ -15,10 +15,10 @@ TYPES_TESTED = tuple(name for name in STORED if name not in HUB_TYPES or name in
 
 
 def hub_rows(kind: str, rows: int, columns: int, rng: np.random.Generator, most: float = np.inf) -> np.ndarray:
-    """u8 [rows, row_bytes], with scales of both signs and of any size, and zeros among the codes.
+    """u8 [rows, row_bytes], with scales of both signs and many magnitudes, and zero points among the codes.
 
-    most: of the numbers of tables, and of the scales of 16 columns; where there is one, weights of 8 bits with zeros,
-    which may be far on one side of 0, are small too, so that what wide matrices make of them fits float16.
+    most: bound of codebook values, and of the scales of 16 columns. If finite, 8-bit weights with zero points, which
+    may lie far from 0, are scaled down too, so that products with wide matrices fit float16.
     """
     hub = HUB_TYPES[kind]
     shape = rows, columns // hub.block if hub.block else 1
@@ -39,7 +39,7 @@ def hub_rows(kind: str, rows: int, columns: int, rng: np.random.Generator, most:
 
 
 def float8_rows(kind: str, rows: int, columns: int) -> np.ndarray:
-    """The same of weights as a model has them, quantised to E4M3 by their largest number: u8 [rows, row_bytes]."""
+    """Rows of normally distributed weights, quantised to E4M3 by their absolute maximum: u8 [rows, row_bytes]."""
     hub, rng = HUB_TYPES[kind], np.random.default_rng(rows)
     blocks = rng.standard_normal((rows, columns // (hub.block or columns), hub.block or columns)) * columns ** -0.5
     scales = np.abs(blocks).max(2) / 448

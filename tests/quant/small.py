@@ -16,7 +16,8 @@ TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer; " for i i
 
 
 def write_model(folder, ffn=HIDDEN, change=None):
-    """config.json, tokenizer.json and model.safetensors. change(tensors) may alter them. Returns the folder."""
+    """Write config.json, tokenizer.json and model.safetensors; returns the folder. change(tensors) may modify the
+    tensors."""
     rng = np.random.default_rng(0)
     shapes = {"model.embed_tokens.weight": (VOCABULARY, WIDTH), "model.norm.weight": (WIDTH,),
               "lm_head.weight": (VOCABULARY, WIDTH)}

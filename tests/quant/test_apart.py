@@ -1,4 +1,4 @@
-"""Schemes with outliers kept apart: layout, errors, and models that have them."""
+"""Schemes with separate outliers: layout, errors, and models that have them."""
 
 import numpy as np
 import pytest
@@ -108,7 +108,7 @@ def test_names_are_brought_to_one_form():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """(source, file of numflow quantize)"""
+    """(source, file written by numflow quantize)"""
     def far(tensors):
         for x in tensors.values():
             if x.ndim == 2:

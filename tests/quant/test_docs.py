@@ -1,4 +1,4 @@
-"""docs/quantisation.md: its example runs, its table of schemes is right, and what it points to exists."""
+"""docs/quantisation.md: its example runs, its table of schemes is correct, and its links exist."""
 
 import re
 from importlib import import_module

@@ -1,4 +1,5 @@
-"""Error-feedback rounding: less error in a layer's outputs, the compiled version against the plain one, bad input."""
+"""Error-feedback rounding: less error in a layer's outputs, the compiled version against the plain one, invalid input.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from numflow.quant.layout import pack_reference
 
 
 def layer(rows=48, columns=288, seed=0):
-    """Weights, and inputs [T, K] with correlated columns of different size."""
+    """Weights, and inputs [T, K] whose columns are correlated and differ in magnitude."""
     rng = np.random.default_rng(seed)
     mix = rng.standard_normal((columns, columns)) * np.exp(-np.arange(columns) / 40)[:, None]
     inputs = rng.standard_normal((1000, columns)) @ mix + 0.2 * rng.standard_normal((1000, columns))

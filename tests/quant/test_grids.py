@@ -1,4 +1,4 @@
-"""Types of grids in both of their forms: they mean what the `gguf` package expands the blocks to."""
+"""Grid types in both forms: they decode to the values of the `gguf` package."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from numflow.quant.grids import BLOCK, GRIDS, compact, spread, table
 
 
 def _blocks(name: str, count: int) -> np.ndarray:
-    """Any codes and scales of blocks, whose float16 is finite."""
+    """Random codes and scales of blocks, with finite float16 scales."""
     blocks = np.random.default_rng(0).integers(0, 256, (count, TYPES[name].size), np.uint8)
     blocks[:, 55 if name == "IQ1_M" else 1] &= 0xBF
     return blocks
@@ -40,7 +40,7 @@ def test_threads_and_gaps_between_rows_change_nothing():
 
 
 def _looked_up(rows: np.ndarray, name: str) -> np.ndarray:
-    """What the compact form of blocks means, one place after the other."""
+    """The values of blocks in compact form, decoded one grid index after the other."""
     grid, found = GRIDS[name], []
     places, units = BLOCK // grid.width, 32 // grid.width
     for block in rows.reshape(-1, grid.compact_bytes):

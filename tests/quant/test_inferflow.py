@@ -1,4 +1,4 @@
-"""Inferflow's schemes: the original's bytes, the compiled kernels against the reference, its quirks, bad input."""
+"""Inferflow's schemes: the original's bytes, the compiled kernels against the reference, its quirks, invalid input."""
 
 import numpy as np
 import pytest

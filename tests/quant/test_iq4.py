@@ -1,4 +1,5 @@
-"""IQ4_NL and IQ4_XS: read alike by the gguf package and by numflow, and closer than scales from the extremes."""
+"""IQ4_NL and IQ4_XS: decoded equally by the gguf package and by numflow, with less error than scales from the extremes.
+"""
 
 import gguf
 import numpy as np
@@ -14,7 +15,7 @@ BOUND = 0.078  # relative error for normally distributed weights: what is found,
 
 
 def simple(x: np.ndarray) -> np.ndarray:
-    """Blocks of 32 whose largest weight is at the outermost level, scales as float32."""
+    """Blocks of 32 whose largest weight gets the outermost codebook value, with float32 scales."""
     blocks, book = x.reshape(-1, 32), np.array(IQ4, np.float32)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], 1)
     scales = largest / book[0]

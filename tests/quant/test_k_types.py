@@ -1,4 +1,6 @@
-"""K types: read alike by the gguf package and by numflow, and closer than scales from the extremes of each block."""
+"""K types: decoded equally by the gguf package and by numflow, with less error than scales from the extremes of each
+block.
+"""
 
 import gguf
 import numpy as np
@@ -68,7 +70,7 @@ def test_rows_without_a_spread(name):
 
 @pytest.mark.parametrize("name", K_TYPES)
 def test_what_a_type_holds_comes_back(name):
-    """Weights that were of the type before are found again, but for what fits between two codes."""
+    """Encoding decoded weights again reproduces them, except for values between two codes."""
     x = to_f32(encode(weights("normal"), name), name)
     assert error(to_f32(encode(x, name), name), x) < BOUNDS[name] / 3
 

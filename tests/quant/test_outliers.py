@@ -1,4 +1,4 @@
-"""Outliers taken out of a matrix by the original's rules."""
+"""Outliers removed from a matrix by the original's rules."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Bytes of quantised matrices in memory beside those in files, of both executors, at widths that models have."""
+"""Bytes of quantised matrices in memory against bytes in files, for both executors, at the widths of real models."""
 
 import pytest
 

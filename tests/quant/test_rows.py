@@ -1,4 +1,4 @@
-"""numflow's own schemes: size, error, scale, layout, the compiled search against the reference, bad input."""
+"""numflow's own schemes: size, error, scale, layout, the compiled search against the reference, invalid input."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_error_does_not_depend_on_magnitude(scheme):
 @pytest.mark.parametrize("factor", [0.1, 1e-2, 1e-3, 1e-6, 1e3])
 @pytest.mark.thin(2)
 def test_a_block_octaves_from_its_row(scheme, factor):
-    """Neither it nor the others are lost; the finer scales are, the nearer both are to what they were."""
+    """A block much larger or smaller than its row: neither loses precision, and finer scales preserve both better."""
     x, block = weights(32, 1024, seed=4), slice(64, 64 + scheme.block)
 
     def errors():

@@ -1,4 +1,4 @@
-"""Types of matrix states, as NumPy."""
+"""Types of recurrent states, in NumPy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The table of stored types: what fields are taken apart mean is what the type means, and every executor packs them."""
+"""The table of stored types: unpacked fields decode to the type's values, and every executor packs the type."""
 
 import re
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_fields_mean_what_the_type_means(name):
 
 @every_type
 def test_fields_of_rows_apart(name):
-    """Rows of a larger file, further apart than they are long, and read-only."""
+    """Rows of a larger array: the stride exceeds the row's length, and the array is read-only."""
     columns = columns_of(name)
     raw = stored(name, 5, columns).rows
     wide = np.zeros((5, raw.shape[1] + 8), np.uint8)
@@ -51,7 +51,8 @@ def test_fields_of_rows_apart(name):
 
 
 def test_both_executors_keep_every_type():
-    """A packing kernel of the CPU for each row; planes or a kernel on a GPU. Rows name kinds that layouts know."""
+    """Each type has a packing kernel on the CPU, and planes or a kernel on a GPU; its kind is in the table of layouts.
+    """
     assert cpu.SCHEMES.keys() == KINDS.keys()
     assert cuda.SCHEMES.keys() == {name for name, kind in KINDS.items() if not kind.is_float}
     assert {row.kind.name for row in STORED.values()} == KINDS.keys()
@@ -60,7 +61,7 @@ def test_both_executors_keep_every_type():
 
 
 def test_the_page_has_every_kind():
-    """Bits of a weight in rows of 4096 columns, as docs/cuda.md has them."""
+    """Bits per weight in rows of 4096 columns are those in docs/cuda.md."""
     page = (Path(__file__).parents[2] / "docs" / "cuda.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (`\w+`(?:, `\w+`)*) \| ([\d.]+) \| ([\d.]+) \|$", page, re.M)
     assert {kind: re.findall(r"\w+", types) for kind, types, *_ in rows} == {

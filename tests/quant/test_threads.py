@@ -1,4 +1,4 @@
-"""Ranges of rows, shared among threads."""
+"""Ranges of rows, distributed to threads."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A toy model in two wheels, a folder that pip takes them from, and a home of its own."""
+"""A toy model in two wheels, a folder that pip reads, and a separate NUMFLOW_HOME."""
 
 import hashlib
 import sys
@@ -60,7 +60,7 @@ class Shop:
         return self.home / "models" / "toy"
 
     def leftovers(self) -> list[str]:
-        """What lies beside finished models, lock files apart."""
+        """Files next to finished models, except lock files."""
         return [p.name for p in (self.home / "models").iterdir() if p.name.startswith(".") and p.suffix != ".lock"]
 
 
@@ -84,6 +84,6 @@ def shop(tmp_path, monkeypatch) -> Shop:
 
 @pytest.fixture
 def shop_of_pip(shop, monkeypatch) -> Shop:
-    """The same, and pip itself fetches."""
+    """The same, with the real pip."""
     monkeypatch.setattr(wheels, "pip_command", PIP)
     return shop

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on the loopback interface: what huggingface_hub asks for, and a record of what was fetched."""
+"""A fake Hugging Face hub on the loopback interface: the requests of huggingface_hub, and a record of fetched files."""
 
 import hashlib
 import json

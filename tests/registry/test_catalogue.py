@@ -1,4 +1,4 @@
-"""The list of known models, and what a name can mean."""
+"""The list of known models, and resolution of names."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Models of the hub: which files are fetched of repositories laid out as real ones are, from a hub of our own."""
+"""Models of the hub: files fetched from repositories laid out like real ones, on a fake hub."""
 
 import json
 import os

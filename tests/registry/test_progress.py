@@ -1,4 +1,4 @@
-"""What a pipe hears of long work: a line per stage, and one now and then."""
+"""Progress lines for pipes: one per stage, and one at intervals."""
 
 from numflow.registry.progress import Lines
 

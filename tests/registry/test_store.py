@@ -1,4 +1,4 @@
-"""Fetching models by name: whole and verified, or not at all."""
+"""Fetching models by name: complete and verified, or not at all."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Pages in a real browser, headless, as somebody works with them."""
+"""Pages in a real headless browser, used as a person uses them."""
 
 import shutil
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ PHONE, DESKTOP = (390, 800), (1200, 900)
 
 @contextmanager
 def chromium():
-    """A browser; skips without one."""
+    """A browser; the test is skipped where none is installed."""
     webdriver = pytest.importorskip("selenium.webdriver")
     if not BROWSER or not DRIVER:
         pytest.skip("no chromium with chromedriver")
@@ -31,7 +31,7 @@ def chromium():
 
 
 def set_size(driver, size: tuple[int, int], dark: bool = False, scale: float = 1) -> None:
-    """Give the window a size, and the colours that the user's system prefers."""
+    """Set the size of the window and the colour scheme that the user's system prefers."""
     width, height = size
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": width, "height": height, "deviceScaleFactor": scale, "mobile": size == PHONE})
@@ -40,7 +40,7 @@ def set_size(driver, size: tuple[int, int], dark: bool = False, scale: float = 1
 
 
 def forget(driver, url: str) -> None:
-    """Clear what the page of an address has kept, and the browser's log; the size is a desktop's."""
+    """Clear the page's local storage and the browser's log; set the size of a desktop window."""
     set_size(driver, DESKTOP)
     driver.get(url)
     driver.execute_script("localStorage.clear(); sessionStorage.clear();")
@@ -48,7 +48,7 @@ def forget(driver, url: str) -> None:
 
 
 class Looks:
-    """A page that is shown."""
+    """A page that is open in the browser."""
 
     def __init__(self, driver):
         self.driver = driver
@@ -64,7 +64,7 @@ class Looks:
 
 
 class Page(Looks):
-    """The chat page as a user works with it."""
+    """The chat page, with the actions of a user."""
 
     def __init__(self, driver, url: str):
         super().__init__(driver)
@@ -76,7 +76,7 @@ class Page(Looks):
         self.one("#prompt").send_keys(text, "\ue007")
 
     def set(self, field: str, value) -> None:
-        """Give a setting a value, as input does."""
+        """Set a setting's value, with the events of a user's input."""
         self.driver.execute_script("const e = document.getElementById(arguments[0]); e.value = arguments[1];"
                                    "e.dispatchEvent(new Event('input'));", field, str(value))
 

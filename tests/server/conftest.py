@@ -1,4 +1,4 @@
-"""One service for the tests of a session, and clients for it."""
+"""One service for all tests of a session, and clients for it."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def model_folders(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def config_file(model_folders, tmp_path_factory):
-    """The service's configuration."""
+    """The service's configuration file."""
     path = tmp_path_factory.mktemp("config") / "service.toml"
     path.write_text(CONFIG.format(**{name: str(folder) for name, folder in model_folders.items()}))
     return path
@@ -79,7 +79,7 @@ def server(config_file):
 
 @pytest.fixture(scope="session")
 def http(server):
-    """A plain client of it."""
+    """A plain HTTP client of the session's service."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
@@ -94,7 +94,7 @@ def openai_client(server):
 
 @pytest.fixture(scope="session")
 def model(model_folders):
-    """The same model in this process."""
+    """The model of the service, loaded in this process."""
     import numflow
 
     with numflow.load(model_folders["chat"], backend="reference") as loaded:

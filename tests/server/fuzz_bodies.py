@@ -1,4 +1,4 @@
-"""A body for each route that is right, with as many of its fields as go together; and queries of the same kind."""
+"""A valid body for each route, with as many of its fields as go together; and valid queries."""
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TEXT = [{"type": "input_text", "text": "hi"}, {"type": "output_text", "text": "é\U0001f642"}]
@@ -112,7 +112,7 @@ BODIES |= {
     "GET /explore/kv": {}, "GET /explore/quantisation": {}, "GET /explore/roofline": {}, "GET /explore/timeline": {},
     "GET /v1/responses/resp_1": {}, "DELETE /v1/responses/resp_1": {},
 }
-QUERIES = {  # route -> its query, damaged as bodies are
+QUERIES = {  # route -> a valid query; damaged like the bodies
     **{f"/slots/{at}": {"action": name, "model": "org/chat"} for at, name in enumerate(("save", "restore", "erase"))},
     "GET /slots": {"model": "org/chat"}, "GET /props": {"model": "org/chat"},
     "GET /tokenizer_info": {"model": "org/chat"},
@@ -125,4 +125,4 @@ QUERIES = {  # route -> its query, damaged as bodies are
                               "tokens": "1", "context": "9"},
 }
 REFUSED = {"/slots/0", "/slots/1", "/slots/2", "DELETE /api/delete", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-           "GET /explore/roofline", "GET /explore/quantisation"}  # or may be, even as they are
+           "GET /explore/roofline", "GET /explore/quantisation"}  # may be refused even if undamaged

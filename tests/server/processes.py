@@ -44,7 +44,7 @@ class ServerProcess:
             self.log.append(line)
 
     def wait_ready(self, seconds: float = 60) -> None:
-        """Until /health says ok."""
+        """Wait until /health answers ok."""
         until(self._is_ready, "a service that is ready", seconds)
 
     def _is_ready(self) -> bool:
@@ -52,18 +52,18 @@ class ServerProcess:
         try:
             return httpx.get(f"{self.url}/health").status_code == 200
         except httpx.TransportError:
-            return False  # it may be ending: the next look tells
+            return False  # the process may be ending: checked again at the next poll
 
     def status(self) -> dict:
-        """What /status says."""
+        """The JSON of /status."""
         return httpx.get(f"{self.url}/status").json()
 
     def engine(self) -> dict:
-        """The first model's numbers."""
+        """The first model's entry in /status."""
         return self.status()["models"][0]["engine"]
 
     def wait_idle(self, seconds: float = 60) -> dict:
-        """Until nothing runs or waits; the engine's numbers."""
+        """Wait until no request runs or waits; the engine's numbers."""
         def idle():
             found = self.engine()
             return found if not found["running"] and not found["waiting"] else None
@@ -71,16 +71,16 @@ class ServerProcess:
         return until(idle, "an idle engine", seconds)
 
     def resident(self) -> int:
-        """Bytes of memory."""
+        """Resident memory of the process in bytes."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def threads(self) -> int:
-        """Threads of the process."""
+        """Number of threads of the process."""
         return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
 
     def stop(self, sig: int = signal.SIGTERM, seconds: float = 30) -> int:
-        """Tell it to end; its exit code."""
+        """Terminate the process; its exit code."""
         self.process.send_signal(sig)
         return self.process.wait(seconds)
 

@@ -1,4 +1,4 @@
-"""Adapters over HTTP: chosen by the model's name or by a field, loaded and unloaded while the service runs."""
+"""Adapters over HTTP: chosen by the model's name or by a field, loaded and unloaded at run time."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folders):
-    """Texts of the base, which has the third adapter in its weights, and of the others on it."""
+    """Texts of the base model, with the third adapter merged into its weights, and of the other adapters on it."""
     adapters = {name: folders[name] for name in ("one", "two", "three")}
     with numflow.load(folders["base"], "reference", adapters=adapters, merge="three") as model:
         return {name: model.generate(ASKED["prompt"], 12, 0, ignore_eos=True, adapter=name).text
@@ -79,7 +79,7 @@ def test_chosen_by_name_or_field(http, expected):
 def test_only_texts_are_written_with_an_adapter(http):
     for route, body in (("/v1/embeddings", {"input": "hi"}), ("/api/embed", {"input": "hi"})):
         told = http.post(route, json=body | {"model": "base:one"})
-        assert told.status_code == 400 and "only texts are written with the adapter 'one'" in told.text, told.text
+        assert told.status_code == 400 and "the adapter 'one' is only for generating text" in told.text, told.text
     assert http.post("/tokenize", json={"content": "hi", "model": "base:one"}).status_code == 200
 
 
@@ -102,7 +102,7 @@ def test_loaded_and_unloaded(http, folders, expected):
     assert post("load", lora_name="two", lora_path=str(folders["one"]), load_inplace=True)[0] == 200
     assert asked(http, model="base:two") == expected["one"]
     assert post("load", lora_name="two", lora_path="/nowhere", load_inplace=True)[0] == 400
-    assert asked(http, model="base:two") == expected["one"]  # what was there stays
+    assert asked(http, model="base:two") == expected["one"]  # the loaded adapter stays
     assert post("unload", lora_name="two")[0] == 200
     assert asked(http, 404, model="base:two")["code"] == "model_not_found"
     assert post("unload", lora_name="two")[0] == 404

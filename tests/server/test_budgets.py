@@ -1,4 +1,4 @@
-"""Bodies that cost: wrong ones, large ones, and those that ask for more than one request may."""
+"""Expensive bodies: invalid ones, large ones, and ones that ask for more than one request may."""
 
 import asyncio
 import json
@@ -49,14 +49,14 @@ def names(value: str) -> str:
 def test_a_wrong_body_is_told_its_first_error(kind, body, field):
     with pytest.raises(ValidationError) as found:
         kind.model_validate_json(body)
-    assert found.value.error_count() <= 8  # a few types that the first item might have been
+    assert found.value.error_count() <= 8  # one error for each type that the first item could have
     with pytest.raises(ApiError) as caught:
         parse(kind, body.encode())
     assert field in caught.value.message and len(caught.value.message) < 400
 
 
 def lists(schema, found):
-    """All lists in a schema of pydantic's."""
+    """Collect all lists of a pydantic core schema."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             found.append(schema)
@@ -124,7 +124,7 @@ def test_keys_have_owners_that_do_not_tell_them():
     alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
     first, second, again = asyncio.run(ask(["alice", "bob"], alice, bob, alice))
     assert first == again != second and "alice" not in first
-    assert len(set(asyncio.run(ask([], alice, bob)))) == 1  # without keys all share
+    assert len(set(asyncio.run(ask([], alice, bob)))) == 1  # without keys, all clients share one budget
 
 
 def test_each_limit_is_an_option(model_folders):

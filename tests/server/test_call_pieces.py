@@ -1,4 +1,4 @@
-"""Calls told while they are written: whatever a model writes, what is told begins as JSON and ends as JSON."""
+"""Streaming tool calls: whatever a model writes, the streamed arguments are valid JSON from beginning to end."""
 
 import json
 
@@ -17,7 +17,7 @@ GIVEN = {"a": "b c", "n": [1, {"x": None}]}
 
 
 def told(text, cuts=(), tools="plain_json", **options):
-    """Content, calls, and the texts that arguments came in, of a text that comes in pieces."""
+    """Content, calls, and the pieces of arguments, of a text that arrives in pieces."""
     splitter, emitted, at = Splitter(tools and FORMATS[tools], NAMES, pieces=True, **options), Reply(), 0
     given, begun = {}, []
     ends = [*sorted(cuts), len(text), None]
@@ -66,8 +66,8 @@ def test_a_forced_call_and_one_that_is_cut_off():
     cut = CALL.index("c\"")
     assert told(CALL[:cut], range(cut), forced=True)[:2] == ("", [("f", {"a": "b "}, True)])
     assert told(CALL[:CALL.index("1")], forced=True)[1] == [("f", {"a": "b c", "n": []}, True)]
-    assert told(CALL[:CALL.index("n\":") + 1])[1] == [("f", {"a": "b c"}, True)]  # half a key is nothing
-    assert told(CALL[:15]) == (CALL[:15], [], {})  # before the arguments: text
+    assert told(CALL[:CALL.index("n\":") + 1])[1] == [("f", {"a": "b c"}, True)]  # an incomplete key is dropped
+    assert told(CALL[:15]) == (CALL[:15], [], {})  # cut before the arguments: plain text
 
 
 @pytest.mark.parametrize("body, arguments, content", [
@@ -115,7 +115,7 @@ VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allo
 def test_any_object_and_any_beginning_of_it(value, cut, ascii_only, indent):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     pieces, whole, held = JsonPieces(), "", ""
-    for char in text:  # in any of JSON's ways of writing it
+    for char in text:  # in each of JSON's escapes for it
         now, held = pieces.feed(held + char)
         whole += now
     assert (whole, held, pieces.state) == (json.dumps(value, ensure_ascii=False), "", "done")

@@ -1,4 +1,4 @@
-"""The configuration file: every option is read, wrong ones are refused with the nearest."""
+"""The configuration file: every option is read; for an unknown option the nearest name is suggested."""
 
 import re
 
@@ -60,7 +60,7 @@ def test_templates_by_name():
     ({"models": {"a": {"path": "x", "prompt_template": "q"}}, "prompt_templates": {"qq": "{query}"}},
      "no prompt template 'q'"),
     ({"models": MODELS, "prompt_templates": {"q": "hello"}}, "has no {query}"),
-    ({"models": {"a": {"path": "x", "aliases": ["b"]}, "b": {"path": "y"}}}, "two models go by the name 'b'"),
+    ({"models": {"a": {"path": "x", "aliases": ["b"]}, "b": {"path": "y"}}}, "two models have the name 'b'"),
     ({"models": {"a": {"path": "x", "decoding_strategy": "sample.top_q"}}}, "[models.a] there is no decoding_alg"),
     ({"models": {"a": {"path": "x", "decoding_strategy": "greedy", "temperature": 0.5}}}, "has no effect"),
     ({}, "no model"), ({"models": 5}, "should be a table"), ({"models": {"a": 5}}, "should be a table"),
@@ -93,7 +93,7 @@ def test_the_documentation_has_every_tool_format():
 
 
 def test_the_documentation_has_every_route():
-    """The table is what `numflow.server.openapi.routes_table` writes: put that in where this fails."""
+    """The table is written by `numflow.server.openapi.routes_table`: where this test fails, paste its output."""
     assert routes_table(ENDPOINTS) in (REPO / "docs/server.md").read_text(encoding="utf-8")
     assert all(endpoint.about for endpoint in ENDPOINTS)
 
@@ -120,7 +120,7 @@ TOP_P = {"decoding_strategy": "sample.top_p"}
     ({"decoding_alg": "greedy"}, {**TOP_P, "temperature": 0.3}, {"decoding_alg": "greedy"})])
 def test_defaults_of_a_model(given, defaults, found):
     assert with_defaults(given, defaults, talks=False) == found
-    if found.get("temperature") == 1.0 and "temperature" not in given:  # for a conversation the model has the say
+    if found.get("temperature") == 1.0 and "temperature" not in given:  # the default of a conversation is the model's
         found = {name: value for name, value in found.items() if name != "temperature"}
     assert with_defaults(given, defaults, talks=True) == found
 

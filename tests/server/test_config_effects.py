@@ -1,4 +1,4 @@
-"""Options of the configuration reach what they are for."""
+"""Options of the configuration have their effects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Constraints under the names of other engines: each is met as what it is, or refused; none is left out."""
+"""Constraints under the names of other engines: each is enforced or refused; none is silently dropped."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""An answer of a chat that goes on from a text that is there."""
+"""Chat completions that continue a given beginning of the assistant's answer."""
 
 
 def ask(http, messages, **more):
@@ -13,7 +13,7 @@ def test_an_answer_goes_on_from_its_beginning(http, model):
     rest = ask(http, [question, begun], continue_final_message=True, max_tokens=4).json()["choices"][0]["message"]
     assert whole[:2] + rest["content"] == whole
     other = ask(http, [question, begun], max_tokens=4).json()["choices"][0]["message"]["content"]
-    assert other != rest["content"]  # an answer after that of before
+    assert other != rest["content"]  # a new answer after the given one
 
 
 def test_a_beginning_is_the_answer_of_a_model_that_thinks_at_once(http):

@@ -35,7 +35,7 @@ def ask(openai_client):
 
 
 def streamed(ask, **fields):
-    """The calls of tools, the function_call and the reason that a stream tells."""
+    """The tool calls, the function_call and the finish_reason of a stream."""
     calls, old, reason = {}, {}, None
     for chunk in ask(stream=True, **fields):
         choice, = chunk.choices
@@ -102,9 +102,9 @@ def test_text_of_an_expression_is_held_to_it_at_every_call(served, takes):  # no
 
 def test_what_cannot_be_held_to_a_grammar_is_refused(served, http):  # noqa: F811
     expression, lark = with_grammar("regex", "[ab]{3}"), with_grammar("lark", LARK)
-    with pytest.raises(ApiError, match="shell cannot be held to its expression: .*tool_choice"):
+    with pytest.raises(ApiError, match="regular expression of the custom tool shell cannot be enforced: .*tool_choice"):
         prompt_of(served(PLAIN, tool_format="pythonic"), tools=[expression])
-    with pytest.raises(ApiError, match="takes text of a Lark grammar, which is met only where tool_choice names"):
+    with pytest.raises(ApiError, match="has a Lark grammar, which works only if tool_choice names"):
         prompt_of(served(PLAIN), tools=[lark])
     assert prompt_of(served(PLAIN), tools=[lark], tool_choice="none")
     for tool, more in ((with_grammar("regex", "("), {"tool_choice": "required"}), (with_grammar("regex", "("), {}),
@@ -115,7 +115,7 @@ def test_what_cannot_be_held_to_a_grammar_is_refused(served, http):  # noqa: F81
         reply = http.post("/v1/chat/completions", json={"messages": HI, "tools": [tool], "max_tokens": 9, **more})
         assert reply.status_code == 400, (tool, more)
     two = http.post("/v1/chat/completions", json={"messages": HI, "tools": [SHELL, SHELL]})
-    assert two.status_code == 400 and "two tools go by the name" in two.json()["error"]["message"]
+    assert two.status_code == 400 and "two tools have the name" in two.json()["error"]["message"]
 
 
 def test_responses_take_grammars_too(openai_client, http):

@@ -1,4 +1,4 @@
-"""The container and the unit for systemd of docs/deploy, held to what they start: commands, routes, folders, times."""
+"""The container and the systemd unit of docs/deploy agree with the program: commands, routes, folders, times."""
 
 import configparser
 import json
@@ -21,14 +21,14 @@ PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def instructions() -> dict[str, str]:
-    """Instructions of the Dockerfile by their names; the last of each name."""
+    """Instructions of the Dockerfile by name; where a name occurs twice, the last."""
     lines = [line for line in (DEPLOY / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
     text = "\n".join(lines).replace("\\\n", " ")
     return dict(line.split(" ", 1) for line in text.splitlines() if line)
 
 
 def unit() -> configparser.RawConfigParser:
-    """The unit for systemd."""
+    """The systemd unit, parsed."""
     read = configparser.RawConfigParser(strict=False)
     read.optionxform = str
     read.read(DEPLOY / "numflow.service")
@@ -36,7 +36,7 @@ def unit() -> configparser.RawConfigParser:
 
 
 def is_serve(words: list[str]) -> dict:
-    """The options that a command line of `numflow serve` gives."""
+    """The options in a command line of `numflow serve`."""
     program, command, *rest = words
     assert (program.rsplit("/", 1)[-1], command) == ("numflow", "serve")
     serve = typer.main.get_command(app).commands["serve"]
@@ -68,13 +68,13 @@ def test_the_unit_starts_the_service_and_waits_for_its_end():
     assert service["Environment"] == f"NUMFLOW_HOME=/var/lib/{service['StateDirectory']}"
     assert service["KillSignal"] == "SIGTERM"
     assert int(service["TimeoutStopSec"]) > SERVICE["drain_timeout"].default + GRACE
-    assert "MemoryDenyWriteExecute" not in service  # kernels are compiled
+    assert "MemoryDenyWriteExecute" not in service  # JIT compilation needs writable executable memory
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_finds_no_fault_in_the_unit(tmp_path):
     text = (DEPLOY / "numflow.service").read_text()
     mended = tmp_path / "numflow.service"
-    mended.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text))  # it looks for the program
+    mended.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text))  # it has to exist
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", mended], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP: prompts of the model's files, another instruction, the first numbers alone."""
+"""Embeddings over HTTP: prompts from the model's files, another instruction, fewer dimensions."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ POOLING = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "i
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, model_folders):
-    """A service of an encoder with the files of sentence-transformers; the same encoder, whose mean is asked for."""
+    """A service of an encoder with sentence-transformers files; the same encoder in this process, with mean pooling."""
     import numflow
 
     folder = tmp_path_factory.mktemp("embedding") / "sentences"

@@ -1,4 +1,4 @@
-"""Looks inside the engine: the JSON of a running service, and its page in a browser (slow)."""
+"""Views of the engine's state: the JSON of a running service, and its page in a browser (slow)."""
 
 import threading
 from itertools import pairwise
@@ -47,7 +47,7 @@ def test_a_snapshot_tells_who_holds_a_block():
     scheduler.remove(first)
     scheduler.remove(second)
     assert sorted(snapshot(scheduler)["pools"][0]["blocks"]) == [KEPT, KEPT, 0, 0, 0, 0, 0, 0]
-    third = SequenceGroup(list(range(100, 130)), 32)  # takes all eight
+    third = SequenceGroup(list(range(100, 130)), 32)  # takes all eight blocks
     scheduler.add(third)
     run_step(scheduler)
     found = snapshot(scheduler)
@@ -72,7 +72,7 @@ def test_a_request_that_runs_is_seen(http, server):
     (request,) = found["requests"]
     assert request["running"] and request["prompt"] == 150 and len(request["sequences"]) == 2
     one, other = (set(sequence["blocks"]) for sequence in request["sequences"])
-    assert one & other and one != other  # the prompt's are shared, what follows is their own
+    assert one & other and one != other  # blocks of the prompt are shared, later blocks are not
     (pool,) = found["pools"]
     assert all(pool["blocks"][block] == 2 for block in one & other) and pool["used"] == len(one | other)
     server.wait_idle()
@@ -117,7 +117,7 @@ def test_a_timeline_of_devices(http):
     hybrid = next(way for way in ways if "&" in way)
     found = get(http, "timeline", cluster=name, devices=hybrid, batch=4, tokens=8, context=100)
     assert {span[3] for span in found["intervals"]} >= {"work", "exchange"}
-    for device in found["devices"]:  # one thing at a time
+    for device in found["devices"]:  # spans of a device do not overlap
         spans = sorted(span[1:3] for span in found["intervals"] if span[0] == device)
         assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(spans))
     assert found["tokens_per_second"] == pytest.approx(2 * 4 * 8 / found["seconds"])
@@ -168,7 +168,7 @@ def test_ops_and_a_request_on_the_page(model_folders):
             assert len(look.all("#roofline-table table")) == 2 and len(look.all("#roofline-plot polyline")) == 2
             body, seen = {"prompt": "seen " * 30, "max_tokens": 300, "ignore_eos": True}, threading.Event()
 
-            def ask():  # again and again, until somebody has seen one
+            def ask():  # repeat until one has been seen
                 while not seen.is_set():
                     http.post("/v1/completions", json=body)
 

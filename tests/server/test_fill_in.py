@@ -1,4 +1,4 @@
-"""Texts filled in: prompts of vocabularies with tokens for it, /infill, suffix, and what programs around it ask."""
+"""Fill-in-the-middle: prompts of vocabularies with FIM tokens, /infill, suffix, and requests of editor plugins."""
 
 import json
 
@@ -14,7 +14,7 @@ MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "
 
 @pytest.fixture(scope="module")
 def filling(tmp_path_factory):
-    """A service of a model that fills in, and the model."""
+    """A service of a model with FIM tokens, and the model."""
     import numflow
 
     root = tmp_path_factory.mktemp("filling")
@@ -39,7 +39,7 @@ def test_a_prompt(filling):
     way = find_fill_in(model.tokenizer)
     assert way.ids(model.tokenizer, "ab", "c") == prompt(model, "ab", "c")
     marks = {mark: model.tokenizer.id_of(mark) for mark in MARKS}
-    spelled = way.ids(model.tokenizer, MARKS[2], "")  # in a text it is nothing special
+    spelled = way.ids(model.tokenizer, MARKS[2], "")  # inside text, a mark is not a special token
     assert spelled.count(marks[MARKS[2]]) == 1 and len(spelled) == len(MARKS[2]) + 3
     first = way.ids(model.tokenizer, "a", "b", [("x.py", "y")])
     assert first == [marks["<|file_sep|>"], *model.tokenizer.encode("x.py\ny\n"), *prompt(model, "a", "b")]

@@ -1,4 +1,4 @@
-"""What is turned away before a route sees it: hosts without a name, bodies whose length nobody declared."""
+"""Requests refused before a route sees them: unknown hosts, bodies over the limit without a declared length."""
 
 import socket
 
@@ -25,7 +25,7 @@ async def test_a_host_without_a_known_name_is_refused(host):
 
 @pytest.mark.parametrize("pieces, status", [((50, 50), 400), ((50, 51), 413), ((1,) * 101, 413), ((101,), 413)])
 async def test_a_body_that_comes_in_pieces_has_the_same_limit(pieces, status):
-    """100 bytes at most, and no Content-Length: 400 is of a body that was read, and is no JSON."""
+    """The limit is 100 bytes, without Content-Length: status 400 means that the body was read and is no valid JSON."""
     async def body():
         for size in pieces:
             yield b"x" * size
@@ -70,7 +70,7 @@ async def test_an_origin_that_is_none_is_refused(origin):
 
 
 def test_a_connection_whose_request_has_two_lengths_is_closed(server):
-    """RFC 9112, section 6.1: the answer is given, and nothing more is read."""
+    """RFC 9112, section 6.1: the request is answered, then the connection is closed."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n"
                            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
@@ -82,7 +82,7 @@ def test_a_connection_whose_request_has_two_lengths_is_closed(server):
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_body_that_is_too_long_is_answered(server, declared):
-    """Not with a reset: what comes is read and dropped, up to a bound."""
+    """Without a connection reset: the body is read and dropped, up to a limit."""
     body = b"x" * (8 << 20)
     for _ in range(5):
         reply = httpx.post(f"{server.url}/v1/completions", content=body if declared else iter([body]), timeout=60)

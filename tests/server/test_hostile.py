@@ -1,4 +1,4 @@
-"""Clients that misbehave: the service stays up, and gives everything back."""
+"""Misbehaving clients: the service keeps running and releases all their resources."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ def connect(server) -> socket.socket:
 
 def read_all(connection) -> bytes:
     found = b""
-    with suppress(ConnectionResetError):  # closed with unread bytes: as good an end as any
+    with suppress(ConnectionResetError):  # the service closed with unread bytes
         while data := connection.recv(65536):
             found += data
     return found
@@ -51,11 +51,11 @@ def test_a_client_that_goes_away_ends_its_request(server, stream):
 @pytest.mark.merge
 def test_half_closed_and_cut_off(server):
     body = json.dumps(LONG).encode()
-    with connect(server) as connection:  # it says that it has nothing more to say
+    with connect(server) as connection:  # the client shuts down its sending side
         connection.sendall(head(server, body))
         connection.shutdown(socket.SHUT_WR)
         read_all(connection)
-    with connect(server) as connection:  # half a body, then gone
+    with connect(server) as connection:  # half a body, then disconnect
         connection.sendall(head(server, body[:10], len(body)))
     with connect(server) as connection:  # half a body, then silence
         connection.sendall(head(server, body[:10], len(body)))
@@ -63,7 +63,7 @@ def test_half_closed_and_cut_off(server):
     assert b" 408 " in found and b'"code":"body_timeout"' in found
     with connect(server) as connection:  # half a head, then silence
         connection.sendall(b"POST / HT")
-        assert read_all(connection) == b""  # the service closes: the connection's own timeout would be an error
+        assert read_all(connection) == b""  # closed by the service; a client timeout would raise
     assert server.wait_idle()["kv_blocks_used"] == 0
 
 
@@ -73,7 +73,7 @@ def test_half_closed_and_cut_off(server):
     b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 200_000 + b"\r\n\r\n"])
 def test_what_is_no_http(server, data):
     with connect(server) as connection:
-        with suppress(ConnectionError):  # it may not even listen to the end
+        with suppress(ConnectionError):  # the service may close before it has read everything
             connection.sendall(data)
         found = read_all(connection)
     if found:
@@ -96,7 +96,7 @@ def test_a_slow_reader_does_not_stop_others(server):
 
 @pytest.mark.slow
 def test_a_client_that_never_reads_is_given_up(server):
-    """Buffers fill; after write_timeout (3 s here) its connection is cut."""
+    """The send buffers fill up; after write_timeout (3 s here) the connection is closed."""
     fields = {"stream": True, "logprobs": 20, "n": 12, "temperature": 1}
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -108,7 +108,7 @@ def test_a_client_that_never_reads_is_given_up(server):
 
 
 def stream(url, results, number, **fields):
-    """One streamed request; its last event, or what happened."""
+    """One streamed request; its last event, or the error."""
     try:
         body = {**LONG, "prompt": f"n{number}", "stream": True, **fields}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
@@ -125,7 +125,7 @@ def stream(url, results, number, **fields):
 
 
 def start_streams(server, count, **fields):
-    """(threads, their results)."""
+    """(threads, results by index) of streamed requests that run at once."""
     results: dict[int, str] = {}
     threads = [threading.Thread(target=stream, args=(server.url, results, number), kwargs=fields)
                for number in range(count)]
@@ -147,7 +147,7 @@ def test_sigterm_in_the_middle_of_50_streams_loses_none(config_file, tmp_path, d
             thread.join(20)
         ends = list(results.values())
         assert not [end for end in ends if end != "[DONE]" and not end.startswith("{")], server.log[-8:]
-        if drain < 1:  # not enough time: each is told so
+        if drain < 1:  # not enough time: each stream ends with an error
             errors = [json.loads(end)["error"] for end in ends if end != "[DONE]"]
             assert errors and {error["code"] for error in errors} == {"shutting_down"}
         else:
@@ -158,7 +158,7 @@ def test_sigterm_in_the_middle_of_50_streams_loses_none(config_file, tmp_path, d
 
 @pytest.mark.slow
 def test_200_clients_for_a_minute(config_file):
-    """Readers, quitters and idlers at once: memory and threads stay, nothing is leaked, every request is answered."""
+    """Slow readers, disconnecting and idle clients: memory and threads stay bounded, valid requests are answered."""
     with ServerProcess("-c", str(config_file)) as server:
         ends, answered = time.monotonic() + 60, [0] * 200
         faults: list[tuple] = []
@@ -167,7 +167,7 @@ def test_200_clients_for_a_minute(config_file):
             with httpx.Client(base_url=server.url, timeout=90) as http:
                 while time.monotonic() < ends:
                     try:
-                        if number % 4 == 3:  # goes away in the middle
+                        if number % 4 == 3:  # disconnects in the middle
                             with http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as reply:
                                 next(reply.iter_bytes(), None)
                             continue

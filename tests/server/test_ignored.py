@@ -1,4 +1,4 @@
-"""What ordinary clients send beside what has an effect: left out, told in a header and in the log; strict services."""
+"""Fields of ordinary clients that have no effect: ignored, and named in a header and in the log; strict services."""
 
 import json
 
@@ -106,7 +106,7 @@ def test_many_names():
 
 @pytest.mark.parametrize("names", [["a", ""], [" "], ["\t", "b\r\n"], ["\U0001d755 ", "\x15"], ["x" * 63 + " y"]])
 def test_names_of_any_text(http, names):
-    """What HTTP does not take as a header's value, as a space at its end, would end the connection."""
+    """A value that HTTP forbids in a header, such as one with a space at its end, would end the connection."""
     for body, status in ((HI, 200), (HI | {"messages": [{"role": "user"}]}, 400)):
         content = json.dumps(body | dict.fromkeys(names, 1)).encode()
         reply = http.post(CHAT, content=content, headers={"content-type": "application/json"})
@@ -169,7 +169,7 @@ def test_the_option_of_old_is_read(caplog):
 
 
 def test_very_many_names_are_looked_up_not_searched(http):
-    """Names that the template may know are compared with its words; of those that it does not, a few are told."""
+    """Names are compared with the template's variables; only a few of the unknown names are listed."""
     many = {f"name{number}": number for number in range(6000)}
     reply = http.post(CHAT, json=HI | {"chat_template_kwargs": many | {"enable_thinking": False, "a b": 1}})
     assert reply.status_code == 200 and len(reply.headers[HEADER].split(", ")) == MOST + 1

@@ -1,4 +1,4 @@
-"""The requests of programs that docs/integrations.md has recipes for, as these programs were seen to send them."""
+"""Requests of the programs in docs/integrations.md, as recorded from these programs."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 QUESTION = [{"role": "user", "content": "Say hello."}]
 LIST = {"type": "function", "function": {"name": "List", "description": "List files in a directory", "parameters": {
     "type": "object", "required": ["dirpath"], "properties": {"dirpath": {"type": "string", "maxLength": 8}}}}}
-OWN_TOOLS = [  # two of Open WebUI's: one without parameters, one whose parameters have defaults
+OWN_TOOLS = [  # from Open WebUI: one without parameters, one with defaults
     {"type": "function", "function": {"name": "now", "description": "The time.",
                                       "parameters": {"properties": {}, "type": "object"}}},
     {"type": "function", "function": {"name": "ago", "description": "A time.", "parameters": {"properties": {
@@ -16,7 +16,7 @@ OWN_TOOLS = [  # two of Open WebUI's: one without parameters, one whose paramete
 
 
 def events(reply) -> list:
-    """Events of a stream of OpenAI's, and that it ends as it should."""
+    """Events of an OpenAI stream, after a check that it ends as it should."""
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
     assert reply.status_code == 200 and lines[-1] == "[DONE]", reply.text
     return [json.loads(line) for line in lines[:-1]]

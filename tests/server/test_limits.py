@@ -1,4 +1,4 @@
-"""Limits and safety: keys, origins, hosts, bodies, queues, time."""
+"""Limits and safety: API keys, origins, hosts, bodies, queues, timeouts."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ def anyio_backend():
 
 
 def client(**service):
-    """A client of a service that has loaded nothing, in this process."""
+    """A client, in this process, of a service that has loaded no model."""
     config = make_config({"service": service, "models": {"a": {"path": "nowhere"}}})
     ready = Service(config)
     ready.pool.ready = True
@@ -56,7 +56,7 @@ async def test_services_that_keep_no_responses_say_so():
         reply = await http.post("/v1/responses/input_tokens", json={"input": "and?", "previous_response_id": "resp_1"})
         error = reply.json()["error"]
         assert (reply.status_code, error["param"], error["code"]) == (400, "previous_response_id", "unsupported")
-        assert "max_responses" in error["message"] and "give the items of the whole conversation" in error["message"]
+        assert "max_responses" in error["message"] and "send the items of the whole conversation" in error["message"]
         assert (await http.get("/v1/responses/resp_1")).status_code == 404
 
 
@@ -114,12 +114,12 @@ def test_bodies_have_a_limit(http):
     big = json.dumps({"prompt": "x" * 300_000})
     reply = http.post("/v1/completions", content=big)
     assert reply.status_code == 413 and reply.json()["error"]["code"] == "body_too_long"
-    streamed = http.post("/v1/completions", content=iter([b'{"prompt": "'] + [b"x" * 50_000] * 10))  # no length given
+    streamed = http.post("/v1/completions", content=iter([b'{"prompt": "'] + [b"x" * 50_000] * 10))  # no Content-Length
     assert streamed.status_code == 413
 
 
 def endless(model, folder):
-    """A model whose texts never come to the end of its context."""
+    """A model whose texts never reach the end of its context."""
     shutil.copytree(model, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**8}))

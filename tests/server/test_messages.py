@@ -24,7 +24,7 @@ def ask(http, **fields):
 
 
 def events_of(http, **fields):
-    """The values of a stream's events, whose names are their types."""
+    """The JSON values of a stream's events, each under an event name equal to its type."""
     reply = http.post("/v1/messages", json={"messages": HI, "max_tokens": 20, "temperature": 0, "stream": True,
                                             **fields})
     assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/event-stream"), reply.text

@@ -1,4 +1,4 @@
-"""Programs that are made for other services, against a real one: instructor and LangChain."""
+"""Programs made for other services, with this service: instructor and LangChain."""
 
 import json
 
@@ -8,14 +8,14 @@ from tests.server import tiny
 from tests.server.processes import KEY, ServerProcess
 from tests.server.test_openai_client import WEATHER
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of the libraries' own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings from the libraries
 
 CALL = r'<tool_call>\{"name": "weather", "arguments": \{"city": "Rome", "days": 1\}\}</tool_call>'
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    """A service of a model with room for the long prompts that such programs write."""
+    """A service whose model has room for the long prompts of such programs."""
     root = tmp_path_factory.mktemp("roomy")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "CONTEXT", 4096)
@@ -39,7 +39,7 @@ def test_instructor(url, mode):
     class Plan(pydantic.BaseModel):
         model_config = pydantic.ConfigDict(extra="forbid")
         good: bool
-        day: Day  # a reference in the schema
+        day: Day  # becomes a $ref in the schema
 
     with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as plain:
         client = instructor.from_openai(plain, mode=getattr(instructor.Mode, mode))

@@ -1,4 +1,4 @@
-"""A service whose model drafts by a block of its own."""
+"""A service whose model drafts with its own MTP block."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""Inferflow's interface: its fields, its reply, its chunks."""
+"""Inferflow's interface: the request's fields, the reply, the chunks of a stream."""
 
 import json
 
@@ -23,7 +23,7 @@ def test_streaming_is_the_default(http):
     text = http.post("/", json=body).text
     assert text.endswith("\n\n")
     chunks = [json.loads(chunk) for chunk in text.split("\n\n") if chunk]
-    assert len(chunks) >= 2  # of 16 bytes at least (more where the service has got ahead), and the rest
+    assert len(chunks) >= 2  # chunks of 16 bytes or more, and the rest
     assert all(len(chunk["text"].encode()) >= 16 for chunk in chunks[:-1])
     assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
     assert [chunk["is_end"] for chunk in chunks] == [0] * (len(chunks) - 1) + [1]

@@ -1,4 +1,4 @@
-"""Ollama's interface on the wire: lines of JSON, options, tools, thinking, facts on models, errors."""
+"""Ollama's interface on the wire: lines of JSON, options, tools, thinking, facts about models, errors."""
 
 import json
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def test_a_conversation(http, model):
     assert whole["prompt_eval_count"] == expected.stats["prompt_tokens"]
     for name in ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration"):
         assert isinstance(whole[name], int), name
-    last, lines = chat(http)  # a stream unless it says no
+    last, lines = chat(http)  # streamed by default
     assert "".join(line["message"]["content"] for line in lines) == expected.text and len(lines) > 3
     assert last["message"]["content"] == "" and last["eval_count"] == 20
     assert chat(http, options={"temperature": 0}, regex="yes", stream=False)[0]["done_reason"] == "stop"
@@ -168,7 +168,7 @@ def test_embeddings(tmp_path, model_folders):
     import numflow
     from tests.engine.published import write_case
 
-    folder = write_case("bert", tmp_path)  # with a file that says how they are made
+    folder = write_case("bert", tmp_path)  # with sentence-transformers files
     for name in ("vocab.txt",):
         (folder / name).write_text((model_folders["encoder"] / name).read_text())
     (folder / "modules.json").write_text(json.dumps([
@@ -215,7 +215,7 @@ def test_fetching_and_deleting(http):
     ("/api/chat", {"messages": HI, "options": {"temperature": "x"}}, "temperature"),
     ("/api/chat", {"messages": HI, "options": {"num_predict": "x"}}, "max_tokens"),
     ("/api/chat", {"messages": HI, "format": "yaml"}, "format"), ("/api/chat", {"messages": HI, "format": {
-        "type": "nonsense"}}, "nonsense"), ("/api/chat", {"messages": HI, "model": "encoder"}, "does not write"),
+        "type": "nonsense"}}, "nonsense"), ("/api/chat", {"messages": HI, "model": "encoder"}, "does not generate"),
     ("/api/chat", {"messages": HI, "model": "other"}, "no model 'other'"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x" * 600}]}, "512"),
     ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, "template"),
@@ -223,8 +223,8 @@ def test_fetching_and_deleting(http):
     ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "text only"),
     ("/api/generate", {"prompt": "a", "context": [99999]}, "token id"), ("/api/embed", {"input": "a"}, "pooling"),
     ("/api/show", {"model": "other"}, "no model"), ("/api/nothing", {}, "Not Found"),
-    ("/api/copy", {"source": "a", "destination": "b"}, "copies"), ("/api/create", {"model": "a"}, "makes"),
-    ("/api/push", {"model": "a"}, "pushes")])
+    ("/api/copy", {"source": "a", "destination": "b"}, "copy"), ("/api/create", {"model": "a"}, "create"),
+    ("/api/push", {"model": "a"}, "push")])
 def test_mistakes_are_told_in_ollamas_shape(http, path, body, said):
     reply = http.post(path, json={"stream": False, **body})
     assert reply.status_code in (400, 404), reply.text

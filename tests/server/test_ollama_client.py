@@ -12,7 +12,7 @@ ollama = pytest.importorskip("ollama")
 def client(server):
     made = ollama.Client(host=server.url)
     yield made
-    made._client.close()  # it has no method of its own for it
+    made._client.close()  # the client has no close method
 
 
 def test_a_conversation_and_its_stream(client):

@@ -217,11 +217,11 @@ def test_thinking_is_told_apart(openai_client):
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "yes"
     assert "".join(getattr(chunk.delta, "reasoning_content", None) or "" for chunk in chunks) == "hm\nwell"
     told = [entry.token for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
-    assert "".join(told) == "<think>hm\nwell</think>\n\nyes"  # every token's, also of the marks
+    assert "".join(told) == "<think>hm\nwell</think>\n\nyes"  # entries of all tokens, also of the marks
 
 
 def test_marks_of_calls_are_seen_though_they_are_special_tokens(openai_client, model):
-    """A call that is cut off is shown, streamed or not."""
+    """A tool call that is cut off by the length limit is returned, streamed or not."""
     mark = str(model.tokenizer.id_of("<tool_call>"))
     options = {"model": "org/chat", "messages": HI, "tools": [WEATHER], "temperature": 0, "max_tokens": 2,
                "logit_bias": {mark: 100}}

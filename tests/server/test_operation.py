@@ -1,4 +1,4 @@
-"""Operation: limits of each key, probes, and models that are unloaded when nobody asks for them."""
+"""Operation: limits of each API key, health probes, and models that are unloaded when idle."""
 
 import pytest
 
@@ -31,12 +31,12 @@ def test_requests_come_back_with_time():
     for _ in range(3):
         limits.request("alice")
     error = refused(limits, "alice")
-    assert error.headers["Retry-After"] == "20" and "3 requests of a minute" in error.message
+    assert error.headers["Retry-After"] == "20" and "3 requests per minute" in error.message
     limits.request("bob")
     clock.now += 20.001
     limits.request("alice")
     refused(limits, "alice")
-    clock.now += 1e6  # no more than the allowance is saved up
+    clock.now += 1e6  # a long pause saves up no more than the allowance
     for _ in range(3):
         limits.request("alice")
     refused(limits, "alice")
@@ -51,7 +51,7 @@ def test_tokens_may_be_owed():
     clock.now += 3
     limits.request("alice")
     limits.tokens("alice", 400)
-    assert "1000 tokens of a day" in refused(limits, "alice").message
+    assert "1000 tokens per day" in refused(limits, "alice").message
     limits.request("bob")
 
 

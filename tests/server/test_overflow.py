@@ -1,4 +1,4 @@
-"""Conversations that the context cannot hold: refused, or without their oldest turns, as option and request say."""
+"""Conversations longer than the context: refused, or without their oldest turns, as the option or the request says."""
 
 import pytest
 

@@ -14,8 +14,8 @@ def test_the_page_asks_nothing_of_others(http):
     policy = reply.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
     links = re.findall(r"""(?:https?:)?//[\w.-]+|@import|url\(|<script src|<link rel="style""", reply.text)
-    assert [link for link in links if link != "http://www.w3.org"] == []  # the namespace of drawings and formulas
-    assert "unsafe" not in policy and "require-trusted-types-for 'script'" in policy  # so text becomes no HTML
+    assert [link for link in links if link != "http://www.w3.org"] == []  # namespaces of SVG and MathML
+    assert "unsafe" not in policy and "require-trusted-types-for 'script'" in policy  # text cannot become HTML
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def one_browser():
 
 @pytest.fixture
 def browser(one_browser, server):
-    """A browser that has forgotten all."""
+    """The chat page in a browser with empty storage."""
     forget(one_browser, server.url)
     one_browser.get("about:blank")
     yield one_browser
@@ -131,7 +131,7 @@ def test_conversations_are_kept_listed_and_deleted(browser, server):
     page.wait(lambda: len(page.texts()) == 2 and not page.busy)
     assert [b.text for b in page.all("#chats .open")] == ["first question", "second question"]
     page.all("#chats .drop")[1].click()
-    assert len(page.all("#chats .open")) == 2  # asked once more
+    assert len(page.all("#chats .open")) == 2  # the deletion is confirmed by a second click
     page.all("#chats .drop")[1].click()
     page = Page(browser, server.url)
     assert [b.text for b in page.all("#chats .open")] == ["first question"] and len(page.texts()) == 2
@@ -178,7 +178,7 @@ def test_a_text_file_goes_with_the_message(browser, server, tmp_path):
     page.set("max_tokens", 3)
     page.one("#file").send_keys(f"{tmp_path / 'notes.md'}\n{tmp_path / 'raw.bin'}")
     page.wait(lambda: page.one("#note").text)
-    assert page.one("#note").text == "raw.bin is no text in UTF-8"
+    assert page.one("#note").text == "raw.bin is not UTF-8 text"
     assert [chip.text.split(",")[0] for chip in page.all("#files .chip")] == ["notes.md"]
     browser.execute_script("const own = fetch; window.fetch = (path, options) => {"
                            "window.sent = options.body; return own(path, options); }")
@@ -216,7 +216,7 @@ def test_a_finger_shows_alternatives(browser, server):
     page.ask("hi")
     page.wait(lambda: page.texts() and not page.busy)
 
-    def tapped() -> bool:  # again, if the log has still scrolled after the tap, which hides them
+    def tapped() -> bool:  # repeated if the log scrolled after the tap, which hides the alternatives
         browser.execute_script("""
             const word = document.querySelectorAll(".t[data-n]")[2], finger = { bubbles: true, pointerType: "touch" };
             for (const kind of ["pointerover", "pointerdown", "pointerup"])

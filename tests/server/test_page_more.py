@@ -37,7 +37,7 @@ def answered(page, text: str, count: int = 1) -> None:
 
 
 def shown(page, text: str) -> None:
-    """An answer of an earlier visit with this text."""
+    """Put a stored conversation into the page whose answer has this text."""
     page.driver.execute_script("""
         localStorage.setItem("numflow.chat.x", JSON.stringify({ time: 1, turns: [
             { role: "user", content: "?" }, { role: "assistant", how: "complete", content: arguments[0] }] }));
@@ -109,12 +109,12 @@ def test_text_never_becomes_html(page, text):
     assert page.driver.execute_script("return window.bad") is None
     assert page.all(".turn img, .turn script, .turn b, .turn i, .turn u, .turn a, #chats img") == []
     refused = page.driver.execute_script("try { document.body.innerHTML = '<b>x</b>'; } catch (e) { return e.name; }")
-    assert refused == "TypeError"  # the policy: no text becomes HTML by mistake
+    assert refused == "TypeError"  # Trusted Types: text cannot become HTML by mistake
     page.driver.get_log("browser")
 
 
 def test_any_text_is_drawn(page):
-    """Beginnings of a text that has every mark, as an answer that comes has them, and marks at random."""
+    """Prefixes of a text with every kind of markup, as in a streamed answer, and random markup."""
     signs = ["*", "`", "$", "|", "\n", " ", "- ", "1. ", "> ", "#", "\\(", "\\)", "{", "}", "\\frac", "^", "_", "[",
              "~~~", "](https://b)", "a", "\\left(", "\\begin{cases}", "&", "---", "\\[", "\\text", "  "]
     draw = random.Random(7)
@@ -126,7 +126,7 @@ def test_any_text_is_drawn(page):
             box.text = text; box.tokens = [{ end: text.length, entries: [] }]; box.paint(true);
             return box.body.textContent;
         });""", texts)
-    drops = re.compile(r"```|~~~|[|]|[\\](frac|begin)")  # languages, cells beyond a table's, commands
+    drops = re.compile(r"```|~~~|[|]|[\\](frac|begin)")  # not drawn: languages of code, surplus cells, commands
     lost = [text for text, found in zip(texts[:300], shown) if not drops.search(text)
             and text.replace("https", "").count("a") != found.count("a")]
     assert lost == []
@@ -146,7 +146,7 @@ def test_messages_have_versions(page):
     page.driver.execute_script("document.querySelectorAll('.reply .foot button')[1].click()")  # again
     page.wait(lambda: page.all(".reply .versions") and not page.busy)
     assert "2/2" in page.one(".reply .versions").text
-    page = Page(page.driver, page.driver.current_url)  # reloaded: branches are kept
+    page = Page(page.driver, page.driver.current_url)  # after a reload: branches are kept
     assert "2/2" in page.one(".reply .versions").text and "1/2" in page.one(".user .versions").text
     assert len(page.all("#chats .open")) == 1
 

@@ -1,4 +1,4 @@
-"""Models by name: loaded when asked for, unloaded for others, kept while in use."""
+"""Models by name: loaded on request, unloaded to make room for others, kept while in use."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ def anyio_backend():
 
 
 class Loaded:
-    """Stands for a served model of 10 bytes."""
+    """Replaces a served model; 10 bytes large."""
 
     def __init__(self, name, log):
         self.name, self.nbytes, self.log, self.failure = name, 10, log, ""
@@ -104,7 +104,7 @@ async def test_a_client_that_goes_away_while_a_model_loads(tmp_path):
     with pytest.raises(asyncio.CancelledError):
         await waiting
     (await models.acquire("a")).release()
-    assert log == ["+a"]  # it was loaded all the same, and nothing is lost
+    assert log == ["+a"]  # loading continued, and the model is kept
     await models.close()
     assert log == ["+a", "-a"]
 
@@ -148,7 +148,7 @@ async def _soon(found, what):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """The pool looks after its models all the time."""
+    """The pool's background task runs all the time."""
     monkeypatch.setattr("numflow.server.models.pool.WATCH_S", 0.01)
 
 
@@ -175,7 +175,7 @@ async def test_whoever_asks_for_a_lost_model_gets_the_new_one(tmp_path):
 
 async def test_a_model_that_is_lost_again_and_again_is_left_alone_for_a_while(tmp_path):
     models, log = pool(tmp_path)
-    with pytest.raises(ApiError, match="a was lost and is loaded again in 2 s: its device has died") as found:
+    with pytest.raises(ApiError, match="a has failed and is loaded again in 2 s: its device has died") as found:
         for _ in range(5):
             with await models.acquire("a") as served:
                 served.failure = "its device has died"

@@ -27,7 +27,7 @@ from tests.server.processes import ServerProcess
 pytestmark = pytest.mark.slow
 ROUNDS = 250
 STATUSES = {200, 400, 403, 404}
-MADE = "x-response-made"  # a client's header, in which it remembers the response
+MADE = "x-response-made"  # a header in which the client keeps the id of a stored response
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 MORE = """
 [models.filler]
@@ -43,14 +43,14 @@ ODD = [None, True, False, 0, -1, 1, 2**31, 2**70, 0.5, -1e308, "", "x", "\x00", 
 
 
 def places(value, path=()):
-    """Paths of everything inside a value."""
+    """Paths of all values inside a value."""
     for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*path, key)
         yield from places(one, (*path, key))
 
 
 def damaged(body, chance: random.Random):
-    """A body with one to three places changed, dropped, doubled or added."""
+    """A body with one to three random changes: values replaced, removed, duplicated or added."""
     body = copy.deepcopy(body)
     for _ in range(chance.randint(1, 3)):
         found = list(places(body))
@@ -80,7 +80,7 @@ def damaged(body, chance: random.Random):
 
 
 def written(config, folder):
-    """The file of a configuration with two more models, a folder for slots, and no request that takes long."""
+    """Write the configuration with two more models, a folder for slots, and a short request_timeout."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "SPECIAL", [*tiny.SPECIAL, *MARKS])
         filler = tiny.write_chat_model(folder / "filler")
@@ -100,13 +100,13 @@ def fuzzed(config_file, tmp_path_factory):
 
 
 def sound(server):
-    """Whether nothing runs any more, and the log has no traceback."""
+    """Check that no request runs any more, and that the log has no traceback."""
     assert server.wait_idle()["kv_blocks_used"] == 0
     assert "Traceback" not in "".join(server.log), next(line for line in server.log if "Traceback" in line)
 
 
 def send(http, route, body, query):
-    """A route's answer. Routes without a body have none; for resp_1 stands a response that was made."""
+    """A route's answer. Routes without a body get none; resp_1 is replaced by the id of a stored response."""
     method, _, path = route.rpartition(" ")
     if "resp_1" in path:
         if MADE not in http.headers:
@@ -118,7 +118,7 @@ def send(http, route, body, query):
 
 
 def ask(http, route, chance):
-    """The status of an answer to a damaged body, and query."""
+    """The status of the answer to a request with a damaged body and query."""
     body, query = damaged(BODIES[route], chance), damaged(QUERIES.get(route, {}), chance)
     if "/slots/" in route and chance.random() < 0.2:  # something to save and to erase
         made = {"prompt": "once upon a time", "max_tokens": 2, "id_slot": int(route[-1])}
@@ -140,7 +140,7 @@ def test_no_server_errors(fuzzed, route):
 
 
 def asked(server, route, seconds):
-    """Counts of the statuses of a route in so many seconds, and what went wrong."""
+    """Counts of the statuses of a route in this many seconds, and the failure, if any."""
     found, chance, end = Counter(), random.Random(), time.monotonic() + seconds
     with httpx.Client(base_url=server.url, timeout=120) as http:
         try:
@@ -152,7 +152,7 @@ def asked(server, route, seconds):
 
 
 def main() -> int:
-    """Ask each route for a while; 1 if an answer was a 500."""
+    """Fuzz each route for a while; the exit code is 1 if an answer was a 500."""
     from tests.server.conftest import CONFIG, write_models
 
     parser = argparse.ArgumentParser(description=__doc__)

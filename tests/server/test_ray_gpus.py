@@ -1,4 +1,4 @@
-"""Serving on a Ray cluster whose machines claim GPUs (these are simulated): groups and replicas ask for theirs."""
+"""Serving on a Ray cluster with (simulated) GPUs: groups and replicas ask Ray for theirs."""
 
 import time
 
@@ -33,7 +33,7 @@ def answer(server):
 
 
 def free_gpus(wanted):
-    """GPUs of the cluster that nobody has; waits for as many as wanted, since Ray tells late."""
+    """Free GPUs of the cluster; waits for the wanted number, since Ray reports late."""
     for _ in range(100):
         found = ray.available_resources().get("GPU", 0)
         if found == wanted:

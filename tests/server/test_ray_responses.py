@@ -1,4 +1,4 @@
-"""(slow) Conversations of Responses behind Ray Serve: whichever replica answers knows what was answered before."""
+"""(slow) Conversations of Responses behind Ray Serve: every replica can continue an earlier response."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def test_responses_go_on_with_every_replica_and_when_one_is_replaced(cluster, mo
             return json.loads(reply.text.strip().split("\n\n")[-1].split("data: ")[1])["response"]
 
         def talk(kill=lambda: None):
-            """A conversation of nine turns, some of them streams; the same items at once have the same answer."""
+            """A conversation of nine turns, some streamed; the same items in one request get the same answer."""
             items, before = [], None
             for turn in range(9):
                 if turn == 4:
@@ -54,7 +54,7 @@ def test_responses_go_on_with_every_replica_and_when_one_is_replaced(cluster, mo
             os.kill(min(_actors(cluster, "ServeReplica")), signal.SIGKILL)
 
         later = talk(kill)
-        for id in (last, later):  # a lost replica takes no answers with it
+        for id in (last, later):  # stored responses survive the loss of a replica
             assert http.get(f"/v1/responses/{id}").json()["id"] == id
         until(lambda: len(working()) == 2, "a replica in place of the lost one", 120)
         assert ask("and?", last)["previous_response_id"] == last

@@ -1,4 +1,4 @@
-"""Replicas behind a front: requests whose replica is lost, and (slow) Ray Serve on a cluster of two nodes."""
+"""Replicas behind a front: requests whose replica dies, and (slow) Ray Serve on a cluster of two nodes."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class Gone(Exception):
 
 
 class Deployment:
-    """As a handle of Ray Serve: each call gets the next of the scripts, lists of parts and exceptions."""
+    """Like a handle of Ray Serve: each call gets the next script, a list of parts and exceptions."""
 
     def __init__(self, *scripts):
         self.scripts, self.calls, self.cancelled = list(scripts), [], 0
@@ -55,7 +55,7 @@ class Deployment:
 
 
 class Two:
-    """Two replicas in this process, asked in turn; what passes between is pickled, as by Ray."""
+    """Two replicas in this process, called in turn; their messages are pickled, as by Ray."""
 
     def __init__(self, *replicas):
         self.replicas, self.ask, self.count = replicas, self, 0
@@ -70,7 +70,7 @@ class Two:
 
 
 class Parts:
-    """As a response of Ray Serve."""
+    """Like a response of Ray Serve."""
 
     def __init__(self, deployment, script):
         self.deployment, self.script = deployment, script if hasattr(script, "asend") else iter(script)
@@ -200,7 +200,7 @@ def test_a_replica_is_the_application_without_a_socket(model_folders):
         head, *parts = [part async for part in replica.ask(call)]
         assert head.status == 200 and head.get(b"x-request-id") == "some-id"
         assert json.loads(b"".join(parts))["usage"]["completion_tokens"] == 3
-        # Who stops listening ends the request.
+        # A client that disconnects ends the request.
         body |= {"stream": True, "max_tokens": 400}
         answer = replica.ask(ReplicaCall("POST", "/v1/completions", b"", json.dumps(body).encode(), "other"))
         assert (await anext(answer)).status == 200
@@ -275,7 +275,7 @@ def test_a_replica_without_its_model_says_why_and_is_replaced_later(monkeypatch)
         await Replica.__init__(replica, config)
         assert "/nowhere/at-all.gguf" in await replica.failure()
         await replica.check_health()
-        monkeypatch.setattr(replica_module, "_TOLD_S", -1.0)
+        monkeypatch.setattr(replica_module, "_FAILED_S", -1.0)
         with pytest.raises(RuntimeError, match="at-all"):
             await replica.check_health()
 
@@ -300,12 +300,12 @@ def cluster():
 
 
 def _actors(cluster, name):
-    """Processes of the actors of a class, on all nodes."""
+    """Process ids of the actors of a class, on all nodes."""
     raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
     found = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the process has just ended
                 title, parent = (folder / "cmdline").read_text(), (folder / "stat").read_text().rsplit(")", 1)[1]
                 if title.startswith(f"ray::{name}") and int(parent.split()[1]) in raylets:
                     found.add(int(folder.name))
@@ -313,7 +313,7 @@ def _actors(cluster, name):
 
 
 def _ask(url, number, stream):
-    """A completion's text, or the code of the error that it ended with."""
+    """A completion's text, or its error code."""
     body = {"prompt": f"prompt {number}", "max_tokens": 60, "ignore_eos": True, "temperature": 0, "stream": stream}
     reply = httpx.post(f"{url}/v1/completions", json=body, timeout=200)
     if reply.status_code != 200:
@@ -329,7 +329,7 @@ def _ask(url, number, stream):
 
 
 def _under_load(url, kill, count=24):
-    """Texts of `count` requests, half of them streamed; `kill` is called while they run."""
+    """Texts of `count` requests, half of them streamed; `kill` is called while the requests run."""
     found = {}
 
     def client(first):

@@ -1,4 +1,4 @@
-"""Texts cut into answer, thinking and calls: however they come, the result is the same."""
+"""Parsing texts into content, reasoning and tool calls: the result does not depend on how a text is split."""
 
 import json
 
@@ -13,7 +13,7 @@ CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 
 def strict_json(text):
-    """The value of JSON text; NaN and Infinity are none."""
+    """The value of JSON text; NaN and Infinity are errors."""
     def refused(constant):
         raise AssertionError(f"{constant} is no JSON")
 
@@ -21,7 +21,7 @@ def strict_json(text):
 
 
 def split(text, cuts=(), tools=None, **options):
-    """(content, reasoning, [(name, arguments)]) of a text that comes in pieces; what is emitted equals the reply."""
+    """(content, reasoning, [(name, arguments)]) of a text that arrives in pieces; checks that events give the reply."""
     splitter, emitted, at = Splitter(tools and FORMATS[tools], **options), Reply(), 0
     for cut in [*sorted(cuts), len(text)]:
         for part in splitter.feed(text[at:cut]):
@@ -39,8 +39,8 @@ def split(text, cuts=(), tools=None, **options):
     ("tag_json", f"Sure.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "Sure.\n",
      [("f", {"a": 1})] * 2),
     ("tag_json", "<tool_call>{oops</tool_call> end", "<tool_call>{oops</tool_call> end", []),
-    ("tag_json", "a <tool_call>" + CALL, "a ", [("f", {"a": 1})]),  # cut off behind the call
-    ("tag_json", 'a <tool_call>{"name": "f", "arg', 'a <tool_call>{"name": "f", "arg', []),  # within it
+    ("tag_json", "a <tool_call>" + CALL, "a ", [("f", {"a": 1})]),  # cut off after the call
+    ("tag_json", 'a <tool_call>{"name": "f", "arg', 'a <tool_call>{"name": "f", "arg', []),  # cut off within the call
     ("tag_json", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
     ("tag_json", "1 < 2 <tool", "1 < 2 <tool", []),
     ("bracket_json", f"[TOOL_CALLS] [{CALL}, {CALL}]", "", [("f", {"a": 1})] * 2),
@@ -80,7 +80,7 @@ def test_thinking(text, inside, found):
 
 def test_a_forced_call():
     assert split(CALL, range(len(CALL)), forced=True) == ("", "", [("f", {"a": 1})])
-    assert split(CALL[:-4], forced=True) == (CALL[:-4], "", [])  # cut off: shown, not swallowed
+    assert split(CALL[:-4], forced=True) == (CALL[:-4], "", [])  # cut off: shown as text
 
 
 MARKS = st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "\n", " ", CALL, "{", "x", "<", "é"])
@@ -100,7 +100,7 @@ def test_the_format_is_seen_from_the_template():
              "plain_json": '{{ tools }} {\\"name\\": x, \\"parameters\\": y}'}
     for name, template in shown.items():
         assert find_format(template) is FORMATS[name]
-    assert find_format("<tool_call>") is None  # it takes no tools
+    assert find_format("<tool_call>") is None  # the template has no tools
     assert find_format("{{ tools }}") is None and find_format(None) is None
     assert find_format(None, "pipe_json") is FORMATS["pipe_json"]
 

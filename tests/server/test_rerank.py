@@ -1,4 +1,4 @@
-"""Relevance over HTTP: of a reranker, of embeddings, of a classifier."""
+"""Relevance scores over HTTP: from a reranker, from embeddings, from a classifier."""
 
 import httpx
 import numpy as np
@@ -12,7 +12,7 @@ DOCUMENTS = ["is large .", "word5 word6", "paris"]
 
 @pytest.fixture(scope="module")
 def ranking(tmp_path_factory, model_folders):
-    """A service of a reranker, a classifier and an encoder; the first two."""
+    """A service of a reranker, a classifier and an encoder; the reranker and the classifier in this process."""
     import numflow
 
     root = tmp_path_factory.mktemp("ranking")

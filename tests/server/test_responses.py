@@ -1,4 +1,4 @@
-"""OpenAI's Responses with its own client: items, events, tools, thinking, structured output, answers that are kept."""
+"""OpenAI's Responses with its own client: items, events, tools, thinking, structured output, stored responses."""
 
 import json
 
@@ -198,12 +198,12 @@ def test_answers_are_kept(openai_client, http):
     rest = http.get(f"/v1/responses/{later.id}/input_items?order=asc&after={page['last_id']}").json()
     assert [item["content"][0]["text"] for item in rest["data"]] == ["and?"] and not rest["has_more"]
     openai_client.responses.delete(reply.id)
-    with pytest.raises(openai.NotFoundError, match="no response"):
+    with pytest.raises(openai.NotFoundError, match="no stored response"):
         openai_client.responses.retrieve(reply.id)
     with pytest.raises(openai.BadRequestError) as caught:
         ask(openai_client, previous_response_id=reply.id)
     assert caught.value.code == "previous_response_not_found" and caught.value.param == "previous_response_id"
-    assert openai_client.responses.retrieve(later.id).id == later.id  # what came after stays
+    assert openai_client.responses.retrieve(later.id).id == later.id  # a later response stays
     for query in ("limit=0", "limit=x", "order=up", "after=nothing"):
         assert http.get(f"/v1/responses/{later.id}/input_items?{query}").status_code == 400
 
@@ -218,7 +218,7 @@ def test_references_stand_for_items_of_stored_responses(openai_client):
     openai_client.responses.delete(reply.id)
     openai_client.responses.delete(kept.id)
     openai_client.responses.delete(first.id)
-    with pytest.raises(openai.BadRequestError, match="no such item") as caught:
+    with pytest.raises(openai.BadRequestError, match="which is not stored") as caught:
         ask(openai_client, input=[hi, {"type": "item_reference", "id": first.output[0].id}, more])
     assert caught.value.code == "item_not_found" and caught.value.param == "input[1].id"
 
@@ -240,12 +240,12 @@ def test_the_store_has_bounds_and_owners():
     assert store.get("b", "x") is None and not store.delete("b", "x")
     assert [item["id"] for item in store.get("a", "x").items] == ["0", "x1"]
     assert store.item("a", "x1") == {"id": "x1"} and store.item("b", "x1") is None and store.item("a", "?") is None
-    store.put("a", one("z"))  # y was not asked for the longest
+    store.put("a", one("z"))  # y is the least recently used
     assert store.get("a", "y") is None and store.get("a", "x") and store.get("a", "z")
     store.put("a", one("w", 20))
     assert store.get("a", "w") and store.get("a", "x") is None and store.get("a", "z") is None
     assert store.item("a", "w1") and store.item("a", "x1") is None and store.item("a", "0")
-    store.put("a", one("v", 26))  # more than all may have
+    store.put("a", one("v", 26))  # more than the whole store may hold
     assert [store.get("a", id) for id in "vw"] == [None, None] and not store.delete("a", "v")
     assert store.item("a", "0") is None
     assert not ResponseStore(0, 100).keeps

@@ -1,4 +1,4 @@
-"""The routes around generating: tokens, templates, translation, gaps, health, numbers; and errors of every kind."""
+"""The other routes: tokens, templates, translation, masked words, health, metrics; and errors of every kind."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def test_fill_mask(http, model_folders):
 
 
 def test_a_harness_gets_log_likelihoods(http, model):
-    """As evaluation harnesses ask: ids, echo, one token, the continuation's log-probabilities without the last."""
+    """The request of evaluation harnesses: ids, echo, one new token, and log-probabilities of the continuation."""
     context, continuation = model.tokenizer.encode("The sky"), model.tokenizer.encode(" is blue")
     ids = context + continuation
     reply = http.post("/v1/completions", json={"prompt": [ids], "echo": True, "logprobs": 1, "max_tokens": 1,
@@ -134,7 +134,7 @@ USER = [{"role": "user", "content": "hi"}]
     (TEXT, {"prompt": [[]]}, "prompt[0]", None), (TEXT, {"prompt": [-1]}, "prompt[0]", None),
     (TEXT, {"prompt": [10**9]}, None, "token id"), (TEXT, {}, "prompt", "missing"),
     (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "cannot fill in"),
-    (TEXT, {"prompt": "a", "suffix": "b", "echo": True}, "echo", "filled in"),
+    (TEXT, {"prompt": "a", "suffix": "b", "echo": True}, "echo", "combined with suffix"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "suffix", "cannot fill in"),
     ("/infill", {"input_prefix": "a"}, "input_suffix", "missing"),
     (TEXT, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "integer"),
@@ -154,7 +154,7 @@ USER = [{"role": "user", "content": "hi"}]
     (CHAT, {"messages": USER, "response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", None),
     (CHAT, {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {
         "name": "x", "schema": {"type": "nonsense"}}}}, None, "nonsense"),
-    (CHAT, {"messages": USER, "model": "encoder"}, "model", "does not write"),
+    (CHAT, {"messages": USER, "model": "encoder"}, "model", "does not generate"),
     ("/v1/embeddings", {"input": "a", "dimensions": 65, "pooling": "cls", "model": "encoder"}, "dimensions", "64"),
     ("/v1/embeddings", {"input": [1, 99999], "model": "encoder", "pooling": "cls"}, None, "token id 99999"),
     ("/v1/embeddings", {"input": [[1], "a"], "model": "encoder", "pooling": "cls"}, "input[0]", "string"),

@@ -1,4 +1,4 @@
-"""Sampling over HTTP where requests do not say: of conversations the model has the say, texts get temperature 1."""
+"""Sampling defaults over HTTP: conversations take the model's defaults, text completions temperature 1."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def anyio_backend():
 
 @pytest.fixture
 def asked(model_folders, tmp_path, monkeypatch):
-    """asked(path, body, generation=..., **options) -> (settings of the request that came to run, /v1/models' entry)."""
+    """asked(path, body, generation=..., **options) -> (settings of the request that ran, the entry of /v1/models)."""
     async def ask(path, body, generation=None, **options):
         folder = tmp_path / "model"
         if not folder.exists():

@@ -1,4 +1,4 @@
-"""Requests made at random from the OpenAPI description: no answer is a 5xx, and every error has the one shape."""
+"""Random requests from the OpenAPI description: no answer is a 5xx, and every error has the same shape."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 
 from tests.server.processes import ServerProcess  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of the library's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings from the library
 OPERATIONS = ["POST /", "POST /v1/chat/completions", "POST /v1/completions", "POST /v1/embeddings",
               "POST /v1/responses", "GET /v1/responses/{id}", "DELETE /v1/responses/{id}",
               "POST /v1/messages", "POST /v1/messages/count_tokens",

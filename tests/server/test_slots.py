@@ -1,4 +1,4 @@
-"""Texts of slots over HTTP: saved, restored after a restart, erased; in one folder, and of one key."""
+"""Saved slots over HTTP: saved, restored after a restart, erased; in one folder, and separate for each API key."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Calls of a model's own will: any text is free, what begins as a call becomes one whose arguments fit their schema."""
+"""Optional tool calls: free text is allowed; a text that begins as a call must end as a call that fits its schema."""
 
 import json
 
@@ -26,7 +26,7 @@ CALL = '{"name": "weather", "arguments": {"city":"Rome","day":"Mon"}}'
 
 @pytest.fixture(scope="module")
 def takes(model):
-    """takes(grammar, text) -> whether a grammar takes a text, and lets it end there."""
+    """takes(grammar, text) -> whether the grammar accepts the text and may end there."""
     grammars = Grammars(model.tokenizer, model.vocabulary)
 
     def ask(grammar: str, text: str) -> bool:
@@ -43,7 +43,7 @@ def takes(model):
 
 @pytest.fixture(scope="module")
 def accepts(takes):
-    """accepts(text, several) -> whether the grammar of calls that are the whole text does."""
+    """accepts(text, several) -> whether the grammar for texts that are only calls accepts it."""
     return lambda text, several=True: takes(calls_or_text(FUNCTIONS, several), text)
 
 
@@ -129,7 +129,7 @@ def test_a_call_of_a_models_own_will_fits_its_schema(served):  # noqa: F811
 
 
 def test_where_there_is_no_such_grammar(served):  # noqa: F811
-    assert not prompt_of(served(), tools=TOOLS)[1].wished  # the template tells the tools, in a format of its own
+    assert not prompt_of(served(), tools=TOOLS)[1].wished  # the template lists the tools in an unknown format
     assert not prompt_of(served(PLAIN, tool_format="hermes"), tools=TOOLS)[1].wished
     assert not prompt_of(served(PLAIN), tools=TOOLS, tool_choice="required")[1].wished
     assert not prompt_of(served(PLAIN), tools=TOOLS, tool_choice="none")[1].wished

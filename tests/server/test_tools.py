@@ -1,4 +1,4 @@
-"""Tools on any model: forced calls, templates that know no tools, formats by name."""
+"""Tools on any model: forced calls, templates without tools, formats by name."""
 
 import json
 
@@ -89,7 +89,7 @@ def test_tools_that_are_not_allowed_are_not_shown(served):
     text, prompt = prompt_of(served(PLAIN), tools=[WEATHER, other],
                              tool_choice={"type": "allowed_tools", "allowed_tools": some})
     assert "lamp" in text and "weather" not in text and "json_schema" not in prompt.settings
-    with pytest.raises(ApiError, match="none of the tools"):
+    with pytest.raises(ApiError, match="not one of the tools"):
         prompt_of(served(PLAIN), tools=[WEATHER], tool_choice={"type": "allowed_tools", "allowed_tools": some})
 
 
@@ -110,7 +110,7 @@ def test_calls_and_results_of_before_are_told_as_text(served):
                              "<|im_end|>\n<|im_start|>user\nResult of weather: sunny\nResult of the function: ?"
                              "<|im_end|>\n"
                              "<|im_start|>assistant\n")
-    own, _ = prompt_of(served(), messages=talk[:2], tools=[WEATHER])  # a template that knows tools writes them itself
+    own, _ = prompt_of(served(), messages=talk[:2], tools=[WEATHER])  # a template with tools writes them itself
     assert '<tool_call>{"name": "weather"' in own and own.startswith("<|im_start|>system\nTools: [{")
 
 
@@ -174,4 +174,4 @@ def test_a_constraint_beside_a_forced_call_is_refused(http):
     body = {"messages": HI, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 60}
     for more in ({"response_format": {"type": "json_object"}}, {"guided_choice": ["a"]}, {"regex": "a"}):
         reply = http.post("/v1/chat/completions", json=body | more)
-        assert reply.status_code == 400 and "contradicts a tool" in reply.json()["error"]["message"]
+        assert reply.status_code == 400 and "contradicts a forced tool call" in reply.json()["error"]["message"]

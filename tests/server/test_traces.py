@@ -1,4 +1,4 @@
-"""Traces of OpenTelemetry: spans of requests, sent to a collector; nothing of it where the option is not given."""
+"""OpenTelemetry traces: spans of requests are sent to a collector; nothing is sent without the option."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Collector:
-    """Takes OTLP over HTTP on loopback. spans: name -> the latest of that name."""
+    """Receives OTLP over HTTP on loopback. spans: name -> the latest span of that name."""
 
     def __init__(self):
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -59,7 +59,7 @@ class Collector:
 
 
 def values(span):
-    """Attributes of a span as it was sent."""
+    """Attributes of a span as received."""
     found = {}
     for one in span.attributes:
         kind = one.value.WhichOneof("value")
@@ -116,7 +116,7 @@ def test_a_collector_that_is_not_there_stops_nothing(model_folders):
 
 
 def test_every_request_in_memory(model_folders):
-    """A request that waits, one with several prompts, and one that is cancelled."""
+    """A queued request, a request with several prompts, and a cancelled request."""
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -127,7 +127,7 @@ def test_every_request_in_memory(model_folders):
     memory = InMemorySpanExporter()
     made = Traces("http://127.0.0.1:9", SimpleSpanProcessor(memory))
 
-    class Seen:  # as Run has it
+    class Seen:  # the attributes of Run that traces use
         def __init__(self, job: Job):
             self.request, self.phases, self.results = job.request, job.phases, job.results
             self.reused, self.new_tokens = job.group.reused, sum(len(result.ids) for result in job.results)

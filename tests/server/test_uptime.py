@@ -1,4 +1,4 @@
-"""A service whose devices die: /health tells, the model is loaded again, or the service ends with a word."""
+"""A service whose device processes die: /health reports it, the model is loaded again, or the service exits."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ BODY = {"prompt": [5, 6, 7], "max_tokens": 2}
 
 @pytest.fixture
 def config(tmp_path):
-    """Writes a configuration of one model on two devices, each a process, and gives its path."""
+    """Write a configuration of one model on two devices, each a process; return its path."""
     def write(**service):
         (tmp_path / "model").mkdir()
         write_chat_model(tmp_path / "model")
@@ -29,14 +29,14 @@ def config(tmp_path):
 
 
 def workers(pid: int) -> list[int]:
-    """The processes of devices: children that Python's multiprocessing has spawned."""
+    """Device processes: children spawned by Python's multiprocessing."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             words = (folder / "cmdline").read_text()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
         if parent == pid and "spawn_main" in words:
             found.append(int(folder.name))
     return found
@@ -59,7 +59,7 @@ def test_a_killed_device_is_told_and_the_model_is_loaded_again(config):
         assert told.json()["status"] == "failed" and "killed by signal 9" in told.json()["models"]["m"]
         for path in ("/status", "/metrics", "/v1/models"):
             assert get(server, path).status_code == 200
-        assert complete(server).status_code in (200, 503)  # loaded again meanwhile, or a plain error
+        assert complete(server).status_code in (200, 503)  # loaded again meanwhile, or 503
         server.wait_ready()
         assert complete(server).status_code == 200
         assert 'numflow_model_up{model="m"} 1.0' in get(server, "/metrics").text

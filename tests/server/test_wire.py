@@ -1,4 +1,4 @@
-"""Streams: comments while nothing comes, one error event when something fails, nothing after the end."""
+"""Streams: comments while idle, one error event on failure, nothing after the end."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def anyio_backend():
 
 
 async def sent(parts, jobs=None, gone=None, **options):
-    """(bytes of the body, how often `closed` was called) of a stream; gone: when the client goes away."""
+    """(bytes of the body, how often `closed` was called) of a stream; gone: when the client disconnects."""
     found, closed = [], []
 
     async def receive():

@@ -25,7 +25,7 @@ def write_chat_model(folder, seed: int = 0):
     tensors = random_tensors(size, seed)
     rare = np.ones(size, bool)
     rare[printable] = False
-    tensors["lm_head.weight"][rare] *= 0.01  # the other bytes hardly ever come
+    tensors["lm_head.weight"][rare] *= 0.01  # other bytes are improbable
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,

@@ -1,4 +1,4 @@
-"""Specs that come inside a model's file: they read nothing outside it, and cannot be made to run long."""
+"""Specs embedded in a model's file: they read nothing outside the file, and their work is bounded."""
 
 import gc
 import json
@@ -29,7 +29,7 @@ def container(tmp_path_factory):
 
 @pytest.fixture
 def with_spec(container, tmp_path):
-    """A function: the container with another spec in it, and further files of the spec's folder."""
+    """A function that replaces the embedded spec, and adds files to its folder."""
     def made(text, **others):
         tensors = {name: array for name, array in load_file(container).items() if "/spec/" not in name}
         with open(container, "rb") as file:
@@ -125,7 +125,7 @@ def test_its_expressions_together_take_a_bounded_number_of_steps(with_spec):
 
 @pytest.fixture
 def uncollected():
-    """No collection of garbage meanwhile: at the end of the stack what others have left cannot be finalised."""
+    """Garbage collection is off meanwhile: finalisers of other tests' objects would overflow the stack."""
     gc.collect()
     gc.disable()
     yield

@@ -1,4 +1,4 @@
-"""A family's case: config, tensor names and expected numbers as committed; weights made again from their names."""
+"""A family's case: committed configuration, tensor names and expected results; weights are derived from the names."""
 
 import json
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ LLAMA_CPP_FOLDER = Path(__file__).parent / "llama_cpp"
 class Case:
     """One tiny model.
 
-    configs: config.json as the family publishes it, and as transformers writes it today.
+    configs: config.json as published, and as transformers writes it today.
     tensors: name -> shape as in the weight file.
     inputs:  per prompt, ids by argument ("ids", "types", "decoder_ids").
-    rows:    per prompt, the rows whose numbers are stored.
-    expected: "logits_0", "hidden_0", "encoder_hidden_0" ..., "scores_0" [labels]: float32 arrays of those rows.
-    salt:    what is behind the names that weights are made from.
+    rows:    per prompt, the rows whose results are stored.
+    expected: "logits_0", "hidden_0", "encoder_hidden_0" ..., "scores_0" [labels]: float32 arrays of these rows.
+    salt:    suffix of the names that weights are derived from.
     """
 
     name: str
@@ -52,7 +52,7 @@ def load_case(name: str, folder: Path = FOLDER) -> Case:
 
 
 def memory_checkpoint(config: dict, tensors: dict[str, tuple[int, ...]], naming: str = "hf", make=values) -> Checkpoint:
-    """A checkpoint that is nowhere on disk; `make(name, shape)` gives the values when they are read."""
+    """A checkpoint in memory; `make(name, shape)` gives a tensor's values when it is read."""
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
         def read():
             return np.ascontiguousarray(make(name, shape)).reshape(-1, shape[-1] if shape else 1).view(np.uint8)
@@ -68,7 +68,8 @@ def gguf_names() -> list[str]:
 
 
 def gguf_checkpoint(case: Case) -> Checkpoint:
-    """The case as llama.cpp's converter stores it: metadata, names and places as committed, values in those places."""
+    """The case as llama.cpp's converter stores it: committed metadata, names and element order, with this case's
+    values."""
     with np.load(GGUF_FOLDER / f"{case.name}.npz") as file:
         arrays = dict(file)
     about, places = json.loads(arrays.pop("about").tobytes()), np.cumsum(arrays.pop("places"))
@@ -89,7 +90,8 @@ def gguf_checkpoint(case: Case) -> Checkpoint:
 
 def run(program, ids: list[int], output: str = "logits", types: list[int] | None = None,
         encoder_ids: list[int] | None = None) -> np.ndarray:
-    """`output` at every position of one sequence, float32 [len(ids), width]; after the encoder, where there is one."""
+    """`output` at every position of one sequence, float32 [len(ids), width]; the encoder is run first, if there is one.
+    """
     if encoder_ids is not None:
         program.run(_batch(program, encoder_ids, len(encoder_ids)), entry="encode", output=None)
     entry = "encode" if output == "encoder_hidden" else "main"
@@ -99,7 +101,7 @@ def run(program, ids: list[int], output: str = "logits", types: list[int] | None
 
 
 def _batch(program, ids: list[int], memory: int) -> Batch:
-    """One whole sequence from position 0 in the first blocks; `memory` tokens in the cross cache."""
+    """One whole sequence from position 0 in the first blocks, with `memory` tokens in the cross cache."""
     count = len(ids)
     blocks, cross = (-(-n // program.block_size) for n in (count, memory))
     program.reserve(blocks, cross)

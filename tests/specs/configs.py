@@ -1,11 +1,17 @@
 """Tiny configurations with the keys that published models of each family have: name -> (kind, config, options).
 
-kind: "causal", "multimodal", "audible" and "musical" (their language part), "masked", "hidden" (no head), "text" (an
-encoder alone), "classifier", "translate" or "describe" (an encoder-decoder that also sees). options: "lengths" of the
-prompts, "types" for segment ids, "attention" for the implementation to use, "extra" for tensors that transformers does
-not write by itself, "kept" for ends of names of those that follow from the configuration, "renamed" for a part of names
-and what it is in published files, "turned" for ends of names of stacks that are the other way round there, "part" for
-the part that computes, of a class that asks for images.
+kind: "causal", "multimodal", "audible" and "musical" (the language model inside), "masked", "hidden" (no head), "text"
+(an encoder alone), "classifier", "translate" or "describe" (an encoder-decoder with image input).
+
+options:
+    lengths:   of the prompts.
+    types:     segment ids.
+    attention: transformers' implementation.
+    extra:     tensors that transformers does not write by itself.
+    kept:      suffixes of tensors that follow from the configuration, and keep their values.
+    renamed:   part of a name -> its form in published files.
+    turned:    suffixes of stacks that published files store transposed.
+    part:      the part that is run, of a class that requires images.
 """
 
 from tests.specs.configs_2026 import CASES_2026

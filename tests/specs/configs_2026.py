@@ -4,7 +4,7 @@ CASES_2026: dict[str, tuple[dict, dict]] = {}
 
 
 def case(name: str, *parts: dict, **options) -> None:
-    """Note a case whose config is the union of `parts`."""
+    """Add a case whose config is the union of `parts`."""
     merged: dict = {}
     for part in parts:
         merged |= part

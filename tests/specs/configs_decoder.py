@@ -4,7 +4,7 @@ DECODERS: dict[str, tuple[dict, dict]] = {}
 
 
 def case(name: str, *parts: dict, **options) -> None:
-    """Note a case whose config is the union of `parts`."""
+    """Add a case whose config is the union of `parts`."""
     merged: dict = {}
     for part in parts:
         merged |= part
@@ -12,7 +12,7 @@ def case(name: str, *parts: dict, **options) -> None:
 
 
 def noting(table: dict[str, tuple[str, dict, dict]]):
-    """A function that notes a case in `table`, whose config is the union of `parts`."""
+    """A function that adds cases to `table`; a case's config is the union of `parts`."""
     def case(name: str, architecture: str, model_type: str, *parts: dict, kind: str = "causal", **options) -> None:
         merged: dict = {"architectures": [architecture], "model_type": model_type}
         for part in parts:

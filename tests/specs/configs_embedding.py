@@ -1,4 +1,4 @@
-"""Configurations of models that embed texts and are the encoder of another family: name -> (kind, config, options)."""
+"""Configurations of text embedding models that are another family's encoder: name -> (kind, config, options)."""
 
 from tests.specs.configs_decoder import GEMMA3
 from tests.specs.configs_other import T5, TINY

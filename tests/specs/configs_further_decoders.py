@@ -1,4 +1,4 @@
-"""Configurations of still further decoders: name -> (kind, config, options), as in configs_more_decoders.py."""
+"""Configurations of further decoders: name -> (kind, config, options), as in configs_more_decoders.py."""
 
 from tests.specs.configs_decoder import noting
 

@@ -1,4 +1,4 @@
-"""Configurations of still further encoders: name -> (kind, config, options), as in configs_other.py."""
+"""Configurations of further encoders: name -> (kind, config, options), as in configs_other.py."""
 
 from tests.specs.configs_late_others import FAR as LATE_FAR
 from tests.specs.configs_other import ROBERTA, T5, TINY

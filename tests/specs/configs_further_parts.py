@@ -1,4 +1,4 @@
-"""Configurations of still further models that also see or hear: name -> (kind, config, options)."""
+"""Configurations of further multimodal models: name -> (kind, config, options)."""
 
 from tests.specs.configs_late_parts import EYES, IMAGES, LLAMA, QWEN2, QWEN3, SIGLIP, TEXT
 from tests.specs.configs_more_parts import text_of
@@ -9,7 +9,7 @@ FURTHER_PARTS: dict[str, tuple[str, dict, dict]] = {}
 
 def case(name: str, architecture: str, model_type: str, text: dict, *parts: dict, kind: str = "multimodal",
          **options) -> None:
-    """Note a case: `text` is its text_config, the rest the union of `parts`."""
+    """Add a case: `text` is its text_config, the rest the union of `parts`."""
     merged: dict = {"architectures": [architecture], "model_type": model_type, "text_config": text}
     for part in parts:
         merged |= part

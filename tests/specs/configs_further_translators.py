@@ -1,4 +1,4 @@
-"""Configurations of still further encoder-decoders: name -> (kind, config, options), as in configs_other.py."""
+"""Configurations of further encoder-decoders: name -> (kind, config, options), as in configs_other.py."""
 
 from tests.specs.configs_other import BART
 
@@ -6,7 +6,7 @@ FURTHER_TRANSLATORS: dict[str, tuple[str, dict, dict]] = {}
 
 
 def case(name: str, architecture: str, model_type: str, *parts: dict, **options) -> None:
-    """Note a case whose config is the union of `parts`."""
+    """Add a case whose config is the union of `parts`."""
     merged: dict = {"architectures": [architecture], "model_type": model_type, "is_encoder_decoder": True}
     for part in parts:
         merged |= part

@@ -1,4 +1,4 @@
-"""Configurations of the last models that see or hear: name -> (kind, config, options), as in configs_late_parts.py."""
+"""Configurations of multimodal models added last: name -> (kind, config, options), as in configs_late_parts.py."""
 
 from tests.specs.configs_decoder import noting
 from tests.specs.configs_further_parts import EARS
@@ -14,7 +14,7 @@ _note = noting(LAST_PARTS)
 
 def case(name: str, architecture: str, model_type: str, text: dict, *parts: dict, kind: str = "multimodal",
          **options) -> None:
-    """Note a case: `text` is its text_config, the rest the union of `parts`."""
+    """Add a case: `text` is its text_config, the rest the union of `parts`."""
     _note(name, architecture, model_type, {"text_config": text}, *parts, kind=kind, **options)
 
 

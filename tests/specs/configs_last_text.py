@@ -1,4 +1,4 @@
-"""Configurations of text models that came last: encoders that decode, and others."""
+"""Configurations of text models added last: encoders used as decoders, and others."""
 
 from tests.specs.configs_2026 import GROUPS, RMS
 from tests.specs.configs_decoder import noting

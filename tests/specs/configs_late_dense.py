@@ -12,7 +12,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
 
 
 def case(name: str, *parts: dict, leave: tuple[str, ...] = (), **options) -> None:
-    """Note a case whose config is the union of `parts` without the keys `leave`."""
+    """Add a case whose config is the union of `parts` without the keys `leave`."""
     merged: dict = {}
     for part in parts:
         merged |= part

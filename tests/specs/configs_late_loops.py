@@ -1,4 +1,6 @@
-"""Configurations of decoders whose layers hang together: name -> (kind, config, options), as in configs_decoder.py."""
+"""Configurations of decoders whose layers share or repeat blocks: name -> (kind, config, options), as in
+configs_decoder.py.
+"""
 
 from tests.specs.configs_decoder import noting
 

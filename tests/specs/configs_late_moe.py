@@ -7,7 +7,7 @@ BARE = {key: value for key, value in RMS.items() if key not in ("rope_theta", "h
 
 
 def case(name: str, *parts: dict, kind: str = "causal", without: tuple[str, ...] = (), **options) -> None:
-    """Note a case whose config is the union of `parts`, less the keys `without`."""
+    """Add a case whose config is the union of `parts` without the keys `without`."""
     merged: dict = {}
     for part in parts:
         merged |= part
@@ -15,7 +15,7 @@ def case(name: str, *parts: dict, kind: str = "causal", without: tuple[str, ...]
 
 
 def wrapped(architecture: str, model_type: str, text: dict, **other) -> dict:
-    """A configuration whose language part is an object of its own."""
+    """A configuration with the language model's configuration nested in it."""
     return {"architectures": [architecture], "model_type": model_type, "tie_word_embeddings": False,
             "text_config": text} | other
 

@@ -1,6 +1,6 @@
-"""Models that also see or hear, of which the language part is computed: name -> (config, options).
+"""Multimodal models, of which the language model is run: name -> (config, options).
 
-As in configs_decoder.py; kind is "multimodal", or "audible" of those that transformers knows as hearing ones.
+As in configs_decoder.py; kind is "multimodal", or "audible" for classes that transformers lists as audio models.
 """
 
 from tests.specs.configs_recurrent import NEWER
@@ -9,7 +9,7 @@ PARTS: dict[str, tuple[dict, dict]] = {}
 
 
 def case(name: str, architecture: str, text: dict | None, *parts: dict, **options) -> None:
-    """Note a case: `text` is its text_config (None: its values are among `parts`), the rest a union of `parts`."""
+    """Add a case: `text` is its text_config (None: its values are in `parts`), the rest the union of `parts`."""
     merged: dict = {"architectures": [architecture], "model_type": name}
     for part in parts:
         merged |= part

@@ -1,7 +1,7 @@
-"""Tiny GGUF files of architectures that llama.cpp knows: name -> (metadata, tensors, options).
+"""Tiny GGUF files of architectures that llama.cpp supports: name -> (metadata, tensors, options).
 
-options: "hidden" where its numbers are hidden states, not logits; "lengths" of the prompts; "tolerance";
-"pooled" where embeddings of whole texts are stored.
+options: "hidden" where the results are hidden states, not logits; "lengths" of the prompts; "tolerance"; "pooled" where
+embeddings of whole texts are stored.
 """
 
 VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM, FFN = 67, 64, 3, 4, 16, 72
@@ -9,7 +9,7 @@ CASES: dict[str, tuple[dict, dict, dict]] = {}
 
 
 def case(name: str, architecture: str, keys: dict, tensors: dict, **options) -> None:
-    """Note a case; keys without the architecture, which COMMON ones are added to (None: that one is left out)."""
+    """Add a case; keys are without the architecture, and the COMMON ones are added (None: omit the key)."""
     common = {"context_length": 128, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": FFN,
               "attention.head_count": HEADS}
     metadata = {key if key.startswith("tokenizer.") else f"{architecture}.{key}": value
@@ -18,17 +18,17 @@ def case(name: str, architecture: str, keys: dict, tensors: dict, **options) -> 
 
 
 def table(*further: str) -> dict:
-    """Shapes of the embedding table and of vectors beside the layers."""
+    """Shapes of the embedding table and of vectors outside the layers."""
     return {"token_embd.weight": (VOCABULARY, WIDTH)} | {f"{name}": (WIDTH,) for name in further}
 
 
 def layers(shapes: dict, which=range(LAYERS)) -> dict:
-    """The shapes of one layer, in every layer of `which`."""
+    """The shapes of one layer, repeated for every layer of `which`."""
     return {f"blk.{layer}.{name}": shape for layer in which for name, shape in shapes.items()}
 
 
 def attention(kv_heads: int = HEADS, heads: int = HEADS, head_dim: int = HEAD_DIM, bias: bool = False) -> dict:
-    """Shapes of queries, keys, values and what follows."""
+    """Shapes of the attention projections."""
     rows = {"attn_q": heads * head_dim, "attn_k": kv_heads * head_dim, "attn_v": kv_heads * head_dim}
     shapes: dict = {f"{name}.weight": (count, WIDTH) for name, count in rows.items()}
     shapes["attn_output.weight"] = (WIDTH, heads * head_dim)
@@ -38,7 +38,7 @@ def attention(kv_heads: int = HEADS, heads: int = HEADS, head_dim: int = HEAD_DI
 
 
 def ffn(width: int = FFN, gate: bool = True, bias: bool = False) -> dict:
-    """Shapes of a feed-forward part."""
+    """Shapes of a feed-forward network."""
     shapes: dict = {"ffn_gate.weight": (width, WIDTH)} if gate else {}
     shapes |= {"ffn_up.weight": (width, WIDTH), "ffn_down.weight": (WIDTH, width)}
     if bias:

@@ -8,7 +8,7 @@ LABELS = {"num_labels": 3}
 
 
 def case(name: str, kind: str, architecture: str, model_type: str, *parts: dict, **options) -> None:
-    """Note a case whose config is the union of `parts`."""
+    """Add a case whose config is the union of `parts`."""
     merged: dict = {"architectures": [architecture], "model_type": model_type}
     for part in parts:
         merged |= part

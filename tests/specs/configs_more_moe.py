@@ -18,7 +18,7 @@ SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "he
 
 
 def case(name: str, *parts: dict, **options) -> None:
-    """Note a case whose config is the union of `parts`."""
+    """Add a case whose config is the union of `parts`."""
     merged: dict = {}
     for part in parts:
         merged |= part

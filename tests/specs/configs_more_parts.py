@@ -1,5 +1,4 @@
-"""Configurations of further models that also see or hear: name -> (kind, config, options), as in configs_late_parts.py.
-"""
+"""Configurations of further multimodal models: name -> (kind, config, options), as in configs_late_parts.py."""
 
 from tests.specs.configs_2026 import CASES_2026
 from tests.specs.configs_late_dense import LATE_DENSE
@@ -11,7 +10,7 @@ MORE_PARTS: dict[str, tuple[str, dict, dict]] = {}
 
 
 def text_of(config: dict, model_type: str = "", **keys) -> dict:
-    """A text_config made of the configuration of a case."""
+    """A text_config from a case's configuration."""
     text = {key: value for key, value in config.items() if key != "architectures"} | keys
     return text | {"model_type": model_type or config["model_type"]}
 

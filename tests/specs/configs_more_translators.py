@@ -7,7 +7,7 @@ SMALL = T5 | {"d_model": 32, "d_ff": 40, "num_layers": 4, "num_decoder_layers": 
 
 
 def case(name: str, architecture: str, model_type: str, *parts: dict, **options) -> None:
-    """Note a case whose config is the union of `parts`."""
+    """Add a case whose config is the union of `parts`."""
     merged: dict = {"architectures": [architecture], "model_type": model_type, "is_encoder_decoder": True}
     for part in parts:
         merged |= part

@@ -1,4 +1,4 @@
-"""Configurations of families whose layers keep a state: some with attention in between, some without."""
+"""Configurations of recurrent families, with and without attention layers."""
 
 from tests.specs.configs_decoder import GROUPED, RMS, family
 
@@ -6,7 +6,7 @@ RECURRENT: dict[str, tuple[str, dict, dict]] = {}
 
 
 def case(name: str, *parts: dict, kind: str = "causal", **options) -> None:
-    """Note a case whose config is the union of `parts`; the second text is longer than a block of a state."""
+    """Add a case whose config is the union of `parts`; the second prompt is longer than a chunk of the scan."""
     merged: dict = {}
     for part in parts:
         merged |= part

@@ -1,9 +1,10 @@
-"""Tiny models with values that few files of a family have: name -> (case, what changes, keys left out, options).
+"""Tiny models with configuration values that few files of a family have: name -> (case, changed keys, removed keys,
+options).
 
-The case is one of configs.py and options are its options. Three more: "salt", what is put behind the names that weights
-are made from, where with the usual ones rounding alone decides between experts or signs, and "asked", what changes
-further for transformers, where its present version does not compute what the file says; "saved", false where the file
-that it writes means something else than what it has read.
+The case is one of configs.py and options are its options. Three more options: "salt", the suffix of the names that
+weights are derived from, where the usual weights let rounding decide between experts or signs; "asked", further changes
+for transformers, where its present version does not compute what the file says; "saved", false where the file that
+transformers writes means something else than the file that it has read.
 """
 
 import copy
@@ -278,9 +279,11 @@ OTHERS |= {
     # Tables of equal numbers are tied, others are not.
     "qwen2_tied_beside_head": ("qwen2", {"tie_word_embeddings": True}, (), {"extra": {"lm_head.weight": (203, 64)}}),
     "t5_gated_relu": ("flan_t5", {"feed_forward_proj": "gated-relu"}, (), SHORT_TEXTS),
+    "deberta_v2_untied": ("deberta_v2", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
     "gemma3_multimodal_uncapped": ("gemma3_multimodal", {
         "text_config": CASES["gemma3_multimodal"][1]["text_config"] | {"final_logit_softcapping": 3.0}}),
     "mistral4_empty_scaling": ("mistral4", {"rope_scaling": {}}, ("rope_parameters",)),
+    "olmo3_type_passed_over": ("olmo3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
     "phimoe_always_two": ("phimoe", {"num_experts_per_tok": 4}, ("rope_theta",)),
     "roberta_untied": ("roberta", {"tie_word_embeddings": False}, (), {"lengths": (9, 17)}),
     "qwen3_5_two_ties": ("qwen3_5_multimodal", {"text_config": QWEN | {"tie_word_embeddings": True}}),

@@ -1,4 +1,4 @@
-"""Numbers of llama.cpp for a GGUF file, by its C interface (include/llama.h of b11434)."""
+"""Results of llama.cpp for a GGUF file, by its C interface (include/llama.h of b11434)."""
 
 import ctypes
 from ctypes import POINTER, c_bool, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
@@ -44,7 +44,7 @@ class Tokens(ctypes.Structure):
 
 
 def opened(folder: Path) -> ctypes.CDLL:
-    """libllama.so of a folder, with the types of what is called here."""
+    """libllama.so of a folder, with the argument types of the functions used here."""
     library = ctypes.CDLL(str(folder / "libllama.so"))
     library.llama_model_default_params.restype = ModelParams
     library.llama_context_default_params.restype = ContextParams
@@ -66,10 +66,10 @@ def numbers(library: ctypes.CDLL, path: Path, ids: list[int], width: int, hidden
             pooled: bool = False) -> np.ndarray:
     """float32 [len(ids), width]: logits after every token, or hidden states, with float32 keys and values.
 
-    pooled: one row [1, width], the embedding of the whole text, pooled as the file says.
+    pooled: one row [1, width], the embedding of the whole text with the file's pooling.
 
     Raises:
-        RuntimeError: llama.cpp does not load or run the file; it prints why.
+        RuntimeError: llama.cpp does not load or run the file; it prints the reason.
     """
     params = library.llama_model_default_params()
     params.use_extra_bufts = False

@@ -1,10 +1,10 @@
-"""Writes gguf/NAME.npz: how llama.cpp's converter rearranges the tensors of the cases that it knows.
+"""Writes gguf/NAME.npz: how llama.cpp's converter rearranges the tensors of the cases that it supports.
 
     python -m tests.specs.make_gguf_cases LLAMA_CPP_FOLDER [NAME ...]
 
-Run it from the repository root, with the environment of make_transformers_cases.py. Each element of a case's tensors is
-numbered; the converted file then tells where every element went. Stored are the metadata and those places, not
-weights: the tests fill in the values of weights.py, and the numbers of transformers must come out.
+Run it from the repository root, with the environment of make_transformers_cases.py. The elements of a case's tensors
+are numbered, so that the converted file shows where each element went. The metadata and this permutation are stored,
+not weights: the tests fill in the values of weights.py and compare with transformers' results.
 """
 
 import json
@@ -58,7 +58,7 @@ SPARE = ("GGUF.", "general.name", "general.type", "general.size_label", "general
 
 
 def numbered(tensors: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """float32 tensors whose elements count on from 0 through all of them."""
+    """float32 tensors whose elements count from 0 across all tensors."""
     first, arrays = 0, {}
     for name, shape in tensors.items():
         count = int(np.prod(shape))
@@ -70,9 +70,9 @@ def numbered(tensors: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
 
 
 def convert(config: dict, tensors: dict[str, tuple[int, ...]], folder: Path, filled: bool):
-    """The converted file's reader; raises what the converter raises for a model it does not know.
+    """A reader of the converted file; raises what the converter raises for an unsupported model.
 
-    filled: hand it the configuration with the defaults that transformers adds, rather than as published.
+    filled: give the converter the configuration with the defaults that transformers adds, rather than as published.
     """
     import conversion
     import gguf

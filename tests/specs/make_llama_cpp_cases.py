@@ -1,9 +1,9 @@
-"""Writes llama_cpp/NAME.npz: what llama.cpp computes for tiny GGUF files (configs_llama_cpp.py) of random weights.
+"""Writes llama_cpp/NAME.npz: results of llama.cpp for tiny GGUF files (configs_llama_cpp.py) of random weights.
 
     python -m tests.specs.make_llama_cpp_cases FOLDER_OF_LIBLLAMA [NAME ...]
 
-Run it from the repository root. Weights are float32, so are keys and values; llama.cpp takes GELU from a table of
-float16, all else is float32 too. Stored are metadata, names, shapes and numbers, not weights, which the tests make
+Run it from the repository root. Weights, keys and values are float32; llama.cpp computes in float32 except for GELU,
+which it reads from a float16 table. Metadata, names, shapes and results are stored, not weights, which the tests derive
 again.
 """
 
@@ -24,7 +24,7 @@ LENGTHS = (9, 30)
 
 
 def write(path: Path, metadata: dict, tensors: dict[str, tuple[int, ...]]) -> None:
-    """The GGUF file of a case; its vocabulary has ids only."""
+    """Write the GGUF file of a case; its vocabulary only has ids."""
     architecture = metadata["general.architecture"]
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_string("tokenizer.ggml.model", "none")

@@ -1,11 +1,10 @@
-"""Writes cases/NAME.npz and variants/NAME.npz: what transformers computes for tiny models of every family.
-
-It computes in float32 on the CPU.
+"""Writes cases/NAME.npz and variants/NAME.npz: results of transformers for tiny models of every family, float32 on the
+CPU.
 
     python -m tests.specs.make_transformers_cases [NAME ...]
 
-Run it from the repository root in an environment with torch, transformers, safetensors and NumPy (nothing of that is
-needed to run the tests). Configurations are in configs*.py. A model is made from its configuration, its weights are
+Run it from the repository root in an environment with torch, transformers, safetensors and NumPy (the tests need none
+of them). Configurations are in configs*.py. A model is created from its configuration and saved; its weights are
 replaced by those of weights.py under the names of the saved file, and it is loaded again from that file, so that names,
 layouts and configuration keys are the published ones.
 """
@@ -36,12 +35,12 @@ SPARE_KEYS = ("transformers_version", "_name_or_path", "id2label", "label2id", "
 
 
 def token_ids(count: int, vocabulary: int, seed: int) -> list[int]:
-    """Ids that are no special tokens."""
+    """Token ids other than special tokens."""
     return [5 + (7 * i * i + 13 * i * (seed + 1) + 31 * seed) % (vocabulary - 5) for i in range(count)]
 
 
 def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list[dict]]:
-    """What goes in, and which rows of what comes out are kept, for each prompt."""
+    """For each prompt, the inputs and the rows of the results to store."""
     inputs, rows = [], []
     vocabulary -= 3 * (kind in ("multimodal", "audible", "musical", "describe"))  # ids of images and sounds
     for seed, count in enumerate(options.get("lengths", (9, 17))):
@@ -58,7 +57,7 @@ def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list
 
 
 def save(kind: str, config: dict, folder: Path, options: dict) -> dict[str, tuple[int, ...]]:
-    """Write a checkpoint with our weights; returns its tensors' names and shapes."""
+    """Write a checkpoint with the derived weights; returns its tensors' names and shapes."""
     extra, kept, salt = options.get("extra", {}), tuple(options.get("kept", ())), options.get("salt", "")
     (folder / "config.json").write_text(json.dumps(config))
     automatic = CLASSES[kind].from_config(transformers.AutoConfig.from_pretrained(folder))
@@ -74,14 +73,14 @@ def save(kind: str, config: dict, folder: Path, options: dict) -> dict[str, tupl
 
 
 def published(shapes: dict[str, tuple[int, ...]], options: dict) -> dict[str, tuple[int, ...]]:
-    """Names and shapes as in published files, where transformers reads these too but writes others."""
+    """Names and shapes as in published files, where transformers reads these but writes others."""
     turned, was, becomes = tuple(options.get("turned", ())), *options.get("renamed", ("", ""))
     return {name.replace(was, becomes): (shape[0], shape[2], shape[1]) if name.endswith(turned or "\n") else shape
             for name, shape in shapes.items()}
 
 
 def compute(kind: str, folder: Path, options: dict, inputs: list[dict], rows: list[dict]) -> dict[str, np.ndarray]:
-    """Numbers of the model in `folder` at the wanted rows of each prompt."""
+    """Results of the model in `folder` at the requested rows of each prompt."""
     attention = options.get("attention", "eager")
     model, report = CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
                                                   output_loading_info=True)
@@ -112,7 +111,7 @@ def compute(kind: str, folder: Path, options: dict, inputs: list[dict], rows: li
 
 
 def make(name: str) -> None:
-    """Write the numbers of one case or variant."""
+    """Write the results of one case or variant."""
     kind, config, options = (CASES | VARIANTS)[name]
     path = (FOLDER if name in CASES else VARIANT_FOLDER) / f"{name}.npz"
     config = json.loads(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Tiny models of every family against what transformers computes for them (see make_transformers_cases.py)."""
+"""Tiny models of every family against transformers' results (see make_transformers_cases.py)."""
 
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 def network_of(name: str, form: int | str):
     """The case's network and checkpoint.
 
-    form: which form of config.json, or "gguf".
+    form: index of the form of config.json, or "gguf".
     """
     case = load_case(name)
     checkpoint = gguf_checkpoint(case) if form == "gguf" else memory_checkpoint(case.configs[form], case.tensors)
@@ -69,7 +69,7 @@ def test_published_numbers_from_gguf(name):
 
 @pytest.mark.parametrize("name", ["deepseek_v2_lite", "moonlight"])
 def test_a_matrix_for_each_head_on_the_processor(name):
-    """GGUF files hold the halves of the latent matrices by head; 12 and 14 rows each, which fill no tile."""
+    """GGUF files store the halves of the latent matrix by head; their 12 and 14 rows fill no tile."""
     assert max(errors(load_case(name), "gguf", "cpu").values()) < TOLERANCE
 
 

@@ -1,8 +1,8 @@
-"""GGUF files as llama.cpp's converter writes them, of families whose tiny model it cannot convert: named and rearranged
-here as it does, the numbers are those of the same weights under the published names.
+"""GGUF files as llama.cpp's converter writes them, of families whose tiny model it cannot convert: tensors are renamed
+and rearranged here, and the results must be those of the published names.
 
-It rounds weights of BitNet, knows MiniMax by keys that the class does not write, and has no name for a dense layer as
-the class of Kimi Linear saves it; of Apertus it makes metadata of what is stored as tensors.
+The converter rounds weights of BitNet, detects MiniMax by keys that its class does not write, has no name for a dense
+layer of Kimi Linear as the class saves it, and turns stored tensors of Apertus into metadata.
 """
 
 import math
@@ -43,7 +43,7 @@ def renamed(name, *tables):
 
 
 def stacked(tensors):
-    """Experts one by one as one tensor of each kind."""
+    """Single experts stacked to one tensor of each kind."""
     found = {}
     for name, array in tensors.items():
         match = re.fullmatch(r"(blk\.\d+\.)block_sparse_moe\.experts\.\d+\.(w\d)\.weight", name)
@@ -69,7 +69,7 @@ def bitnet(config, tensors):
 
 
 def apertus(config, tensors):
-    """Numbers of the activation are metadata, without the architecture's name."""
+    """Parameters of the activation become metadata keys without the architecture's prefix."""
     numbers = {name: float(array.reshape(-1)[0]) for name, array in tensors.items() if ".act_fn." in name}
     lists = {f"xielu.{part}": [number for name, number in numbers.items() if name.endswith(part)]
              for part in ("alpha_p", "alpha_n", "beta", "eps")}
@@ -88,7 +88,8 @@ def minimax(config, tensors):
 
 
 def kimi(config, tensors):
-    """Rates of their logarithms, convolutions in four dimensions, keys and values of latents apart, keys turned."""
+    """Decay rates are stored instead of their logarithms, convolutions have four dimensions, the latent matrix is split
+    in keys and values, and its keys are transposed."""
     linear, heads, nope = config["linear_attn_config"], config["num_attention_heads"], config["qk_nope_head_dim"]
     names = {f"self_attn.{old}": f"ssm_{new}" for old, new in (
         ("q_conv1d", "conv1d_q"), ("k_conv1d", "conv1d_k"), ("v_conv1d", "conv1d_v"), ("A_log", "a"),
@@ -163,7 +164,7 @@ def test_the_same_files_are_written(name):
 
 
 def test_what_a_file_must_say():
-    """Numbers without which another model would come out, and a factor that is stored beside a matrix."""
+    """Missing values that would give another model are refused, as is a scale stored with a matrix."""
     _, gguf, _ = both("apertus")
     del gguf.config["xielu.alpha_n"]
     with pytest.raises(SpecError, match="xielu_negative: .* has no 'apertus.xielu.alpha_n' or 'xielu.alpha_n'"):
@@ -179,7 +180,7 @@ def test_what_a_file_must_say():
 @pytest.mark.parametrize("name", ["llama", "olmo2", "hunyuan_dense", "apertus", "chatglm2", "falcon", "gpt_neox",
                                   "phi2"])
 def test_a_factor_of_the_rotary_positions_is_linear_where_the_file_says_no_more(name):
-    """Files of 2023 say it by rope.scale_linear."""
+    """Files of 2023 have the factor as rope.scale_linear."""
     spec = load_spec(name)
     architectures = spec.section("detect")["gguf"]
     architecture = architectures if isinstance(architectures, str) else architectures[0]
@@ -195,7 +196,7 @@ def test_a_factor_of_the_rotary_positions_is_linear_where_the_file_says_no_more(
 
 
 def test_options_that_files_of_other_programs_have():
-    """Gemma 3's cap, its scaling, which is that of layers without a window, and the order of Falcon-H1's norm."""
+    """Gemma 3's softcap and rotary scaling (only of layers without a window), and the position of Falcon-H1's norm."""
     metadata = {"general.architecture": "gemma3", **{f"gemma3.{key}": value for key, value in {
         "block_count": 12, "context_length": 64, "embedding_length": 64, "attention.head_count": 4,
         "attention.sliding_window": 8, "final_logit_softcapping": 5.0, "rope.scaling.type": "yarn",

@@ -1,4 +1,4 @@
-"""Rare keys of GGUF files, and keys that are left out, mean here what llama.cpp takes them for.
+"""Rare and missing keys of GGUF files have the same effect as in llama.cpp.
 
 Found by changing every key of every case and comparing logits with llama.cpp's (b11434).
 """
@@ -18,7 +18,7 @@ YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.o
 
 
 def built(name, changes):
-    """The network and its checkpoint; None: a key that the file does not have."""
+    """The network and its checkpoint; keys with value None are removed from the file."""
     checkpoint = gguf_checkpoint(load_case(name))
     architecture = checkpoint.config["general.architecture"]
     config = dict(checkpoint.config) | {f"{architecture}.{key}": value for key, value in changes.items()}
@@ -77,7 +77,7 @@ def test_what_is_heeded(name, changes):
     ({"rope.scaling.yarn_attn_factor": 1.4}, 1.4), ({"rope.scaling.type": "none"}, 1),
     ({"rope.scaling.type": "linear", "rope.scaling.attn_factor": 1.3}, 1.3)])
 def test_the_factor_of_cosines(changes, factor):
-    """What a file says as attn_factor multiplies YaRN's own; what its converter found stands in the place of that."""
+    """attn_factor multiplies YaRN's attention factor; yarn_attn_factor replaces it."""
     net, _ = built("qwen2", YARN | changes)
     steps = [step for step in net.entries["main"] if step.op == "rope_angles"]
     assert {round(step.params["scale"], 5) for step in steps} == {round(float(factor), 5)}
@@ -89,7 +89,7 @@ def test_heads_that_differ_by_layer_are_refused():
 
 
 def test_a_file_whose_slopes_are_flat_is_refused():
-    """llama.cpp would compute without positions; of a file that does not say it the slopes are the published ones."""
+    """With a maximum of 0 llama.cpp would compute without positions; without the key, the published slopes are used."""
     with pytest.raises(NumflowError, match="alibi_max: expected a finite number above 0"):
         built("mpt", {"attention.max_alibi_bias": 0.0})
     assert built("mpt", {"attention.max_alibi_bias": None}) is not None

@@ -1,4 +1,4 @@
-"""Tiny GGUF files against what llama.cpp computes for them (see make_llama_cpp_cases.py)."""
+"""Tiny GGUF files against llama.cpp's results (see make_llama_cpp_cases.py)."""
 
 from importlib import import_module
 
@@ -39,7 +39,7 @@ def test_numbers_of_llama_cpp(name, executor):
 
 
 def test_layers_behind_the_pooling(tmp_path):
-    """Embeddings that two matrices are made of after the pooling, which the file holds."""
+    """Embeddings transformed by two matrices of the file after pooling."""
     name = "gemma_embedding_dense"
     case, (metadata, tensors, options) = load_case(name, LLAMA_CPP_FOLDER), CASES[name]
     write(tmp_path / "model.gguf", metadata, tensors)

@@ -1,6 +1,6 @@
-"""Every tiny checkpoint of the reference material, held to the numbers of its published class, whatever runs around it.
+"""Every tiny checkpoint of the reference material against the results of its published class, also in batches.
 
-The families of 2025-26 that encode or classify run by default; all that write, also the older ones, are slow.
+Encoders and classifiers of 2025-26 run by default; generating families, also older ones, are slow tests.
 """
 
 import json
@@ -37,7 +37,7 @@ def all_logits(folder, prompts, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), CAUSAL)
 def test_published_logits_and_greedy_texts_for_any_cut(group, name):
-    """Side by side with the other prompts; on the CPU also the same bits for any cut."""
+    """Batched with the other prompts; on the CPU the logits are also bit-identical however prompts are split."""
     folder, case, expected = fixture(group, name)
     wanted = [expected[f"logits_{at}"] for at in range(len(case["prompts"]))]
     for backend in ("reference", "cpu"):
@@ -57,7 +57,7 @@ def facts(generation):
 
 
 def least_memory(model, tokens):
-    """Fewest bytes of keys, values and states in which a text of so many tokens can run alone."""
+    """The smallest size in bytes of caches and states in which a sequence of so many tokens runs alone."""
     for blocks in range(1, 40):
         with Engine(model, kv_memory=blocks * model.runner.unit) as engine:
             try:

@@ -1,4 +1,4 @@
-"""Checkpoints as their makers publish them, where transformers writes others: names and keys of the same numbers."""
+"""Checkpoints with the names and keys that their makers publish, where transformers writes others: equal results."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ NEW = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack
 
 
 def new_gte(name: str, further: dict[str, tuple[int, ...]], **keys):
-    """A case of GTE with the names of its makers' own code, other keys and `further` tensors."""
+    """A GTE case with the names of its makers' code, changed keys and `further` tensors."""
     case = load_case(name)
     named = [name.replace("Gte", "New") for name in case.configs[0]["architectures"]]
     config = case.configs[0] | NEW | {"architectures": named}
@@ -46,7 +46,7 @@ def test_an_embedder_with_scores_of_tokens_beside_is_no_classifier():
 
 
 def test_a_stretched_base():
-    """Formula (6) of kexue.fm/archives/9706: a base times the factor, all frequencies divided by factor^(2 / dims)."""
+    """Formula (6) of kexue.fm/archives/9706: base times factor, and all frequencies divided by factor^(2 / dims)."""
     _, checkpoint = new_gte("gte", {}, rope_scaling={"type": "ntk", "factor": 8.0})
     built = built_from(checkpoint)
     expected = 1 / (20000 * 8.0) ** (np.arange(0, 8, 2) / 8) / 8.0 ** (2 / 8)

@@ -1,4 +1,4 @@
-"""Families that transformers has no class for, but whose arithmetic is another family's with its tensors rearranged."""
+"""Families without a class in transformers, whose arithmetic is another family's with rearranged tensors."""
 
 import json
 import re
@@ -40,7 +40,8 @@ def _internlm2(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def _minicpm(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
-    """The same multipliers under other keys; heads are scaled as usual, so queries take up the difference."""
+    """Multipliers under other keys; attention uses the default scale, so the queries' weights include the difference.
+    """
     config = case.configs[0]
     ours = {"scale_emb": config["embedding_multiplier"],
             "dim_model_base": config["hidden_size"] / config["logits_scaling"],
@@ -55,7 +56,7 @@ def _minicpm(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def _orion(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
-    """Layer norms whose epsilon is called rms_norm_eps, and queries and keys that are rotated whole."""
+    """Layer norms whose epsilon is called rms_norm_eps, and rotary embedding of all query and key columns."""
     config = dict(case.configs[0])
     config |= {"rms_norm_eps": config.pop("layer_norm_eps"), "architectures": ["OrionForCausalLM"],
                "model_type": "orion"}
@@ -76,7 +77,7 @@ def test_the_same_numbers_come_out(name, rearrange):
 
 
 def _mlx(case: Case, folder) -> Checkpoint:
-    """As mlx-lm stores it: convolutions turned, experts in stacks, its own names of parts."""
+    """As mlx-lm stores it: transposed convolutions, stacked experts, and its own names."""
     names = {"lfm2_moe": {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."},
              "nemotron_h_moe": {"up_proj": "fc1", "down_proj": "fc2"}}.get(case.name, {})
     stored, stacks = {}, defaultdict(list)

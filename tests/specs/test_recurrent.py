@@ -1,5 +1,4 @@
-"""Families whose layers keep a state, or lean on one another: the same bits however a text is cut, and whoever runs
-beside it."""
+"""Recurrent families and families whose layers share results: bit-identical however a text is split or batched."""
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ NAMES = ("qwen3_5", "kimi_linear", "mamba2", "jamba", "nemotron_h_moe", "falcon_
 
 
 def run(program, pieces):
-    """Logits of one run. pieces: (ids, first position, slot) of each sequence; block `slot` holds its keys."""
+    """Logits of one run. pieces: (ids, first position, slot) of each sequence; its keys are in block `slot`."""
     counts = [len(ids) for ids, _, _ in pieces]
     slots = np.array([slot for _, _, slot in pieces], np.int32)
     batch = Batch(tokens=np.concatenate([ids for ids, _, _ in pieces]).astype(np.int32),

@@ -1,4 +1,4 @@
-"""RWKV-4 in sizes that its fixture does not have, against its formulas as plain sums in float64."""
+"""RWKV-4 in sizes other than its fixture's, against its formulas as plain sums in float64."""
 
 import numpy as np
 import pytest
@@ -40,9 +40,9 @@ def model(channels, inner, layers):
 
 
 def expected(tensors, layers):
-    """Logits [T, V]. Sums over all tokens before, weight by weight: no state, no largest exponent.
+    """Logits [T, V], by sums over all previous tokens: without a state or a running maximum.
 
-    The stream is halved behind each layer, as rescale_every says, and the last norm has an epsilon of its own.
+    The residual stream is halved after every rescale_every layers, and the last norm has another epsilon.
     """
     def norm(x, name, eps=1e-3):
         x = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + eps)
@@ -101,7 +101,7 @@ def test_bits_do_not_depend_on_the_cut_or_on_other_texts():
 
 
 def test_large_keys_do_not_overflow():
-    """e^200 is no float32; the mean is one all the same."""
+    """e^200 overflows float32; the weighted mean is finite."""
     checkpoint, tensors = model(*VARIANTS["plain"])
     big = {name: array * (40 if "attention.key" in name else 1) for name, array in tensors.items()}
     scaled = memory_checkpoint(checkpoint.config, {name: array.shape for name, array in big.items()},

@@ -1,4 +1,4 @@
-"""Every spec in specs/, families and models, shrunk to toy size, resolved, verified and run on the reference."""
+"""Every spec in specs/, of families and single models, at toy sizes: resolved, verified and run on the reference."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_a_toy_of_every_spec_runs(name, naming, full):
 
 
 def test_models_are_never_picked_by_detection():
-    """Detection finds families; what extends one for a single model is chosen by name."""
+    """Detection finds families; a spec that extends one for a single model is chosen by name."""
     models = [spec for spec in SPECS.values() if spec.section("model").get("source")]
     assert len(models) >= 33
     assert not [spec.name for spec in models if spec.section("detect")]

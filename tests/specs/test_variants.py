@@ -1,7 +1,7 @@
-"""Values of the configuration that few files of a family have, against what transformers computes with them.
+"""Configuration values that few files of a family have, against transformers' results.
 
-Nearly all are values that the family's spec once read wrongly or not at all: which layers see a window,
-route or keep a state, activations, caps, positions, a head of its own. See configs_variants.py.
+Most are values that the family's spec once read wrongly or not at all: layers with a window, router or state,
+activations, softcaps, positions, a separate head. See configs_variants.py.
 """
 
 from importlib import import_module
@@ -25,7 +25,7 @@ RUNS = [("reference", name) for name in names(VARIANT_FOLDER)] + [("cpu", name) 
 @pytest.mark.parametrize(("executor", "name"), RUNS)
 @pytest.mark.thin(4)
 def test_published_numbers(executor, name, form):
-    """form: config.json as files have it, or as transformers writes it today."""
+    """form: index of the form of config.json: as published, or as transformers writes it today."""
     case = load_case(name, VARIANT_FOLDER)
 
     def salted(tensor, shape):

@@ -1,4 +1,4 @@
-"""A toy checkpoint for any spec: values for its parameters, and the tensors that building its network asks for."""
+"""A toy checkpoint for any spec: values of its parameters, and the tensors that building its network reads."""
 
 import numpy as np
 
@@ -26,11 +26,11 @@ SIZES = {
     **{f"xielu_{name}": [0.4, -0.3] for name in ("positive", "negative", "beta", "eps")},
 }
 
-OWN = ("ssm_g_a.weight", "ssm_f_a.weight")  # of low rank: a spec that names these has no name for what they stand for
+OWN = ("ssm_g_a.weight", "ssm_f_a.weight")  # low-rank factors: specs that name them have no name for the full matrix
 
 
 def config(spec: Spec, naming: str) -> dict:
-    """What the spec would read from config.json, GGUF metadata or a llama2.c header, in toy sizes."""
+    """The values that the spec reads from config.json, GGUF metadata or a llama2.c header, at toy sizes."""
     role = {"hf": "config"}.get(naming, naming)
     sources = {name: value for name, value in spec.section("parameters").items() if isinstance(value, dict)}
     for section, options in spec.table.items():
@@ -52,17 +52,17 @@ def _put(table: dict, key: str, value, nested: bool) -> None:
 
 
 class _Names(TensorNames):
-    """Optional tensors exist if `full` or there is no other way (OWN), and the spec has a name for them."""
+    """Optional tensors exist if `full`, or if the spec requires them (OWN), and if the spec has a name for them."""
 
     full = False
 
     def has(self, name, layer=None, stack=""):
-        # Scores would take the head's place, and numbers of experts are whole ones.
+        # A score head would replace the output matrix; tables of expert indices hold integers.
         made = (self.full or name in OWN) and not name.startswith(("score_", "ffn_experts_of"))
         return super().has(name, layer, stack) or (made and self.stored_name(name, layer, stack) is not None)
 
     def stored_name(self, name, layer=None, stack="", expert=None):
-        """The first name that a tensor may have in the file."""
+        """The first possible name of a tensor in the file."""
         module, _, role = name.rpartition(".")
         layer = 0 if layer is None else layer
         whole = self.candidates(module, role, layer, stack) if expert is None else iter(())
@@ -70,7 +70,7 @@ class _Names(TensorNames):
 
 
 class _Builder(Builder):
-    """Makes up every tensor just before the real builder looks for it."""
+    """Creates every tensor just before the real builder looks it up."""
 
     def _invent(self, module, role, shape, group=None):
         name = self.names.stored_name(f"{module}.{role}", self.layer, self.stack, group)
@@ -87,7 +87,7 @@ class _Builder(Builder):
         return super().matrix(module, rows, columns, select, suffix, normalize_rows)
 
     def expect_rows(self, module, count):
-        """The tensor is made up only when the matrix is."""
+        """The tensor is created only when its matrix is."""
 
     def numbers(self, module, count):
         self._invent(module, "weight", (count,))
@@ -119,7 +119,7 @@ class _Builder(Builder):
         return super().stack_of_vectors(module, role, groups, rows, select, suffix, add)
 
     def _invent_stack(self, module, role, groups, shape):
-        """One stored stack where the spec has a name for it, else a tensor for each group."""
+        """One stacked tensor where the spec has a name for it, else a tensor for each group."""
         if any(self.names.candidates(module, role, self.layer, self.stack)):
             self._invent(module, role, (groups, *shape))
         else:
@@ -128,7 +128,7 @@ class _Builder(Builder):
 
 
 def toy_checkpoint(spec: Spec, naming: str, full: bool) -> Checkpoint:
-    """A checkpoint that `spec` fits; full: with every optional tensor that the spec has a name for."""
+    """A checkpoint for `spec`. full: with every optional tensor that the spec has a name for."""
     values = config(spec, naming)
     if naming == "gguf":
         architecture = (spec.section("detect").get("gguf") or ["toy"])[0]
@@ -142,8 +142,7 @@ def toy_checkpoint(spec: Spec, naming: str, full: bool) -> Checkpoint:
 
 
 def namings(spec: Spec) -> list[str]:
-    """Kinds of checkpoints that the spec, or the family it extends, is found by; none of one that stands on what a
-    checkpoint says."""
+    """Kinds of checkpoints that the spec, or the family it extends, detects; empty for specs with `extends_part`."""
     if spec.section("extends_part"):
         return []
     detect = next(filter(None, (load_spec(path).section("detect") for path in spec.chain)))

@@ -1,4 +1,4 @@
-"""Weights that nobody stores: every tensor's values follow from its name and shape, on every machine."""
+"""Derived weights: every tensor's values follow from its name and shape, on every machine."""
 
 import re
 import zlib
@@ -12,8 +12,8 @@ _EXPERTS = ".tid2eid"
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """float16 array: uniform with standard deviation 1 / sqrt(columns); norm weights around 1, other vectors around 0.
 
-    Of a table of experts, numbers up to 4, of which no row has one twice. Only raw bits of PCG64 are used, which NumPy
-    promises to keep, not its distributions.
+    A table of expert indices gets values up to 4, distinct in each row. Only raw bits of PCG64 are used, which NumPy
+    promises to keep stable, not its distributions.
     """
     if name.endswith(_EXPERTS):
         rows, columns = np.indices(shape)

@@ -1,4 +1,4 @@
-"""Cutting text at added tokens: leftmost first, the longest there."""
+"""Splitting text at added tokens: leftmost match, longest of several."""
 
 import pytest
 

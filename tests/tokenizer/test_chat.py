@@ -1,4 +1,4 @@
-"""Chat templates: what published ones rely on, and what hostile ones try."""
+"""Chat templates: features that published templates use, and attacks of hostile ones."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What must hold for every kind of vocabulary and every nasty text."""
+"""Properties of every kind of vocabulary on difficult texts."""
 
 import time
 

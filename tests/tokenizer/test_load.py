@@ -1,4 +1,4 @@
-"""Which file is taken, and what is said when none fits."""
+"""Choice of the tokenizer file, and errors if there is none."""
 
 import pytest
 

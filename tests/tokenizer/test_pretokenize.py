@@ -1,4 +1,4 @@
-"""How each rule of names.toml cuts text, worked by hand for the common ones."""
+"""Pre-tokenizer rules of names.toml; common ones by hand."""
 
 import random
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""tokenizer.bin against a plain re-telling of the algorithm it was made for."""
+"""tokenizer.bin against a plain implementation of its algorithm."""
 
 import json
 import struct

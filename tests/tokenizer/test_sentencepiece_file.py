@@ -1,4 +1,4 @@
-"""tokenizer.model: ids are the `sentencepiece` package's own; what lies around text follows the side files."""
+"""tokenizer.model: ids are those of the `sentencepiece` package; special tokens follow the side files."""
 
 import pytest
 from sentencepiece import SentencePieceProcessor

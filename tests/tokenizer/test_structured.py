@@ -1,4 +1,4 @@
-"""Grammars over every kind of vocabulary: what random logits write follows them, to the last byte."""
+"""Grammars with every kind of vocabulary: text of random logits follows the grammar, to the last byte."""
 
 import json
 import re

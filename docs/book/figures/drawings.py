@@ -53,7 +53,7 @@ class Drawing:
 
 def one_layer() -> Drawing:
     """Shapes along a layer of `tiny`."""
-    d = Drawing("One layer: attention adds what other tokens say, the feed-forward layer what this one means", 760, 250)
+    d = Drawing("One layer: attention reads other tokens, the feed-forward layer reads each token separately", 760, 250)
     steps = (("norm", "[T, 96]"), ("q, k, v", "[T, 160]"), ("rope", "[T, 128]"), ("attention", "[T, 96]"),
              ("output", "[T, 96]"))
     for at, (name, shape) in enumerate(steps):
@@ -70,16 +70,16 @@ def one_layer() -> Drawing:
     d.arrow(660, 92, 660, 118)
     d.arrow(530, 202, 530, 228)
     d.text(652, 134, "added to x, the residual stream", anchor="end")
-    d.text(522, 240, "added to x: what the next layer reads", anchor="end")
+    d.text(522, 240, "added to x, the input of the next layer", anchor="end")
     return d
 
 
 def model_as_data() -> Drawing:
     """From a text file to a program."""
-    d = Drawing("A model is data: no code knows its family", 760, 190)
+    d = Drawing("A model is data: no code depends on its family", 760, 190)
     for x, words, colour in ((10, "spec\nTOML", GREEN), (10, "checkpoint\ntensors", GREEN)):
         d.box(x, 40 + 70 * (words[0] == "c"), 110, 46, words, colour)
-    for at, words in enumerate(("Network\nsteps on buffers", "Plan\nwho runs what", "Program\nsteps bound to kernels",
+    for at, words in enumerate(("Network\nsteps on buffers", "Plan\nsteps by device", "Program\nsteps bound to kernels",
                                 "Engine\nrequests, batches")):
         x = 170 + 148 * at
         d.box(x, 75, 138, 46, words)
@@ -93,7 +93,7 @@ def model_as_data() -> Drawing:
 
 def block_table() -> Drawing:
     """Two samples of one prompt, before and after one of them writes."""
-    d = Drawing("Blocks are pages: samples share them until one writes (copy on write)", 760, 230)
+    d = Drawing("Blocks are pages: samples share blocks until one sample writes (copy on write)", 760, 230)
     d.text(10, 60, "table of sample 1")
     d.text(10, 100, "table of sample 2")
     for row, blocks in enumerate(((7, 2, 5), (7, 2, 9))):
@@ -103,15 +103,15 @@ def block_table() -> Drawing:
     d.text(320, 100, "9 is a copy of 5, made when sample 2 wrote")
     d.text(10, 158, "memory")
     for block in range(10):
-        used = {7: "2 holders", 2: "2 holders", 5: "", 9: ""}
+        used = {7: "2 references", 2: "2 references", 5: "", 9: ""}
         d.box(70 + 66 * block, 140, 60, 30, str(block), GREY if block not in used else RED if block == 9 else BLUE,
               block in used)
-    d.text(70, 195, "7 and 2 are held twice and lie there once; grey blocks are free or keep a prefix for later texts")
+    d.text(70, 195, "blocks 7 and 2 have two references and are stored once; grey blocks are free or cached prefixes")
     return d
 
 
 def pair_of_codes() -> Drawing:
-    """The 7 bits of two codes, and where they lie."""
+    """The 7 bits of two codes, and their place in a unit."""
     d = Drawing("Two codes of 0..10 are one number 0..120 of 7 bits: 11 * second + first", 760, 250)
     d.box(20, 44, 120, 30, "first = 7")
     d.box(160, 44, 120, 30, "second = 4", RED)
@@ -127,13 +127,13 @@ def pair_of_codes() -> Drawing:
     d.text(20, 206, "bit 6 of all")
     d.text(108, 206, "bits 5, 4 of all 16")
     d.text(268, 206, "bits 3 to 0 of all 16")
-    d.text(20, 236, "no bit is lost to padding: 3.5 bits a weight, and the header of the block")
+    d.text(20, 236, "no bit is padding: 3.5 bits per weight, plus the header of the block")
     return d
 
 
 def two_cuts() -> Drawing:
     """Column-parallel, then row-parallel: one sum for each pair of products."""
-    d = Drawing("By tensor: the first matrix is cut by rows, the second by columns, and one sum joins them", 760, 270)
+    d = Drawing("By tensor: the first matrix is split by rows, the second by columns; one sum completes it", 760, 270)
     for device, y in ((0, 50), (1, 160)):
         d.text(10, y + 44, f"device {device}")
         d.box(80, y + 15, 70, 50, "x\n[T, D]", GREY)
@@ -144,13 +144,13 @@ def two_cuts() -> Drawing:
             d.arrow(x0, y + 40, x1, y + 40)
         d.arrow(590, y + 40, 640, 145 - 12 * (1 - 2 * device))
     d.box(640, 115, 110, 60, "all_reduce\nsum, [T, D]", GREEN)
-    d.text(80, 262, "no device needs what the other one has in the middle: nothing is sent between the two products")
+    d.text(80, 262, "no device needs the other device's intermediate values: nothing is sent between the two products")
     return d
 
 
 def static_and_continuous() -> Drawing:
-    """Five requests on two places, batched in both ways."""
-    d = Drawing("Static batching waits for the longest; continuous batching fills a place that is free", 760, 230)
+    """Five requests on two slots, batched in both ways."""
+    d = Drawing("Static batching waits for the longest request; continuous batching fills free slots at once", 760, 230)
     lengths = (3, 9, 7, 2, 4)
     colours = (BLUE, RED, SKY, GREEN, GREY)
     unit = 24
@@ -162,7 +162,7 @@ def static_and_continuous() -> Drawing:
                   colours[request], True)
         end = max(begin + lengths[request] for request, _, begin in plan)
         d.text(110 + unit * end, top + 30, f"{end} steps")
-    d.text(100, 224, "five requests, two places; width: tokens")
+    d.text(100, 224, "five requests, two slots; width: tokens")
     return d
 
 
@@ -186,7 +186,7 @@ def _continuous(lengths):
 
 def register_tile() -> Drawing:
     """8 tokens times 16 rows, in registers."""
-    d = Drawing("A tile: 16 rows of weights are decoded once and meet 8 tokens; the sums stay in registers", 760, 240)
+    d = Drawing("A tile: 16 rows of weights are decoded once for 8 tokens; the sums stay in registers", 760, 240)
     d.box(40, 60, 130, 120, "weights\n16 rows\n32 columns", BLUE)
     d.arrow(170, 120, 220, 120)
     d.box(220, 90, 130, 60, "bytes\nlane = row", BLUE, True)
@@ -196,14 +196,14 @@ def register_tile() -> Drawing:
         d.box(540, 44 + 22 * at, 180, 20, f"16 sums of token {at}", GREEN)
         d.arrow(490, 54 + 22 * at, 540, 54 + 22 * at)
     d.arrow(350, 120, 400, 120)
-    d.text(40, 236, "one instruction (VNNI) multiplies 64 bytes with 64 bytes and adds fours of products to 16 sums")
+    d.text(40, 236, "one VNNI instruction multiplies 64 bytes by 64 bytes and adds groups of four products to 16 sums")
     return d
 
 
 def butterfly() -> Drawing:
-    """Eight lanes add up in three rounds."""
-    d = Drawing("A warp adds up without memory: lane i meets lane i xor 4, then xor 2, then xor 1", 760, 220)
-    for row, label in enumerate(("own sums", "xor 4", "xor 2", "xor 1: all have the sum")):
+    """Eight lanes compute a sum in three rounds."""
+    d = Drawing("A warp sums without memory: lane i adds the value of lane i xor 4, then xor 2, then xor 1", 760, 220)
+    for row, label in enumerate(("own sums", "xor 4", "xor 2", "xor 1: complete sum")):
         y = 50 + 45 * row
         d.text(10, y + 16, label)
         for lane in range(8):
@@ -216,7 +216,7 @@ def butterfly() -> Drawing:
 
 def draft_and_verify() -> Drawing:
     """A step of speculative decoding."""
-    d = Drawing("Drafts are guessed one by one and read all at once: a step gives 1 to k + 1 tokens", 760, 200)
+    d = Drawing("Drafts are guessed one by one and verified together: a step gives 1 to k + 1 tokens", 760, 200)
     d.text(10, 66, "draft model")
     for at, word in enumerate(("had", "two", "red", "plums")):
         d.box(110 + 90 * at, 48, 80, 28, word, SKY)
@@ -224,8 +224,8 @@ def draft_and_verify() -> Drawing:
     for at, (word, right) in enumerate((("had", True), ("two", True), ("plums", False))):
         d.box(110 + 90 * at, 108, 80, 28, word, GREEN if right else RED, True)
         d.arrow(150 + 90 * at, 76, 150 + 90 * at, 108)
-    d.text(390, 126, "at the first difference the model's own word stays")
-    d.text(110, 172, "accepted with probability min(1, p / q), else drawn from max(0, p - q): the result is as p")
+    d.text(390, 126, "at the first difference, the model's own word is used")
+    d.text(110, 172, "accepted with probability min(1, p / q), else drawn from max(0, p - q): the distribution is p")
     return d
 
 

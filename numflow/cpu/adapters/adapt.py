@@ -61,7 +61,7 @@ def _up(step: Step, ctx, ids: View | None = None) -> Call:
 
 def _low_rank(ctx, y: View) -> Scratch:
     """Memory for A x of each row of y."""
-    return ctx.scratch(f"low rank of {y}", 4 * ctx.room(y) * ctx.adapters.ranks)
+    return ctx.scratch(f"low rank of {y}", 4 * ctx.max_rows(y) * ctx.adapters.ranks)
 
 
 def _tiled(step: Step, ctx, y: View) -> dict:
@@ -72,7 +72,7 @@ def _tiled(step: Step, ctx, y: View) -> dict:
 def _routed(step: Step, ctx, y: View, ids: View) -> dict:
     table = ctx.adapters.table(param(step, "part"))
     address, stride = ctx.view(ids)
-    entries, max_rows = table.shape[0] * table.shape[1], ctx.room(y)
+    entries, max_rows = table.shape[0] * table.shape[1], ctx.max_rows(y)
     words = entries + (1 + TILE_WORDS) * max_rows
     # Each thread uses a part of its own, so steps need no barrier because of this memory.
     groups = ctx.scratch("rows by adapter and expert", 4 * words * ctx.n_threads).array

@@ -150,7 +150,7 @@ def _group(args, thread):
 
 @inline
 def _has(entry):
-    """Whether an entry has matrices or vectors."""
+    """True if an entry has matrices or vectors."""
     return i64(entry, RANK) or i64(entry, BIAS) or i64(entry, SCALE)
 
 

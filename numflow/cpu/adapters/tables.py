@@ -77,8 +77,8 @@ class AdapterTables:
     def batch(self, adapters: Sequence[np.ndarray]) -> None:
         """Set `tiles` for a batch. adapters: adapter index of each row, and of each wanted row."""
         self._rows_of = [row_tiles(indices) for indices in adapters] if self._tables else []
-        for tiles, found in zip(self.tiles, self._rows_of, strict=False):
-            tiles[:] = len(found), found.ctypes.data
+        for tiles, words in zip(self.tiles, self._rows_of, strict=False):
+            tiles[:] = len(words), words.ctypes.data
 
     @property
     def nbytes(self) -> int:

@@ -34,13 +34,14 @@ _CODE, _INDEX = Code("numflow.cpu.attention.attention_kernels"), Code("numflow.c
 
 def attention(step: Step, ctx) -> list[Call]:
     """q f32 [T, H*E], selected i32 [T, W] or products with position embeddings c2p, p2c f32 [T, H*N] -> y f32
-    [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]; places (bucket indices) f32 [2R + 1]."""
+    [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]; position_buckets f32 [2R + 1]."""
     y, heads, entries = step.outputs[0], param(step, "heads"), param(step, "entries")
-    selected = ctx.view(step.inputs[1]) if len(step.inputs) == 2 and "places" not in step.weights else (0, 0)
+    selected = ctx.view(step.inputs[1]) if len(step.inputs) == 2 and "position_buckets" not in step.weights else (0, 0)
     if not entries:
         return [_attention(step, ctx, ctx.caches[param(step, "cache")], selected, ctx.strided("y", y))]
-    other = ctx.scratch("attention of entries", 4 * ctx.room(y) * y.width)
-    sums, other_sums = (ctx.scratch(f"sums of {part}", 8 * ctx.room(y) * heads) for part in ("attention", "entries"))
+    other = ctx.scratch("attention of entries", 4 * ctx.max_rows(y) * y.width)
+    sums, other_sums = (ctx.scratch(f"sums of {part}", 8 * ctx.max_rows(y) * heads)
+                        for part in ("attention", "entries"))
     return [_attention(step, ctx, ctx.caches[param(step, "cache")], (0, 0), ctx.strided("y", y), sums),
             _attention(step, ctx, ctx.caches[entries], selected, {"y": other, "y_stride": y.width}, other_sums),
             Call.named(step, _CODE.kernel("attention_join"), JOIN, header=ctx.header, rows=ctx.rows(y),
@@ -83,10 +84,10 @@ def _attention(step: Step, ctx, cache: KVCache, selected: tuple[int, int], y: di
 
 def _relative(step: Step, ctx) -> dict[str, Any]:
     """Slots of relative-position scores."""
-    if "places" not in step.weights:
+    if "position_buckets" not in step.weights:
         return dict.fromkeys(RELATIVE, 0)
     _, c2p, *p2c = step.inputs
-    bucket_table = ctx.vector(step.weights["places"]).astype(np.int32)
+    bucket_table = ctx.vector(step.weights["position_buckets"]).astype(np.int32)
     p2c_slots = ctx.strided("p2c", p2c[0]) if p2c else dict.fromkeys(RELATIVE[2:4], 0)
     return {**ctx.strided("c2p", c2p), **p2c_slots, "bucket_table": bucket_table,
             "bucket_reach": len(bucket_table) // 2, "n_buckets": c2p.width // param(step, "heads")}

@@ -277,7 +277,7 @@ def close_block(args, scratch, state, tail, float_state, count):
 
 @inline
 def by_column(args):
-    """Whether each key column has a decay of its own."""
+    """1 if each key column has a decay of its own."""
     return i64(args, SLOTS.column_rates) or i64(args, SLOTS.column_steps)
 
 

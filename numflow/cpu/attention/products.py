@@ -41,8 +41,8 @@ def _products(shapes: tuple, begin: Callable[[ir.IRBuilder, ir.Value, ir.Value, 
         def codegen(context, builder, signature, args):
             rows, columns, _, *rest = args
             for shape in shapes:
-                matches = builder.and_(*(builder.icmp_signed("==", value, value.type(wanted))
-                                         for value, wanted in zip((rows, columns), shape, strict=True)))
+                matches = builder.and_(*(builder.icmp_signed("==", value, value.type(expected))
+                                         for value, expected in zip((rows, columns), shape, strict=True)))
                 with builder.if_then(matches):
                     _loop(builder, shape, element, begin, *rest)
             return context.get_dummy_value()

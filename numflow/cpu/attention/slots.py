@@ -70,9 +70,9 @@ def slot_bytes(v_width: int) -> int:
 def scratch_bytes(k_width: int, v_width: int) -> tuple[int, int, int]:
     """Bytes of a thread's scratch memory, whole cache lines: without a decoded chunk, with one, and with one and the
     values made of its keys."""
-    plain, width = SPAN_RESULT + 2 * slot_bytes(v_width) + -(-k_width * MAX_ROWS * 4 // 64) * 64, max(k_width, v_width)
-    decoded = plain + CHUNK * 4 * width + int8_bytes(k_width, width)
-    return plain, decoded, decoded + CHUNK * 4 * v_width
+    base, width = SPAN_RESULT + 2 * slot_bytes(v_width) + -(-k_width * MAX_ROWS * 4 // 64) * 64, max(k_width, v_width)
+    decoded = base + CHUNK * 4 * width + int8_bytes(k_width, width)
+    return base, decoded, decoded + CHUNK * 4 * v_width
 
 
 def int8_bytes(k_width: int, width: int) -> int:

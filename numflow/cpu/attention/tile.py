@@ -301,7 +301,7 @@ def _probabilities(args, scratch, rows, half, base, max_key):
 
 @inline
 def _all_unmasked(args, scratch, rows, base):
-    """Whether every row sees all keys of the chunk, and scores have no softcap, bias or selection."""
+    """True if every row sees all keys of the chunk, and scores have no softcap, bias or selection."""
     unadjusted = not (i64(args, SLOTS.softcap) | i64(args, SLOTS.slopes) | i64(args, SLOTS.bias)
                       | i64(args, SLOTS.selected))
     first, last = i64(scratch + FIRST_KEY, 0), i64(scratch + LAST_KEY, 0)

@@ -161,7 +161,7 @@ class World:
 
 def _widths(networks: Mapping[int, Network]) -> dict[tuple[str, tuple[int, ...]], int]:
     """Channels, ("group", devices) or ("pair", (from, to)), with the widest rows that go through them."""
-    found: dict[tuple[str, tuple[int, ...]], int] = {}
+    widths: dict[tuple[str, tuple[int, ...]], int] = {}
     for device, network in networks.items():
         for step in (step for steps in network.entries.values() for step in steps):
             if step.op == "send" and param(step, "peer") in networks:
@@ -170,5 +170,5 @@ def _widths(networks: Mapping[int, Network]) -> dict[tuple[str, tuple[int, ...]]
                 key, width = ("group", tuple(param(step, "group"))), step.outputs[0].width
             else:
                 continue
-            found[key] = max(width, found.get(key, 0))
-    return found
+            widths[key] = max(width, widths.get(key, 0))
+    return widths

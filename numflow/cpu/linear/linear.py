@@ -47,8 +47,8 @@ def _kernel_operand(operand: int) -> int:
 
 def _operands(scheme) -> tuple[tuple[int, bool], ...]:
     """(operand, ragged) of each kernel of a scheme; ragged: rows end with half a unit."""
-    found = (F32, BF16) if scheme.is_float else (F32,) if scheme.floats_only else (INT8, F32)
-    return (*((operand, False) for operand in found), *([(F32, True)] if scheme.ends_in_halves else []))
+    kinds = (F32, BF16) if scheme.is_float else (F32,) if scheme.floats_only else (INT8, F32)
+    return (*((operand, False) for operand in kinds), *([(F32, True)] if scheme.ends_in_halves else []))
 
 
 STAMPS = {_kernel_name(op, kind, operand, ragged): (op, (kind, operand, ragged)) for op in ("linear", "expert_linear")
@@ -124,12 +124,12 @@ def head_linear(step: Step, ctx) -> list[Call]:
     """
     x, y, heads = step.inputs[0], step.outputs[0], param(step, "heads")
     weight, columns, rows = ctx.packed(step.weights["weight"]), x.width // heads, y.width // heads
-    max_rows = heads * -(-ctx.room(x) // TOKEN_TILE) * TOKEN_TILE
+    capacity = heads * -(-ctx.max_rows(x) // TOKEN_TILE) * TOKEN_TILE
     calls: list = []
     made = {}
     activations = activations_of(step, ctx.network, ctx.activations)
     for kind in operand_kinds(weight, activations):
-        x_size, aux_size = operand_bytes(max_rows, columns, kind)
+        x_size, aux_size = operand_bytes(capacity, columns, kind)
         made[kind] = ctx.scratch("operand of heads", x_size), ctx.scratch("units of heads", aux_size) if aux_size else 0
         calls.append(Call.of(None, _CODE.kernel(f"heads_to_{NAMES[kind]}"), ctx.header, ctx.rows(x),
                              *ctx.view(x), columns, *made[kind], heads, joined=bool(calls)))

@@ -213,17 +213,17 @@ class Code:
 
     def _found(self) -> dict[str, Kernel]:
         factories: dict[str, tuple[str, int]] = {}
-        found: dict[str, Kernel] = {}
+        kernels: dict[str, Kernel] = {}
         for module in self.modules:
             for function, line, is_kernel in _functions(module):
                 if is_kernel:
-                    found[function.lstrip("_")] = Kernel(module, function, line)
+                    kernels[function.lstrip("_")] = Kernel(module, function, line)
                 else:
                     factories[function] = module, line
         for name, (function, constants) in self.stamps.items():
             module, line = factories[function]
-            found[name] = Kernel(module, function, line, None, name, constants)
-        return found
+            kernels[name] = Kernel(module, function, line, None, name, constants)
+        return kernels
 
 
 def _functions(module: str) -> Iterator[tuple[str, int, bool]]:

@@ -91,7 +91,7 @@ class MachineCode:
 
     def _place(self) -> tuple[int, int]:
         """Assign an offset in memory to everything; returns the end of code and constants, and the total size."""
-        self._at: dict[int, int] = {}      # offsets of sections
+        self._offsets: dict[int, int] = {}      # offsets of sections
         self._common: dict[int, int] = {}  # offsets of symbols that only reserve memory
         self._words: dict[int, int] = {}   # offsets of words with a symbol's address, each preceded by a jump to it
         end, page = 0, mmap.PAGESIZE
@@ -99,7 +99,7 @@ class MachineCode:
             for i in self._placed:
                 section = self._sections[i]
                 if bool(section["flags"] & _WRITABLE) == writable:
-                    self._at[i] = end = -(-end // max(1, int(section["align"]))) * max(1, int(section["align"]))
+                    self._offsets[i] = end = -(-end // max(1, int(section["align"]))) * max(1, int(section["align"]))
                     end += int(section["size"])
             if not writable:
                 for relocations in self._relocations():
@@ -122,15 +122,15 @@ class MachineCode:
                 if s["type"] == _RELOCATIONS and s["info"] in self._placed]
 
     def _fill(self) -> None:
-        for i, at in self._at.items():
+        for i, offset in self._offsets.items():
             if self._sections[i]["type"] == _BITS:
                 content = self._content(self._sections[i])
-                self._memory[at:at + len(content)] = content.tobytes()
-        for symbol, at in self._words.items():
-            self._memory[at - 8:at + 8] = _JUMP + struct.pack("<Q", self._symbol(symbol))
+                self._memory[offset:offset + len(content)] = content.tobytes()
+        for symbol, offset in self._words.items():
+            self._memory[offset - 8:offset + 8] = _JUMP + struct.pack("<Q", self._symbol(symbol))
         for section in self._sections:
             if section["type"] == _RELOCATIONS and section["info"] in self._placed:
-                begin = self._at[int(section["info"])]
+                begin = self._offsets[int(section["info"])]
                 for offset, kind, symbol, addend in self._content(section).view(_RELOCATION).tolist():
                     self._relocate(begin + offset, kind, symbol, addend)
 
@@ -166,9 +166,9 @@ class MachineCode:
             return value
         if section == _COMMON:
             return self._base + self._common[index]
-        if section not in self._at:
+        if section not in self._offsets:
             raise UnknownCodeError(f"{self._name(index)!r} lies in a section that is not in memory")
-        return self._base + self._at[section] + value
+        return self._base + self._offsets[section] + value
 
     def _name(self, index: int) -> str:
         begin = int(self._symbols[index]["name"])

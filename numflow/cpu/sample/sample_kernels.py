@@ -32,26 +32,26 @@ _WORD, _HALF = (1 << 32) - 1, (1 << 16) - 1
 @inline
 def _argmax(x, width):
     """Index of the largest of `width` logits, the first if equal; -1 if it is not finite, or a logit is NaN."""
-    best, found, wrong = _LOWEST, 0, zero_f32()
+    best, index, not_finite = _LOWEST, 0, zero_f32()
     for chunk in range(0, width, _RUN):
         top, end = splat(_LOWEST), min(chunk + _RUN, width)
         for i in range(chunk, end - 15, 16):
             value = load_f32(x + 4 * i)
             top = maximum(top, value)
-            wrong = maximum(wrong, where_less(value, splat(_INFINITY), zero_f32(), splat(_ONE)))
-        most = max_lanes(top)
+            not_finite = maximum(not_finite, where_less(value, splat(_INFINITY), zero_f32(), splat(_ONE)))
+        largest = max_lanes(top)
         for i in range(end - (end - chunk) % 16, end):
             value = f32_ptr(x)[i]
-            most = max(most, value)
+            largest = max(largest, value)
             if not value < _INFINITY:
-                wrong = splat(_ONE)
-        if most > best:
-            best, found = most, chunk
-    if max_lanes(wrong) > 0 or best == _LOWEST:
+                not_finite = splat(_ONE)
+        if largest > best:
+            best, index = largest, chunk
+    if max_lanes(not_finite) > 0 or best == _LOWEST:
         return -1
-    while f32_ptr(x)[found] != best:
-        found += 1
-    return found
+    while f32_ptr(x)[index] != best:
+        index += 1
+    return index
 
 
 @inline
@@ -73,16 +73,16 @@ def _weights(depth):
 @merged
 def _column_maxima(x, width, columns):
     """Store the maximum of each column; returns the largest logit, or -inf if a logit is not finite."""
-    best, wrong = splat(_LOWEST), zero_f32()
+    best, not_finite = splat(_LOWEST), zero_f32()
     for chunk in range(0, width, CHUNK):
         top = splat(_LOWEST)
         for i in range(chunk, min(chunk + CHUNK, width), 16):
             value = _logits(x + 4 * i, width - i)
             top = maximum(top, value)
-            wrong = maximum(wrong, where_less(value, splat(_INFINITY), zero_f32(), splat(_ONE)))
+            not_finite = maximum(not_finite, where_less(value, splat(_INFINITY), zero_f32(), splat(_ONE)))
         store_f32(columns + 4 * (chunk // 16), top)
         best = maximum(best, top)
-    return max_lanes(best) if max_lanes(wrong) == _ZERO else _LOWEST
+    return max_lanes(best) if max_lanes(not_finite) == _ZERO else _LOWEST
 
 
 @merged

@@ -68,8 +68,8 @@ def _4_lanes(builder, a, b, c):
 def _any_doubtful(builder, sums, result):
     """i1: whether one of 4 doubles lies halfway between two float32, or is too small."""
     low, high = (builder.bitcast(pair, _I32X4) for pair in sums)
-    below = builder.shl(_shuffled(builder, low, high, (0, 2, 4, 6)), constant(_I32X4, 3))  # bits beyond float32
-    between = builder.icmp_signed("==", below, constant(_I32X4, -(1 << 31)))
+    low_bits = builder.shl(_shuffled(builder, low, high, (0, 2, 4, 6)), constant(_I32X4, 3))  # bits beyond float32
+    between = builder.icmp_signed("==", low_bits, constant(_I32X4, -(1 << 31)))
     size = builder.and_(builder.bitcast(result, _I32X4), constant(_I32X4, 0x7FFFFFFF))
     small = builder.icmp_signed("<=", size, constant(_I32X4, 0x00800000))  # 2^-126 may be a rounded-up smaller value
     lanes = builder.bitcast(builder.or_(between, small), ir.IntType(4))

@@ -1,7 +1,7 @@
 """exp, tanh, sigmoid, softplus and the normal distribution on f32x16: polynomials without branches.
 
 Largest errors against double precision (tests/cpu/test_math.py): exp, sigmoid, tanh and softplus 2e-7 relative,
-normal_cdf 1e-7 absolute. The coefficients are minimax fits in double precision, rounded to float32.
+normal_cdf 1e-7 absolute. The coefficients are fits of least maximum error in double precision, rounded to float32.
 """
 
 import numpy as np

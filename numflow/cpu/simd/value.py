@@ -39,14 +39,14 @@ class Value:
         """Whether the elements are floats."""
         return isinstance(getattr(self.llvm.type, "element", self.llvm.type), ir.FloatType)
 
-    def like(self, number: "Value | float | list") -> ir.Value:
-        """`number` as a value of this type; a list gives each lane its own."""
-        if isinstance(number, Value):
-            return number.llvm
+    def like(self, value: "Value | float | list") -> ir.Value:
+        """`value` as a constant of this type; a list has a value per lane."""
+        if isinstance(value, Value):
+            return value.llvm
         if self.lanes == 1:
-            return ir.Constant(self.llvm.type, number)
-        numbers = number if isinstance(number, list) else [number] * self.lanes
-        return ir.Constant(self.llvm.type, [ir.Constant(self.llvm.type.element, n) for n in numbers])
+            return ir.Constant(self.llvm.type, value)
+        values = value if isinstance(value, list) else [value] * self.lanes
+        return ir.Constant(self.llvm.type, [ir.Constant(self.llvm.type.element, n) for n in values])
 
     def _do(self, name, other):
         return Value(self.builder, getattr(self.builder, name)(self.llvm, self.like(other)))
@@ -192,11 +192,11 @@ def llvm_type(kind: str, lanes: int = 1) -> ir.Type:
     return _ELEMENT[kind] if lanes == 1 else ir.VectorType(_ELEMENT[kind], lanes)
 
 
-def constant(like: Value, kind: str, number: float, lanes: int = 16) -> Value:
-    """`number` in every lane."""
+def constant(like: Value, kind: str, value: float, lanes: int = 16) -> Value:
+    """`value` in every lane."""
     element = llvm_type(kind)
-    value = ir.Constant(element, number)
-    return Value(like.builder, value if lanes == 1 else ir.Constant(llvm_type(kind, lanes), [value] * lanes))
+    scalar = ir.Constant(element, value)
+    return Value(like.builder, scalar if lanes == 1 else ir.Constant(llvm_type(kind, lanes), [scalar] * lanes))
 
 
 def load(address: Value, kind: str, lanes: int = 1) -> Value:

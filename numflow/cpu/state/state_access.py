@@ -19,5 +19,5 @@ def first_row(header, sequence):
 
 @inline
 def begins(header, row):
-    """Whether a sequence's first row is at position 0, so that its state is zeros."""
+    """True if a sequence's first row is at position 0, so that its state is zeros."""
     return i32_ptr(i64(header, POSITIONS))[row] == 0

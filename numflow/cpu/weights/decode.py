@@ -60,13 +60,13 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     if scheme.in_fours:
         return unpack_four(pair_codes(codes, group // 4, row, hold), group % 4, hold)
     if scheme.grid:
-        found = looked_up(codes, scheme, group, row, hold, {} if cache is None else cache)
-        return _book_entries(found, levels_of(scheme), scheme.zero)
+        grid_codes = looked_up(codes, scheme, group, row, hold, {} if cache is None else cache)
+        return _book_entries(grid_codes, levels_of(scheme), scheme.zero)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     pieces = PIECES[scheme.bits][group]
-    first, *others = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
+    first, *high_vectors = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
     code = move_bits(first, *pieces[0][1:], hold)
-    for vector, (_, begin, to, bits) in zip(others, pieces[1:]):
+    for vector, (_, begin, to, bits) in zip(high_vectors, pieces[1:]):
         code = insert_bits(code, vector, begin, to, bits, hold)
     return _book_entries(code, scheme.book, scheme.zero) if scheme.book else code
 

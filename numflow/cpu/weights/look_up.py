@@ -107,7 +107,7 @@ def looked_up(codes: Value, scheme: Scheme, group: int, row: Value | None, hold:
     at_once, index = divmod(group * 4 // grid.width, 4)
     indices, planes = codes + _AT_ONCE * at_once, codes + (low + 8 * grid.high * at_once)
     if row is None and isa() == "avx512":
-        found = _from_bytes(grid, indices, planes, group, hold)
+        unsigned = _from_bytes(grid, indices, planes, group, hold)
     else:
         run = 4 * at_once + index
         if run not in cache:
@@ -116,12 +116,12 @@ def looked_up(codes: Value, scheme: Scheme, group: int, row: Value | None, hold:
         words = cache[run]
         if grid.width == 8:
             words = (words >> 4 if group % 2 else words) & 0x0F0F0F0F
-        found = words.as_("u8", 4 * words.lanes)
+        unsigned = words.as_("u8", 4 * words.lanes)
     if not grid.sign:
-        return found
+        return unsigned
     signs = codes + (low + high)
     bits = load(signs, "u8", 64) if row is None else load(signs + (row << 2), "u8", 4)
-    return found | move_bits(bits, group, grid.sign, 1, hold)
+    return unsigned | move_bits(bits, group, grid.sign, 1, hold)
 
 
 def _from_bytes(grid: GridType, indices: Value, planes: Value, group: int, hold: Keep) -> Value:
@@ -130,11 +130,11 @@ def _from_bytes(grid: GridType, indices: Value, planes: Value, group: int, hold:
     if grid.width == 8:
         half = _entries(indices, tables[group % 2], masks[:_index_bits(grid)], hold)
         bits = [8 * (group // 2 * 2 + row) + 2 * column for row in range(2) for column in range(4)]
-        found = _spread(half, bits, 3, hold)
+        codes = _spread(half, bits, 3, hold)
         if not _has_eighths(grid):
-            return found
+            return codes
         eighths = masks[-1].choose(Value(indices.builder, indices.like(255)), 0)
-        return found | _spread(eighths, [bit - bit % 8 for bit in bits], 4, hold)
+        return codes | _spread(eighths, [bit - bit % 8 for bit in bits], 4, hold)
     first, second = (_entries(indices, half, masks, hold) for half in tables)
     pairs = [16 * (i // 16) + 8 * (group % 4 // 2) + i % 16 // 2 + _AT_ONCE * (i % 2) for i in range(64)]
     bits = [16 * (group % 2 * 2 + row) + 4 * column for row in range(2) for column in range(4)]
@@ -153,8 +153,8 @@ def _entries(indices: Value, entries: np.ndarray, high_bits: list[Value], hold: 
 def _spread(vector: Value, bits: list[int], mask: int, hold: Keep) -> Value:
     """The 8 bits that begin at each of these bit offsets of a quadword, masked, as its bytes; for each of u8x64."""
     offsets = hold(Value(vector.builder, vector.like(bits * 8)))
-    found = offsets.call("llvm.x86.avx512.pmultishift.qb.512", vector.llvm.type, vector)
-    return found & hold(Value(vector.builder, vector.like(mask)))
+    fields = offsets.call("llvm.x86.avx512.pmultishift.qb.512", vector.llvm.type, vector)
+    return fields & hold(Value(vector.builder, vector.like(mask)))
 
 
 def _mask(address: Value) -> Value:

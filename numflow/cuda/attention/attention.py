@@ -49,12 +49,12 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     """q f32 [T, H * E] -> y f32 [T, H * E_v].
 
     Optional inputs: chosen i32 [T, W] (bitmap of the visible keys), or one or two products with relative-position
-    embeddings f32 [T, H * N]. Optional weights: slopes [H], sinks [H], buckets [n, H], places [2R + 1].
+    embeddings f32 [T, H * N]. Optional weights: slopes [H], sinks [H], buckets [n, H], position_buckets [2R + 1].
     leaves: the matrix operand, int8 or f16, to which the kernels write y as well, for the `linear` step that follows;
     no unit of the operand crosses a head.
     """
     (q, *extra), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
-    chosen, relative = ([], extra) if "places" in step.weights else (extra, [])
+    chosen, relative = ([], extra) if "position_buckets" in step.weights else (extra, [])
     cache = ctx.caches[param(step, "cache")]
     shape, causal, window = cache.shape, param(step, "causal"), param(step, "window")
     slopes, sinks, buckets = (ctx.vector(step.weights[role]) if role in step.weights else None
@@ -98,7 +98,7 @@ def _relative_scores(step: Step, ctx, products: list[View]) -> RelativeScores:
     """The relative-position scores of a step; null pointers if the step has none."""
     if not products:
         return RelativeScores(None, 0, None, 0, None, 0, 0)
-    buckets, heads = step.weights["places"], param(step, "heads")
+    buckets, heads = step.weights["position_buckets"], param(step, "heads")
     keys = ctx.view(products[1]) if len(products) > 1 else (None, 0)
     return RelativeScores(*ctx.view(products[0]), *keys, ctx.vector(buckets),
                ctx.network.weights[buckets].shape[0] // 2, products[0].width // heads)

@@ -1,9 +1,10 @@
-"""Blocks of a cluster and the copy engine (TMA), which brings kilobytes to the shared memory of all of them (sm_90).
+"""Thread block clusters, mbarriers, and bulk copies to shared memory by the TMA unit (sm_90).
 
-A cluster is blocks side by side that run at the same time, each on a multiprocessor of its own; a launch says how many.
-A bulk copy is begun by one thread and runs in the background. Who waits for it, waits at a count in shared memory (an
-mbarrier; here two words of u32 memory at an even place): it has turns, and a turn is over once as many threads as were
-named have arrived and as many bytes as they said have come. Turns are called 0, 1, 0, 1 and so on.
+The blocks of a cluster are adjacent in x and run at the same time, each on a multiprocessor of its own; the launch says
+how many. One thread starts a bulk copy, which runs asynchronously. Threads wait for it at an mbarrier in shared memory,
+here called a count (two u32 words at an even index). An mbarrier has phases. A phase is complete when the expected
+number of threads have arrived and all bytes that they announced have been copied. The parity of the phases alternates:
+0, 1, 0, 1, ...
 
     begin_count(memory, at, 1); show_counts(); sync_cluster()
     if thread == 0:
@@ -11,8 +12,8 @@ named have arrived and as many bytes as they said have come. Turns are called 0,
         copy_bulk(memory, to, source, index, 4096, at)
     wait_turn(memory, at, 0)
 
-The simulator runs one block at a time and has clusters of one. Copies land there when somebody waits for them, and must
-have been begun by then: a barrier of the block, at the latest, stands between.
+The simulator runs one block at a time and has clusters of one block. A copy arrives when a thread waits for it, and
+must have been started by then: a block barrier must separate the two.
 """
 
 from numflow.cuda.lang.intrinsic import asm, builtin
@@ -30,20 +31,20 @@ def cluster_rank() -> int:
 
 @asm((u32,), (), "mov.u32 $0, %cluster_nctarank;")
 def cluster_size() -> int:
-    """u32: blocks of a cluster; 1 where the launch names none."""
+    """u32: blocks of the cluster; 1 for a launch without clusters."""
     return 1
 
 
 @asm((), (), "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", "effect", "memory",
      "convergent")
 def sync_cluster() -> None:
-    """sync_block for all blocks of the cluster."""
+    """Barrier of all threads of the cluster."""
     wait("block")
 
 
 @builtin("count_begin")
 def begin_count(shared, at: int, arrivals: int) -> None:
-    """Make a count at shared[at], whose turns are over when so many have arrived; one thread does."""
+    """Initialise an mbarrier at shared[at] with the number of arrivals of a phase. One thread calls it."""
     if at % 2:
         raise SimulatorError(f"a count at the odd place {at}")
     NOW.thread.block.counts[shared.at(at, 2)] = Count(arrivals)
@@ -51,12 +52,13 @@ def begin_count(shared, at: int, arrivals: int) -> None:
 
 @asm((), (), "fence.mbarrier_init.release.cluster;", "effect", "memory")
 def show_counts() -> None:
-    """Let other blocks and the copy engine see counts that this thread has made; before sync_cluster."""
+    """Make the mbarriers that this thread has initialised visible to other blocks and bulk copies; before sync_cluster.
+    """
 
 
 @builtin("count_expect")
 def expect_bytes(shared, at: int, nbytes: int) -> None:
-    """Arrive at a count of this block, whose turn is not over before so many bytes have come."""
+    """Arrive at an mbarrier of this block, and add `nbytes` to the bytes that its phase waits for."""
     count = _count(shared, at)
     count.expected += nbytes
     count.arrive()
@@ -64,8 +66,11 @@ def expect_bytes(shared, at: int, nbytes: int) -> None:
 
 @builtin("count_arrive")
 def arrive_at(shared, at: int, rank: int) -> None:
-    """Arrive at the count that is at this place in a block of the cluster. Who waits there may give memory that this
-    thread knows to be free to the copy engine; plain stores of other blocks are not in order by it."""
+    """Arrive at the mbarrier with this index in the block of the cluster with this rank.
+
+    The waiting thread may then start a bulk copy into memory that this thread has finished reading. Ordinary stores of
+    other blocks are not ordered by it.
+    """
     if rank != 0:
         raise SimulatorError(f"block {rank} of a cluster of one")
     _count(shared, at).arrive()
@@ -73,7 +78,7 @@ def arrive_at(shared, at: int, rank: int) -> None:
 
 @builtin("count_over")
 def turn_is_over(shared, at: int, turn: int) -> int:
-    """u32: 1 if the last turn of this number, 0 or 1, is over; may wait for it a while."""
+    """u32: 1 if the latest phase with this parity, 0 or 1, is complete. The instruction may wait for a while."""
     if not _count(shared, at).is_over(turn):
         raise SimulatorError(f"a thread waits for turn {turn} of the count at {at}, for which not all have arrived, or "
                              "not all bytes are on their way")
@@ -82,15 +87,15 @@ def turn_is_over(shared, at: int, turn: int) -> int:
 
 @device
 def wait_turn(shared, at, turn):
-    """Wait until a turn of a count is over."""
+    """Wait until the phase with this parity is complete."""
     while turn_is_over(shared, at, turn) == 0:
         pass
 
 
 @builtin("bulk_copy")
 def copy_bulk(shared, at: int, source, index: int, nbytes: int, count: int) -> None:
-    """nbytes from source[index] to shared[at], both u32 pointers, in the background; the count at shared[count] hears
-    of it. Places and bytes are multiples of 16 bytes."""
+    """Start a copy of nbytes from source[index] to shared[at], both u32 pointers. The bytes count for the mbarrier at
+    shared[count]. Addresses and nbytes are multiples of 16 bytes."""
     words = nbytes // 4
     if nbytes <= 0 or nbytes % 16:
         raise SimulatorError(f"a bulk copy of {nbytes} bytes")
@@ -102,8 +107,8 @@ def copy_bulk(shared, at: int, source, index: int, nbytes: int, count: int) -> N
 
 @builtin("bulk_share")
 def share_bulk(shared, at: int, source, index: int, nbytes: int, count: int, blocks: int) -> None:
-    """copy_bulk to the same place of several blocks of the cluster, those whose bits are set, each of which has its own
-    count told."""
+    """copy_bulk by multicast to the same address in several blocks of the cluster: those whose bits are set in
+    `blocks`. The bytes count for the mbarrier of each of them."""
     if blocks != 1:
         raise SimulatorError(f"blocks {blocks:b} of a cluster of one")
     copy_bulk(shared, at, source, index, nbytes, count)

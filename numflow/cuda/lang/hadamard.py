@@ -1,4 +1,4 @@
-"""The Hadamard transform of 32 columns (quant/kv.py), over the lanes of a warp; it is its own inverse."""
+"""The Hadamard transform of 32 columns (quant/kv.py), by shuffles over the lanes of a warp. It is its own inverse."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ _NORM = float(np.float32(NORM))
 
 @device
 def rotate(value, lane):
-    """Of the values of 32 lanes, with the roundings and in the order of quant/kv.py."""
+    """The transform of 32 columns, one in each lane, with the roundings and in the order of quant/kv.py."""
     value = add_exactly(shuffle_xor(value, 16), -value if lane & u32(16) != u32(0) else value)
     value = add_exactly(shuffle_xor(value, 8), -value if lane & u32(8) != u32(0) else value)
     value = add_exactly(shuffle_xor(value, 4), -value if lane & u32(4) != u32(0) else value)
@@ -24,8 +24,11 @@ def rotate(value, lane):
 
 @device
 def rotate_eight(x, lane, one, other):
-    """Of 4 lanes' 8 values each, in place; `one` and `other` are the bits in which the lanes' numbers differ. Which
-    values are neighbours does not matter, as long as a bit of a column's number is a bit of its place here."""
+    """The transform of 32 columns, 8 in each of 4 lanes, in place.
+
+    one, other: the bits in which the indices of the 4 lanes differ. The columns may be in any order in which each bit
+    of a column's index corresponds to one bit of the index in x or of the lane.
+    """
     for i in range(4):
         a, b = x[i], x[i + 4]
         x[i], x[i + 4] = a + b, a - b

@@ -1,4 +1,4 @@
-"""Intrinsics: each a twin in Python and its making by the compiler; memory that kernels declare."""
+"""Intrinsics, each with a Python twin for the simulator and a lowering for the compiler; declarations of memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,14 @@ from numflow.cuda.lang.simulator import NOW, SimulatedPointer
 
 ALL = {}
 NAN = float("nan")
-NEWER = "// from sm_90: "          # in front of an instruction that older cards do not have (compiler/dependent.py)
-WAIT = "griddepcontrol.wait;"      # for all kernels before this one
+NEWER = "// from sm_90: "          # prefix of an instruction that older GPUs do not have (compiler/dependent.py)
+WAIT = "griddepcontrol.wait;"      # wait for all earlier kernels
 
 
 class Intrinsic:
-    """A function of kernels. how: what lowering.py is told: ("asm", results, arguments, text, flags) or (kind, ...)."""
+    """A function that kernels call. how: its lowering: ("asm", results, arguments, text, flags) or (name of a
+    builtin,).
+    """
 
     def __init__(self, name: str, twin: Callable, how: tuple):
         self.name, self.twin, self.how = name, twin, how
@@ -27,13 +29,16 @@ class Intrinsic:
 
 
 def asm(results: tuple, arguments: tuple, text: str, *flags: str) -> Callable:
-    """The decorated twin as an instruction. flags: "effect" (not to be moved or dropped), "memory" (touches it),
-    "convergent" (all lanes of a warp together)."""
+    """A decorator of a Python twin: an intrinsic that is inline PTX.
+
+    flags: "effect" (must not be moved or removed), "memory" (accesses memory), "convergent" (all lanes of a warp
+    execute it together).
+    """
     return _register("asm", results, arguments, text, flags)
 
 
 def builtin(name: str) -> Callable:
-    """The decorated twin as a special lowering of this name."""
+    """A decorator of a Python twin: an intrinsic with a lowering of its own, by this name (lowering_builtin.py)."""
     return _register(name)
 
 
@@ -45,10 +50,10 @@ def _register(*how):
 
 
 class SharedArray:
-    """Shared memory of a block: `count` values. Called in a kernel, the pointer to it.
+    """A declaration of shared memory: `count` values. A call in a kernel returns the pointer to it.
 
-    alignment: in bytes. dynamic: given at the launch, which may be more than the 48 KB that a compiler gives; at most
-    one of a kernel is, whose `dynamic` is its bytes.
+    alignment: in bytes. dynamic: dynamic shared memory, which the launch allocates and which may exceed 48 KB. A kernel
+    has at most one such array, and Kernel.dynamic is its size in bytes.
     """
 
     def __init__(self, scalar: Scalar, count: int, alignment: int = 16, dynamic: bool = False):
@@ -60,7 +65,8 @@ class SharedArray:
 
 @dataclass(frozen=True)
 class LocalArray:
-    """Registers of a thread: `count` values, to be indexed by numbers known once loops are unrolled."""
+    """A declaration of a thread's array of `count` values. It stays in registers if all indices are constants after
+    loops are unrolled."""
 
     scalar: Scalar
     count: int

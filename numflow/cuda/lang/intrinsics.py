@@ -1,8 +1,8 @@
-"""Intrinsics besides arithmetic: place in the grid, barriers, exchange and memory.
+"""Intrinsics for indices, barriers, warp shuffles and memory.
 
-Each is a twin in Python, which is what runs when it is called here; on the device the same names stand for LLVM or PTX
-instructions (lowering.py). Arithmetic is in arithmetic.py. Words are 32-bit unsigned numbers that hold packed values:
-4 bytes, or 2 halves with the lower column in the lower bits.
+Each function is the Python twin of an intrinsic, which the simulator runs; on the device it becomes an LLVM intrinsic
+or a PTX instruction (lowering.py). Arithmetic is in arithmetic.py. A word is a u32 with packed values: 4 bytes, or 2
+halves, the lower column in the lower bits.
 """
 
 import numpy as np
@@ -11,19 +11,19 @@ from numflow.cuda.lang import simulator
 from numflow.cuda.lang.intrinsic import NEWER, WAIT, asm, builtin
 from numflow.cuda.lang.simulator import NOW, exchange, wait
 
-# ---- where a thread is
+# ---- thread and block indices
 
 
 @builtin("tid")
 def thread_index() -> int:
-    """u32: index in the block."""
+    """u32: index of the thread in its block."""
     thread = NOW.thread
     return thread.warp.first + thread.lane
 
 
 @builtin("laneid")
 def lane_index() -> int:
-    """u32: index in the warp, 0 .. 31."""
+    """u32: index of the thread in its warp, 0 .. 31."""
     return NOW.thread.lane
 
 
@@ -62,38 +62,39 @@ def grid_z() -> int:
 
 @builtin("syncthreads")
 def sync_block() -> None:
-    """Wait for all threads of the block; memory written before is seen after."""
+    """Barrier of all threads of the block. Writes before it are visible after it."""
     wait("block")
 
 
 @builtin("syncwarp")
 def sync_warp() -> None:
-    """The same for the warp."""
+    """Barrier of the lanes of the warp."""
     wait("warp")
 
 
 @builtin("shfl_xor")
 def shuffle_xor(value, mask: int):
-    """f32 or i32 of lane `lane ^ mask`."""
+    """The f32 or i32 value of lane `lane ^ mask`."""
     return exchange(value)[NOW.thread.lane ^ mask]
 
 
 @builtin("shfl_idx")
 def shuffle(value, lane: int):
-    """f32 or i32 of a lane."""
+    """The f32 or i32 value of a lane."""
     return exchange(value)[lane & 31]
 
 
 @builtin("ballot")
 def ballot(predicate) -> int:
-    """u32: bit i says whether the predicate holds in lane i."""
+    """u32: bit i is set if the predicate is true in lane i."""
     return sum(1 << lane for lane, value in enumerate(exchange(bool(predicate))) if value)
 
 
 @asm((), (), f"{NEWER}{WAIT}", "effect", "memory")
 def after_previous() -> None:
-    """Wait for all kernels before this one, which may still run when it begins: what they leave is there afterwards,
-    and nothing of it may be touched before. A kernel that calls this does so in all of its threads."""
+    """griddepcontrol.wait: wait for all earlier kernels, which may still run when this kernel starts (programmatic
+    dependent launch). Memory that they write may be accessed only afterwards. If a kernel calls this, all of its
+    threads must call it."""
 
 
 # ---- memory
@@ -101,13 +102,13 @@ def after_previous() -> None:
 
 @builtin("prefetch")
 def prefetch(pointer, index: int) -> None:
-    """Ask for the line of memory with pointer[index], to be in the second cache when it is read (sm_90)."""
+    """Prefetch the cache line with pointer[index] into L2 (sm_90)."""
     pointer.at(index)
 
 
 @builtin("load4")
 def load4(pointer, index: int) -> tuple:
-    """4 values of 4 bytes from pointer[index] on: one 128-bit load; the address must be a multiple of 16."""
+    """4 values of 4 bytes from pointer[index] on: one 128-bit load, aligned to 16 bytes."""
     at, load = aligned(pointer, index, 4), pointer.load
     return load(at), load(at + 1), load(at + 2), load(at + 3)
 
@@ -121,7 +122,7 @@ def load2(pointer, index: int) -> tuple:
 
 @builtin("stream4")
 def stream4(pointer, index: int) -> tuple:
-    """4 u32 of memory that is read once, such as weights: 128 bits past the first cache, read-only."""
+    """4 u32 of read-only memory that is read once, such as weights: one 128-bit load without allocation in L1."""
     at, load = aligned(pointer, index, 4), pointer.load
     return load(at), load(at + 1), load(at + 2), load(at + 3)
 
@@ -135,7 +136,7 @@ def stream2(pointer, index: int) -> tuple:
 
 @builtin("stream1")
 def stream1(pointer, index: int):
-    """One u32 or u16 of memory that no kernel writes while this one runs."""
+    """One u32 or u16 of read-only memory: no kernel writes it while this one runs."""
     return pointer[index]
 
 
@@ -154,7 +155,7 @@ def store2(pointer, index: int, a, b) -> None:
 
 
 def aligned(pointer, index: int, count: int) -> int:
-    """Place in the array of a vector access of so many elements, which must be on a multiple of its size."""
+    """Index in the array of a vector access to `count` elements, after checking bounds and alignment."""
     at = pointer.start + index
     if at < 0 or at + count > pointer.size:
         pointer.at(index, count)
@@ -185,31 +186,31 @@ def as_floats(pointer):
 
 @builtin("cp_async")
 def copy_async(shared, at: int, source, index: int) -> None:
-    """16 bytes from source[index] to shared[at], both u32 pointers, in the background (sm_80)."""
+    """cp.async: copy 16 bytes from source[index] to shared[at], both u32 pointers, asynchronously (sm_80)."""
     begin = aligned(source, index, 4)
     NOW.thread.copies[-1].append((shared.array, aligned(shared, at, 4), source.array[begin:begin + 4].copy()))
 
 
 @asm((), (), "cp.async.commit_group;", "effect", "memory")
 def copy_commit() -> None:
-    """Close a group of background copies."""
+    """cp.async.commit_group: close a group of asynchronous copies."""
     NOW.thread.copies.append([])
 
 
 @asm((), (), "cp.async.wait_group 0;", "effect", "memory")
 def copy_wait() -> None:
-    """Wait for all groups of this thread; a barrier must follow before others read."""
+    """cp.async.wait_group 0: wait for all copies of this thread. A barrier must follow before other threads read."""
     _land(0)
 
 
 @asm((), (), "cp.async.wait_group 1;", "effect", "memory")
 def copy_wait_older() -> None:
-    """copy_wait for all groups but the last one."""
+    """cp.async.wait_group 1: wait for all groups of this thread but the last."""
     _land(1)
 
 
 def _land(most: int) -> None:
-    copies = NOW.thread.copies  # they take effect as late as they may
+    copies = NOW.thread.copies  # copies arrive as late as possible
     while len(copies) > 1 + most:
         for array, at, words in copies.pop(0):
             array[at:at + 4] = words
@@ -217,7 +218,7 @@ def _land(most: int) -> None:
 
 @builtin("atomic_add")
 def atomic_add(pointer, index: int, value: int) -> int:
-    """Add to an integer in memory, which wraps; what was there before."""
+    """Add to an integer in memory, with wrap-around. Returns the old value."""
     before, bits = pointer[index], 8 * pointer.array.itemsize
     total = (before + value) % (1 << bits)
     pointer[index] = total - (1 << bits) if pointer.array.dtype.kind == "i" and total >> (bits - 1) else total

@@ -1,4 +1,4 @@
-"""Parameters of a kernel that belong together, written as one: a NamedTuple whose fields are a kernel's types.
+"""Groups of kernel parameters: a NamedTuple whose fields are types of kernel parameters.
 
     class Rows(NamedTuple):
         data: f32.ptr
@@ -8,9 +8,9 @@
     def _scale(y: Rows, x: Rows, factor: f32):
         y.data[block_x() * y.stride] = x.data[block_x() * x.stride] * factor
 
-The kernel that is compiled and simulated has a parameter for each field, `y_data` and `y_stride`, and `y.stride` in its
-body is that parameter: writing fields together costs nothing on the device. `*y` stands for all fields, for functions
-that take them one by one. A launch passes a `Rows(...)`, which knows its fields by name.
+The compiled kernel has one parameter for each field, `y_data` and `y_stride`, and `y.stride` in the body becomes that
+parameter, so a group has no cost on the device. `*y` stands for all fields, as arguments of a device function. A launch
+passes a `Rows(...)`, whose fields can be given by name.
 """
 
 import ast
@@ -26,21 +26,24 @@ from numflow.cuda.lang.scalar import f32, i32, u32
 
 
 class Rows(NamedTuple):
-    """Rows of float32; stride: elements from one to the next."""
+    """Rows of float32. stride: elements from one row to the next."""
 
     data: f32.ptr
     stride: u32
 
 
 class IntRows(NamedTuple):
-    """Rows of int32."""
+    """Rows of int32. stride: elements from one row to the next."""
 
     data: i32.ptr
     stride: u32
 
 
 class Places(NamedTuple):
-    """Place of a batch's rows, counts[field] of them, in a cache: blocks of their sequence by position."""
+    """The location of a batch's rows in a KV cache: position and sequence of each row, and the block table.
+
+    counts[field]: number of rows.
+    """
 
     positions: i32.ptr
     sequence_of: i32.ptr
@@ -51,10 +54,10 @@ class Places(NamedTuple):
 
 
 class Following(NamedTuple):
-    """A batch of one token of each sequence, and what makes it that of the next step.
+    """All arrays that a sampling kernel updates to turn a decode batch into the batch of the next step.
 
-    ids: the tokens that were picked, [R, MOST_STEPS]; steps: how many of each row. draws: the random numbers of the
-    steps, [R, MOST_STEPS].
+    ids: the sampled tokens, [R, MOST_STEPS]. steps: number of them for each row. draws: random numbers of the steps,
+    [R, MOST_STEPS].
     """
 
     ids: i32.ptr
@@ -68,7 +71,10 @@ class Following(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """The sequences of a batch, counts[N_SEQUENCES] of them: where rows begin, positions of rows, slots."""
+    """The sequences of a batch: first row of each, positions of the rows, state slots.
+
+    counts[N_SEQUENCES]: number of sequences.
+    """
 
     starts: i32.ptr
     positions: i32.ptr
@@ -77,28 +83,28 @@ class Texts(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Memory of a recurrent step; stride: numbers from one slot to the next."""
+    """State memory of a recurrent step. stride: elements from one slot to the next."""
 
     data: f32.ptr
     stride: u32
 
 
 def is_group(parameter) -> bool:
-    """Whether a parameter is several, written together."""
+    """Whether a parameter is a group of parameters."""
     return isinstance(parameter, type) and issubclass(parameter, tuple)
 
 
 def signature_of(parameters: tuple) -> tuple:
-    """The types one by one."""
+    """The parameters' types, with groups flattened."""
     return tuple(kind for parameter in parameters
                  for kind in (parameter.__annotations__.values() if is_group(parameter) else (parameter,)))
 
 
 def flattened(body: Callable, parameters: tuple) -> Callable:
-    """The body of a kernel with a parameter for each field of those that are written together.
+    """The body of a kernel with groups flattened: one parameter for each field.
 
     Raises:
-        TypeError: the body uses such a parameter otherwise than by a field that it has, or as `*name`.
+        TypeError: the body uses a group other than by one of its fields, or as `*name`.
     """
     if not any(map(is_group, parameters)):
         return body
@@ -111,7 +117,7 @@ def flattened(body: Callable, parameters: tuple) -> Callable:
 
 @functools.cache
 def _flat_code(code: pytypes.CodeType, parameters: tuple) -> pytypes.CodeType:
-    """Code of the function that was written as `code`: its source, with fields as names."""
+    """Compile the source of `code` again, with fields of groups replaced by names."""
     (function,) = syntax.parse(textwrap.dedent(inspect.getsource(code))).body
     names = [argument.arg for argument in function.args.args]
     fields = {name: parameter._fields for name, parameter in zip(names, parameters) if is_group(parameter)}
@@ -136,7 +142,7 @@ def _names(name: str, fields: tuple[str, ...]) -> list[str]:
 
 
 class _Fields(ast.NodeTransformer):
-    """Names in place of fields."""
+    """The AST transformation that replaces `group.field` by `group_field`, and `*group` by all fields."""
 
     def __init__(self, kernel: str, fields: dict[str, tuple[str, ...]]):
         self.kernel, self.fields = kernel, fields

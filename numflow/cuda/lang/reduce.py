@@ -1,4 +1,4 @@
-"""Sums and maxima over the threads of a warp or a block. Each order of summation is fixed."""
+"""Reductions over the threads of a warp or a block: sums and maxima, in a fixed order."""
 
 from numflow.cuda.lang.arithmetic import fmax
 from numflow.cuda.lang.intrinsic import SharedArray
@@ -11,7 +11,7 @@ _parts = SharedArray(f32, 32)
 
 @device
 def warp_sum(value):
-    """Sum over the lanes, in every lane."""
+    """Sum over the lanes of a warp, in every lane."""
     value += shuffle_xor(value, 16)
     value += shuffle_xor(value, 8)
     value += shuffle_xor(value, 4)
@@ -21,7 +21,7 @@ def warp_sum(value):
 
 @device
 def warp_max(value):
-    """Largest of the lanes' values, in every lane."""
+    """Maximum over the lanes of a warp, in every lane."""
     value = fmax(value, shuffle_xor(value, 16))
     value = fmax(value, shuffle_xor(value, 8))
     value = fmax(value, shuffle_xor(value, 4))
@@ -31,7 +31,7 @@ def warp_max(value):
 
 @device
 def block_sum(value, warps):
-    """Sum over a block of `warps` warps, in every thread. All threads must call it; it may be called again."""
+    """Sum over a block of `warps` warps, in every thread. All threads must call it. It may be called repeatedly."""
     parts = _parts()
     value = warp_sum(value)
     sync_block()
@@ -46,7 +46,7 @@ def block_sum(value, warps):
 
 @device
 def block_max(value, warps):
-    """Largest over a block of `warps` warps, in every thread, as block_sum."""
+    """Maximum over a block of `warps` warps, in every thread. All threads must call it."""
     parts = _parts()
     value = warp_max(value)
     sync_block()
@@ -61,7 +61,7 @@ def block_max(value, warps):
 
 @device
 def better_of_warp(value, index):
-    """The largest value of the warp and the lowest index that has it, in every lane."""
+    """The maximum over the lanes of a warp, and the lowest index that has it, in every lane."""
     for i in range(5):
         mask = 1 << i
         other, place = shuffle_xor(value, mask), shuffle_xor(index, mask)

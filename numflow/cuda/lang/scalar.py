@@ -1,7 +1,7 @@
-"""The types of kernels' values: scalars, and pointers to them.
+"""The types of values in kernels: scalars, and pointers to them.
 
-In a kernel `u32(x)` converts, in the simulator as on the device: integers wrap, floats are rounded. As annotations of a
-kernel's parameters, `u32` is a number and `u32.ptr` the address of device memory.
+`u32(x)` in a kernel is a conversion, on the simulator as on the device: integers wrap around, floats are rounded. As
+the annotation of a kernel parameter, `u32` is a scalar, and `u32.ptr` a pointer to device memory.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar type; numba: its name in numba.types."""
+    """A scalar type. numba: the type's name in numba.types."""
 
     name: str
     dtype: np.dtype
@@ -29,7 +29,7 @@ class Scalar:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.dtype.itemsize
 
 

@@ -1,9 +1,9 @@
-"""Runs kernels as plain Python, one coroutine per GPU thread, in an order that a seed shuffles.
+"""The simulator: runs kernels as plain Python, one coroutine for each GPU thread, in an order that depends on a seed.
 
-A thread runs until it meets a barrier; its warp goes on when all 32 lanes are there, its block when all threads are. So
-kernels that forget a barrier give other results under another seed, and one that some threads pass and others do not
-is an error here, as it hangs there. Pointers know the memory they point into: an index outside it is an error too, and
-shared memory begins as garbage. What cannot be found here: missing fences, bank conflicts, speed.
+A thread runs until a barrier. A warp continues when all 32 lanes have reached it, a block when all threads have. So a
+kernel without a necessary barrier gives different results with different seeds, and a barrier that only some threads
+reach is an error (on a GPU it hangs). Pointers are checked against the bounds of their memory. Shared memory is
+initialised with garbage. The simulator does not find missing fences or bank conflicts, and says nothing about speed.
 """
 
 import random
@@ -23,24 +23,26 @@ WARP = 32
 
 
 class SimulatorError(Exception):
-    """A kernel did what no kernel may: a barrier that not all threads reach, an address outside its memory."""
+    """An error of a kernel, such as a barrier that not all threads reach, or an address out of bounds."""
 
 
 class SimulatedPointer:
-    """A pointer: `array[start:]`, with every access checked against the array's bounds. address: of the array, as a
-    multiple of what vectors may be."""
+    """A pointer to `array[start:]`; every access is checked against the array's bounds.
+
+    address: of the array in memory, for checks of alignment.
+    """
 
     __slots__ = ("address", "array", "load", "size", "space", "start", "views")
 
     def __init__(self, array: np.ndarray, start: int = 0, space: str = "global"):
         self.array, self.start, self.space, self.size = array, start, space, array.size
-        # Floats stay NumPy's, for their arithmetic; integers become Python's, which kernels wrap as they say.
+        # Floats stay NumPy scalars, for float32 arithmetic; integers become Python integers, which kernels wrap.
         self.load = array.__getitem__ if array.dtype.kind == "f" else array.item
         self.address = array.ctypes.data if space == "global" else 0
-        self.views: dict[type, SimulatedPointer] = {}  # the array as other types, of all pointers into it
+        self.views: dict[type, SimulatedPointer] = {}  # views as other types, shared by all pointers into the array
 
     def at(self, index: int, count: int = 1) -> int:
-        """Checked place in the array of `count` elements from `index` on."""
+        """Index in the array of `count` elements from `index` on, after a check of bounds."""
         place = self.start + int(index)
         if place < 0 or place + count > self.size:
             raise SimulatorError(f"{self.space} {self.array.dtype}[{self.size}] accessed at {place}"
@@ -65,7 +67,7 @@ class SimulatedPointer:
         self.array[place if 0 <= place < self.size else self.at(index)] = value
 
     def __add__(self, count):
-        other = _blank(SimulatedPointer)  # asking NumPy again would take longer than all else here
+        other = _blank(SimulatedPointer)  # __init__ would query NumPy again, which is slow
         other.array, other.load, other.size, other.views = self.array, self.load, self.size, self.views
         other.start, other.space, other.address = self.start + int(count), self.space, self.address
         return other
@@ -75,19 +77,22 @@ _blank = object.__new__
 
 
 class Thread:
-    """State of a thread. waits: "warp" or "block" at a barrier; turn: number of exchanges that it took part in.
-    copies: groups of background copies that have not landed, the open one last. next: who runs then in its warp."""
+    """The state of a thread.
+
+    waits: "warp" or "block" at a barrier. turn: number of warp exchanges so far. copies: groups of pending cp.async,
+    the open group last. next: the thread of the warp that runs after this one.
+    """
 
     __slots__ = ("block", "copies", "coroutine", "error", "lane", "next", "turn", "waits", "warp", "work")
 
     def begin(self, block: "Block", warp: "Warp", lane: int, work: tuple[Callable, tuple]) -> None:
-        """Be a thread of this block."""
+        """Start as a thread of this block."""
         self.block, self.warp, self.lane, self.turn, self.waits, self.work = block, warp, lane, 0, "", work
         self.copies, self.error = [[]], None
 
 
 class Warp:
-    """32 threads; slots: what they hand to each other, twice, so that one barrier per exchange is enough."""
+    """32 threads. slots: values that lanes exchange; two sets, so that one barrier per exchange is enough."""
 
     __slots__ = ("first", "memo", "slots", "threads")
 
@@ -96,7 +101,7 @@ class Warp:
 
 
 class Block:
-    """A block: its place in the grid, its size, its shared memory by declaration, counts in it by their place."""
+    """A block: its index in the grid, its size, shared memory by declaration, mbarriers by their index."""
 
     __slots__ = ("counts", "grid", "index", "shared", "size")
 
@@ -105,7 +110,7 @@ class Block:
         self.counts: dict[int, Count] = {}
 
     def memory(self, declaration, scalar: Scalar, count: int) -> SimulatedPointer:
-        """Shared memory of a declaration; garbage until written (NaN as a float)."""
+        """Shared memory of a declaration, initially garbage (NaN as a float)."""
         if declaration not in self.shared:
             array = np.full(count * scalar.size, 0xFF, np.uint8).view(scalar.dtype)
             self.shared[declaration] = SimulatedPointer(array, 0, "shared")
@@ -113,8 +118,11 @@ class Block:
 
 
 class Count:
-    """Arrivals and bytes that threads wait for (lang/cluster.py). arrivals: of a turn; left: that it still waits for.
-    expected: bytes of the turn; copies: of it that have not landed."""
+    """An mbarrier (lang/cluster.py).
+
+    arrivals: expected in a phase. left: arrivals that the current phase still waits for. turn: number of completed
+    phases. expected: bytes that the phase waits for. copies: pending bulk copies of the phase.
+    """
 
     __slots__ = ("arrivals", "copies", "expected", "left", "turn")
 
@@ -123,7 +131,7 @@ class Count:
         self.turn, self.expected, self.copies = 0, 0, []
 
     def arrive(self) -> None:
-        """One thread has."""
+        """Arrive with one thread."""
         if self.left == 0:
             raise SimulatorError("more threads arrive at a count than it has")
         self.left -= 1
@@ -131,17 +139,18 @@ class Count:
             self._end()
 
     def send(self, array: np.ndarray, at: int, words: np.ndarray) -> None:
-        """Words are on their way to a place."""
+        """Start a copy of words to array[at:]."""
         self.copies.append((array, at, words))
 
     def is_over(self, turn: int) -> bool:
-        """Whether a turn of this number has ended; it ends as late as it may, when somebody asks."""
+        """Whether the phase with this parity is complete. A phase completes as late as possible: when a thread
+        polls."""
         if self.turn & 1 == turn:
             self._end()
         return self.turn & 1 != turn
 
     def _end(self) -> None:
-        """End the turn if nothing is missing: its copies land."""
+        """Complete the phase if all arrivals and bytes are there: write the copies."""
         if self.left or sum(words.nbytes for _, _, words in self.copies) != self.expected:
             return
         for array, at, words in self.copies:
@@ -150,22 +159,22 @@ class Count:
 
 
 class _Now:
-    """The thread that is running, and who gets on when a warp has."""
+    """The running thread, and the scheduler's coroutine."""
 
     thread: Thread
     scheduler: Any
 
 
 NOW = _Now()
-_ONE_AT_A_TIME = threading.Lock()  # NOW is one for the process
-_CREW = threading.local()          # threads that have ended, for the next launch: to make one costs more than most run
+_ONE_AT_A_TIME = threading.Lock()  # NOW is global in the process
+_CREW = threading.local()          # idle simulated threads, reused by later launches because creating them is slow
 
 
 def launch(body: Callable, grid: tuple[int, int, int], threads: int, args: tuple, seed: int = 0) -> None:
-    """Run a kernel on every block of the grid. The seed decides the order of blocks, warps and lanes.
+    """Run a kernel on every block of the grid. The seed determines the order of blocks, warps and lanes.
 
     Raises:
-        SimulatorError: the kernel is wrong; the message says how.
+        SimulatorError: an error of the kernel.
         DeviceError: the package greenlet is missing.
     """
     try:
@@ -188,14 +197,14 @@ def launch(body: Callable, grid: tuple[int, int, int], threads: int, args: tuple
 
 
 def _crew(count: int) -> list[Thread]:
-    """So many threads that have nothing to do."""
+    """Take `count` idle simulated threads; create more if needed."""
     from greenlet import greenlet
 
     idle = _CREW.__dict__.setdefault("idle", [])
     while len(idle) < count:
         thread = Thread()
         thread.coroutine = greenlet(_work)
-        thread.coroutine.gr_context = copy_context()  # where NumPy keeps what it warns of
+        thread.coroutine.gr_context = copy_context()  # NumPy's error settings are context variables
         thread.coroutine.switch(thread)
         idle.append(thread)
     taken = idle[-count:]
@@ -204,7 +213,7 @@ def _crew(count: int) -> list[Thread]:
 
 
 def _work(thread: Thread) -> None:
-    """Endless loop of a thread's coroutine: wait for a block, run the kernel, let the next coroutine run."""
+    """The loop of a thread's coroutine: wait for a block, run the kernel, switch to the next coroutine."""
     thread.coroutine.parent.switch()
     while True:
         body, args = thread.work
@@ -213,13 +222,13 @@ def _work(thread: Thread) -> None:
         except Exception as error:
             thread.error = error
             NOW.scheduler.switch()
-        del body, args  # of device memory nothing is held while it waits
+        del body, args  # an idle thread must not keep device memory alive
         thread.waits = "end"
         _get_on(thread)
 
 
 def _get_on(thread: Thread) -> None:
-    """Let the next thread of the warp run; who does that runs again when its turn has come."""
+    """Switch to the next thread of the warp. The call returns when the thread is resumed."""
     after = thread.next
     if after is None:
         NOW.scheduler.switch()
@@ -249,7 +258,7 @@ def _run_block(crew, work, block, rng):
 
 
 def _run_warp(warp) -> bool:
-    """Run the lanes until all have ended (False) or all wait for the block (True)."""
+    """Run the lanes until all have exited (returns False) or all wait at a block barrier (returns True)."""
     first = warp.threads[0]
     while True:
         NOW.thread = first
@@ -265,14 +274,14 @@ def _run_warp(warp) -> bool:
 
 
 def wait(kind: str) -> None:
-    """Wait for the "warp" or the "block"."""
+    """Wait at a barrier of the "warp" or the "block"."""
     thread = NOW.thread
     thread.waits = kind
     _get_on(thread)
 
 
 def exchange(value) -> list:
-    """Hand a value to the warp; the values of all lanes."""
+    """Exchange a value within the warp. Returns the values of all lanes."""
     thread = NOW.thread
     slots = thread.warp.slots[thread.turn & 1]
     slots[thread.lane] = value
@@ -283,7 +292,7 @@ def exchange(value) -> list:
 
 
 def together(value, function: Callable):
-    """function(values of all lanes), worked out once for the whole warp."""
+    """function(values of all lanes), computed once for the whole warp."""
     thread = NOW.thread
     slots, warp = exchange(value), thread.warp
     if warp.memo[0] != thread.turn:

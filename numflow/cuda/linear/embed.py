@@ -1,6 +1,6 @@
-"""Rows of tables: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`).
+"""Embedding look-ups: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`).
 
-Of a table that begins with row `first` of a larger one, the rows of tokens that it does not have become -0.0.
+A device may have only a part of a table, from row `first` on. The rows of tokens outside that part become -0.0.
 """
 
 import functools
@@ -25,11 +25,11 @@ from numflow.formats.types import to_f32
 from numflow.ops import Step, param
 
 THREADS = 128
-_NOTHING = 0x80000000  # -0.0, which changes no number that it is added to
+_NOTHING = 0x80000000  # bits of -0.0: x + -0.0 is x for every x, also for -0.0
 
 
 def embed(step: Step, ctx) -> list[Call | HostCall]:
-    """table [V, D] in the type the file has -> y f32 [T, D]."""
+    """table [V, D], of the type in the file -> y f32 [T, D]."""
     y = step.outputs[0]
     if ctx.host_embeddings:
         return [_from_host(step, ctx)]
@@ -45,7 +45,7 @@ def embed(step: Step, ctx) -> list[Call | HostCall]:
 
 
 def _from_host(step: Step, ctx) -> HostCall:
-    """The rows of a batch are expanded by the host and brought; the table stays where it is."""
+    """The host converts the rows of a batch to float32 and uploads them; the table stays in host memory."""
     y, table, scale = step.outputs[0], ctx.weights.raw(step.weights["table"]), np.float32(param(step, "scale"))
     (to, stride), room = ctx.view(y), ctx.scratch("rows from the host", 4 * ctx.room(y) * y.width)
 
@@ -78,7 +78,7 @@ def _add_rows(step: Step, ctx, indices: str, offset: int) -> list[Call]:
 
 @functools.cache
 def float_rows(kind: str) -> Kernel:
-    """A thread for each column of a table of plain numbers."""
+    """Look-up in a table of floats: one thread for each column."""
     full, half = kind == "f32", kind == "f16"
 
     @kernel(f"embed_{kind}", THREADS)
@@ -104,7 +104,7 @@ def float_rows(kind: str) -> Kernel:
 
 @functools.cache
 def code_rows(kind: str) -> Kernel:
-    """A thread for each unit of a quantised table."""
+    """Look-up in a quantised table: one thread for each unit of 32 columns."""
     scheme = SCHEMES[kind]
     codes, read, head_of = LocalArray(u32, 8), reader(scheme), header(scheme)
     in_codes, row_of, numbers = scheme.in_codes, row_header(scheme), numbers_of(scheme)

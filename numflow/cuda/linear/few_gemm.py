@@ -1,18 +1,19 @@
-"""Products of quantised weights with up to 16 tokens on tensor cores; no weight passes through shared memory.
+"""Products of quantised weights with up to 16 tokens on tensor cores. Weights do not pass through shared memory.
 
-Which column of a product is which k of `mma.sync` is free, as long as weights and activations agree. So a lane has a
-unit of 32 columns to itself: the four lanes that a fragment gives a row of the matrix decode four neighbouring units of
-that row, into the very registers that the instruction wants, and the lanes of a token read the same columns of its
-activations. No warp waits for another until the end.
+The assignment of columns to the k index of `mma.sync` is free, as long as weights and activations agree. So each lane
+decodes a whole unit of 32 columns: the four lanes that have one row in an A fragment decode four adjacent units of that
+row, directly into the registers of the fragment, and the lanes of a token load the same columns of its activations. No
+warp waits for another until the end.
 
-A block has 32 rows of the matrix and 16 tokens. Its warps take four units of all of them in turn. Their sums meet in
-shared memory, where a warp adds up those of one or two tokens, a lane those of a row, and does what is left to do:
-scale, bias, residual. A matrix with no more tiles of rows than a GPU has multiprocessors gets blocks of 16 warps, and
-no sums pass through device memory. Scaling is that of gemm.py.
+A block has 32 rows of the matrix and 16 tokens. Its warps take steps of four units of all rows in turn. At the end, the
+warps add their sums in shared memory: a warp has one or two tokens, a lane one row. Then follow scale, bias and
+residual. If a matrix has no more tiles of rows than the GPU has multiprocessors, blocks have 16 warps, and the columns
+need not be split over several blocks. Weights are scaled as in gemm.py.
 
-Gate and up: a block has 16 rows of each, and stores their activation as float32 and as the operand of the matrix behind
-it. A block does not know the largest number of a row, by which float16 would be scaled, and stores numbers as they are.
-Beyond 65504 they are infinite, and so are all results of that token; who finds that adds up its products of float32.
+Gate and up: a block has 16 rows of each, and writes their activation as float32 and as the float16 operand of the next
+matrix. A block does not know the absolute maximum of a row, so it writes float16 without a scale. Values beyond 65504
+become infinite, and with them all results of that token in the next product; the kernel of that product detects this,
+and repeats the token's products in float32.
 """
 
 import functools
@@ -45,32 +46,33 @@ from numflow.cuda.weights.layout import SCHEMES
 from numflow.cuda.weights.operand import half_place, half_word
 
 TOKENS, ROWS = 16, 32
-WARPS, NARROW = 8, 16  # of a block; of matrices with few rows
-MULTIPROCESSORS = 132  # of a large GPU: one block of 16 warps each, or two of 8
-UNITS = 4              # of a warp's step: one for each lane of a row
-_MOST = 16             # sums of a lane
-_INFINITE = 0x7F800000  # bits of a float that are all set where it is infinite or no number
+WARPS, NARROW = 8, 16  # warps of a block; for matrices with few rows
+MULTIPROCESSORS = 132  # of a large GPU; each holds one block of 16 warps, or two of 8
+UNITS = 4              # units of a warp's step: one for each of the four lanes of a row
+_MOST = 16             # accumulators of a lane
+_INFINITE = 0x7F800000  # exponent bits of a float, which are all set for infinities and NaN
 _sums, _above, _below, _tokens = LocalArray(f32, _MOST), LocalArray(u32, 16), LocalArray(u32, 16), LocalArray(u32, 32)
 _rows, _sources = LocalArray(u32, 4), LocalArray(u32, 2)
 _bases, _steps, _zeros, _slopes = LocalArray(u32, 4), LocalArray(u32, 4), LocalArray(f32, 4), LocalArray(f32, 4)
 
 
 def warps_of(n: int, many: bool) -> int:
-    """Warps of a block for a matrix of n rows; many: there are many blocks in any case."""
+    """Warps of a block for a matrix of n rows. many: the grid has many blocks in any case."""
     return NARROW if -(-n // ROWS) <= MULTIPROCESSORS and not many else WARPS
 
 
 def split_of(n: int, rows: int, units: int) -> int:
-    """Parts that the columns are cut into, each at least two steps of 16 warps, where blocks would be too few."""
+    """Number of parts into which the columns are split if the grid would have too few blocks; each part has at least
+    two steps of 16 warps."""
     return max(1, min(MULTIPROCESSORS // (-(-n // ROWS) * -(-rows // TOKENS)), units // (2 * NARROW * UNITS)))
 
 
 @functools.cache
 def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFunction, gate: str = "") -> Kernel:
-    """gemm.gemm for 16 tokens and matrices of codes without outliers; grid (N / 32, rows / 16, parts).
+    """gemm.gemm for 16 tokens and quantised matrices without outliers. Grid (N / 32, rows / 16, parts).
 
-    scale, stage: of gemm.py, SCALE and what decodes a unit. residual: y = residual + factor * product, if there is one
-    part. gate: of act_mul, whose gate and up are the two halves of the rows; one part, and no residual.
+    scale, stage: SCALE of gemm.py, and the function that decodes a unit. A residual is added only if there is one part.
+    gate: activation of act_mul, whose gate and up are the two halves of the rows; with one part and no residual.
     """
     scheme = SCHEMES[kind]
     has_rows, row_of = scheme.row_words > 0, row_header(scheme) if scheme.row_words else None
@@ -82,7 +84,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
     @kernel(name, 32 * warps, blocks=16 // warps)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, ends: Ends):
-        # Place in the grid: rows of the matrix, tokens; the units of this part, whole steps.
+        # Block indices: rows of the matrix and tokens. The units of this part are whole steps.
         lane, warp = u32(lane_index()), u32(thread_index() >> u32(5))
         group, own = lane >> u32(2), lane & u32(3)
         first_row, first_token = u32(block_x() * each), u32(block_y() * TOKENS)
@@ -91,8 +93,8 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
         unit = u32(block_z() * share)
         last = u32(unit + share) if unit + share < shape.units else shape.units
         unit = u32(unit + UNITS * warp)
-        # The four rows that this lane decodes, of gate the first two; up is behind gate. The lane asks for the units of
-        # one row that the first step reads, which are neighbours, then waits for what is before.
+        # The four rows that this lane decodes; for gate and up, two of each (the rows of up follow those of gate). The
+        # lane prefetches the adjacent units of one row that the first step reads, then waits for earlier kernels.
         rows, behind = _rows(), u32(0)
         if gate:
             behind = u32((shape.n >> u32(1)) - 16)
@@ -103,7 +105,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
             row = u32(first_row + group + 8 * own + (behind if own > 1 else u32(0)))
             ask(*planes, u32((row if row < shape.n else u32(shape.n - 1)) * shape.units + unit))
         after_previous()
-        # Grouped, the tile's expert and routes.
+        # Grouped: the expert and the routes of this tile.
         if grouped:
             expert, begin, end, _ = load4(tiles, u32(4 * block_y()))
             if expert < 0:
@@ -111,7 +113,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
             first_token, count, above_row = u32(begin), u32(end), u32(expert * shape.n)
         elif first_token >= count:
             return
-        # What a row has once, and where the two tokens that this lane reads begin.
+        # The row headers, and the addresses of the two tokens that this lane reads.
         acc, upper, lower, words = _sums(), _above(), _below(), _tokens()
         bases, steps, zeros, slopes, sources = _bases(), _steps(), _zeros(), _slopes(), _sources()
         for i in range(_MOST):
@@ -123,9 +125,9 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
                 bases[i], steps[i], zeros[i], slopes[i] = row_of(planes.per_row, rows[i])
         for j in range(2):
             at = u32(first_token + group + 8 * j)
-            at = at if at < count else u32(count - 1)  # tokens that are not there are the last one
+            at = at if at < count else u32(count - 1)  # tokens beyond the batch repeat the last one
             sources[j] = half_place(u32(order[2 * at + by_token]) if grouped else at, u32(0), u32(0), shape.units)
-        # For each four units: load activations, of units beyond the last zeros; decode and multiply.
+        # For each step of four units: load activations (zeros for units beyond the last), decode weights, multiply.
         while unit < last:
             here = u32(unit + own)
             there = here < last
@@ -138,7 +140,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
             if not there:
                 for i in range(32):
                     words[i] = u32(0)
-            # 16 rows, then the other 16.
+            # The first 16 rows, then the other 16.
             for m in range(2):
                 stage(upper, planes.low, planes.high, planes.two, planes.one, planes.head, planes.above, rows[2 * m],
                       here, shape.units, bases[2 * m], steps[2 * m], zeros[2 * m], slopes[2 * m])
@@ -153,13 +155,14 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
                             words[16 * j + 2 * k], words[16 * j + 2 * k + 1],
                             acc[c], acc[c + 1], acc[c + 2], acc[c + 3])
             unit = u32(unit + warps * UNITS)
-        # Sums to shared memory: 32 rows of each token, eight of them in another place for each lane; barrier.
+        # Write the sums to shared memory, 32 rows for each token, swizzled against bank conflicts. Barrier.
         memory = shared()
         for i in range(_MOST):
             token, row = u32(2 * own + i % 2 + 8 * (i // 4 % 2)), u32(group + 8 * (i // 2 % 2) + 16 * (i // 8))
             memory[512 * warp + 32 * token + (row ^ 8 * own)] = acc[i]
         sync_block()
-        # Epilogue, a warp for a token and a lane for a row: the sum; what was not finite anew; scale and bias.
+        # Epilogue, one warp for a token and one lane for a row: add the warps' sums; repeat results that are not
+        # finite; scale and bias.
         row = u32(first_row + lane + (behind if lane > 15 else u32(0)))
         if row >= shape.n:
             return
@@ -179,7 +182,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
                     t = u32(route)
                     source = u32(token_of) if by_token != 0 else t
                 total = total * (scales[source] * f32(1 / scale)) + plus
-                # Store: the activation of gate and up; sums for gemm_sum; or y.
+                # Write the activation of gate and up, or partial sums for gemm_sum, or y.
                 if gate:
                     total = activation(total, shuffle_xor(total, 16), ends.p, ends.q)
                     beside = shuffle_xor(total, 1)
@@ -200,7 +203,7 @@ def few_gemm(kind: str, grouped: bool, warps: int, scale: float, stage: DeviceFu
 
 
 def _again(kind: str, stage: DeviceFunction) -> DeviceFunction:
-    """again(words, planes .., row, unit, last, units, x): products of units of a row and of x, float32, times SCALE."""
+    """again(words, planes .., row, unit, last, units, x): product of a row's units with float32 x, times SCALE."""
     scheme = SCHEMES[kind]
     has_rows, row_of = scheme.row_words > 0, row_header(scheme) if scheme.row_words else None
 

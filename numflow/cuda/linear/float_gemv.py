@@ -1,6 +1,7 @@
-"""Products with matrices of plain numbers for a few tokens: one warp for each row of the matrix, 16 bytes a lane.
+"""Matrix-vector kernels for float matrices and few tokens: one warp for each row of the matrix, 16 bytes a lane.
 
-x f32 [T, pitch], zero beyond K, weight f32, f16 or bf16 [N, pitch]. The row is read once for up to 8 tokens.
+x f32 [T, pitch], zero beyond K; weight f32, f16 or bf16 [N, pitch]. A row is read once for up to 8 tokens. The loads of
+a warp are coalesced.
 """
 
 import functools
@@ -29,7 +30,7 @@ from numflow.cuda.linear.parameters import Bias, Late, Residual, Shape
 
 @device
 def dot4(x, at, a, b, c, d):
-    """Product of 4 numbers with x[at ...]."""
+    """Dot product of 4 values with x[at ...]."""
     x0, x1, x2, x3 = load4(x, at)
     return a * x0 + b * x1 + c * x2 + d * x3
 
@@ -42,13 +43,13 @@ def low_bfloat(word):
 
 @device
 def high_bfloat(word):
-    """f32 of the upper one."""
+    """f32 of the upper bfloat16 of a word."""
     return float_of(u32(word & u32(0xFFFF0000)))
 
 
 @functools.cache
 def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
-    """grid (N / 4, rows / tokens); parameters as in linear_gemv.gemv."""
+    """Grid (N / 4, rows / tokens). Parameters as in gemv.gemv."""
     sums, add_row, scales = LocalArray(f32, tokens), float_row_adder(kind, tokens), late_scales(tokens)
     ask = float_row_prefetch(kind, tokens)
 
@@ -91,9 +92,11 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
 
 @functools.cache
 def float_row_adder(kind: str, tokens: int) -> DeviceFunction:
-    """add_row as linear_gemv.row_adder has it, with the lane for `unit` and the columns of a row for `units`; of the
-    planes the first is the matrix, the others are not used. For one token a lane asks for 64 bytes of the row before
-    it works on the first 16."""
+    """add_row as in gemv.row_adder, with `unit` for the lane and `units` for the padded columns of a row.
+
+    `low` is the matrix; the other planes are not used. For one token, a lane loads 64 bytes of the row before it uses
+    the first 16, to have more loads in flight.
+    """
     full, add = kind == "f32", _adder(kind)
     columns = 4 if full else 8
     step, per_word = 32 * columns, 0 if full else 1
@@ -126,7 +129,7 @@ def float_row_adder(kind: str, tokens: int) -> DeviceFunction:
 
 @functools.cache
 def float_row_prefetch(kind: str, tokens: int) -> DeviceFunction:
-    """ask(planes .., place, unit, units) as gemv.row_prefetch has it, of a matrix of plain numbers."""
+    """ask(planes .., place, unit, units) as in gemv.row_prefetch, for a float matrix."""
     columns, per_word = (4, 0) if kind == "f32" else (8, 1)
     count = 4 if tokens == 1 else 1
 
@@ -143,7 +146,7 @@ def float_row_prefetch(kind: str, tokens: int) -> DeviceFunction:
 
 @functools.cache
 def _adder(kind: str) -> DeviceFunction:
-    """add(total, x, at, a, b, c, d): the total and the products of 16 bytes of a row with x[at ...]."""
+    """add(total, x, at, a, b, c, d): total plus the dot product of 16 bytes of a row with x[at ...]."""
     low_of, high_of = (low_half, high_half) if kind == "f16" else (low_bfloat, high_bfloat)
 
     @device

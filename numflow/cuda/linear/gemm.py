@@ -1,20 +1,20 @@
-"""Products with many tokens on tensor cores: tiles of 128 rows of the matrix times 16 to 128 tokens, 32 columns a step.
+"""GEMM on tensor cores for many tokens: tiles of 128 rows of the matrix times 16 to 128 tokens, 32 columns a step.
 
-Weights of any type become float16 (bfloat16 where the file has it) on their way into shared memory; activations are
-float16 as operand.py makes them. Sums are float32. While a tile is multiplied, the next one is on its way: activations
-by cp.async, weights in registers, a row for each thread.
+Weights of any type are converted to float16 (bfloat16 if the file has bfloat16) on their way to shared memory.
+Activations are the float16 operand of operand.py. Accumulation is float32. While a tile is multiplied, the next one is
+loaded: activations by cp.async, weights to registers, one row for each thread.
 
     y[t, n] = sum over k of (SCALE * w[n, k]) * (x[t, k] / s[t])  *  s[t] / SCALE + bias[n]
 
-SCALE keeps small weights away from the smallest float16. Where few tokens leave multiprocessors without work, the
-columns are cut into parts whose sums a second kernel adds, always in the same order.
+SCALE keeps small weights out of the subnormal range of float16. If few tokens would leave multiprocessors idle, the
+columns are split into parts (split-K), whose sums a second kernel adds in a fixed order.
 
-Codes without outliers meet up to 16 tokens in few_gemm.py.
+Quantised matrices without outliers use few_gemm.py for up to 16 tokens.
 
-Outliers kept apart are added to the weights of a tile, as float16, by the thread that has their row (outliers.py).
+Outliers are added to the weights of a tile, as float16, by the thread that has their row (outliers.py).
 
-Grouped: the matrix is a stack of those of experts, and a block finds in `tiles` which expert's it is, and which of the
-routes in `order` are its tokens (moe/group.py).
+Grouped: the matrix is a stack of the experts' matrices. A block looks up its expert in `tiles`, and its tokens among
+the routes in `order` (moe/group.py).
 """
 
 import functools
@@ -56,27 +56,27 @@ from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.operand import half_place
 from numflow.cuda.weights.outliers import first_of, into_tile
 
-ROWS = 128              # of the matrix, of a block
-TOKENS = (16, 64, 128)  # of a block
+ROWS = 128              # rows of the matrix that a block has
+TOKENS = (16, 64, 128)  # tokens that a block may have
 SCALE = 64.0
-PITCH = 20              # words from one row of a tile to the next: 16 of numbers, and 4 so that no banks collide
-BLOCKS = {16: 660, 64: 396, 128: 264}  # that keep a large GPU busy, by tokens: what registers leave to its 132
-                        # multiprocessors, since a block by itself mostly waits for memory
-_MAGIC = 0x64006400     # two float16 of 1024, whose lowest bits count ones
+PITCH = 20              # words from one row of a tile to the next: 16 of data and 4 of padding against bank conflicts
+BLOCKS = {16: 660, 64: 396, 128: 264}  # blocks that fill a large GPU, by tokens: the occupancy that registers allow,
+                        # times 132 multiprocessors; a single block mostly waits for memory
+_MAGIC = 0x64006400     # two float16 of value 1024: the lowest mantissa bit is worth 1
 
 
 def is_few(kind: str, tokens: int, apart: bool) -> bool:
-    """Whether few_gemm.py has the kernel of a tile of so many tokens."""
+    """Whether the kernel for tiles of this many tokens is in few_gemm.py. apart: the matrix has outliers."""
     return tokens == few_gemm.TOKENS and kind in SCHEMES and not apart
 
 
 def rows_of(kind: str, tokens: int, apart: bool) -> int:
-    """Rows of the matrix that a block has."""
+    """Number of rows of the matrix that a block has."""
     return few_gemm.ROWS if is_few(kind, tokens, apart) else ROWS
 
 
 def split_of(kind: str, apart: bool, n: int, rows: int, units: int) -> int:
-    """Parts that the columns are cut into."""
+    """Number of parts into which the columns are split."""
     tokens = tile_of(rows)
     if is_few(kind, tokens, apart):
         return few_gemm.split_of(n, rows, units)
@@ -85,26 +85,26 @@ def split_of(kind: str, apart: bool, n: int, rows: int, units: int) -> int:
 
 
 def partial_sums() -> int:
-    """Sums that parts may leave, at most."""
+    """Largest number of partial sums, for the size of the scratch memory."""
     return ROWS * max(tokens * blocks for tokens, blocks in BLOCKS.items())
 
 
 def tile_of(rows: int) -> int:
-    """Tokens of a block."""
+    """Tokens of a block, for a batch of `rows` tokens."""
     return next((tokens for tokens in TOKENS if tokens >= rows), TOKENS[-1])
 
 
 def few(kind: str, n: int, grouped: bool = False, gate: str = "") -> Kernel:
-    """The kernel of few_gemm.py, where `is_few`, for matrices of n rows."""
+    """The kernel of few_gemm.py for a matrix of n rows, if `is_few`."""
     return few_gemm.few_gemm(kind, grouped, few_gemm.warps_of(n, grouped or bool(gate)), SCALE, _code_stage(kind), gate)
 
 
 @functools.cache
 def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
-    """grid (N / rows_of, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
+    """Grid (N / rows_of, rows / tokens, parts). If parts > 1, sums are written to `partial` f32 [parts, rows, N].
 
-    x: the operand "f16" or "bf16" of operand.py; scales f32 [T]. grouped: grid (N / rows_of, tiles, 1); x has a row for
-    each route, or (by_token) for each token. apart: whether the matrix has outliers, `outliers` slots in a row.
+    x: the operand "f16" or "bf16" of operand.py; scales f32 [T]. grouped: grid (N / rows_of, tiles, 1); x has one row
+    for each route, or (by_token) for each token. apart: the matrix has outliers, `outliers` slots in a row.
     """
     bfloat = kind == "bf16"
     multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
@@ -124,7 +124,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
     @kernel(f"gemm_{kind}_{tokens}{'_apart' * apart}{'_grouped' * grouped}", 128, blocks=1 if tokens == 128 else 2)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
-        # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
+        # Block indices: a tile of rows and tokens. Grouped: the tile's expert and routes.
         thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
         first_row, first_token, count = u32(block_x() * 128), u32(block_y() * tokens), u32(shape.counts[shape.field])
         above_row = u32(0)                   # rows of the matrix before the expert's
@@ -150,18 +150,19 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
         rows_of = sources()
         for i in range(chunks):
             at = u32(first_token + (thread + 128 * i >> 2))
-            at = at if at < count else u32(count - 1)  # tokens that are not there are the last one
+            at = at if at < count else u32(count - 1)  # tokens beyond the batch repeat the last one
             rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
-        # What a row has once: parameters of its headers, its first outlier.
+        # The header of the row, and its first outlier.
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if has_rows:
             base, step, z, dz = row_of(planes.per_row, row)
         slot, end, word = u32(row * outliers), u32((row + 1) * outliers), u32(0)
         if apart:
             slot, word = first_of(slots, slot, end, unit)
-        # Where the lane loads its matrices from shared memory.
+        # Addresses for ldmatrix.
         m_first, n_first = u32(warp // across * (16 * m_tiles)), u32(warp % across * (8 * n_tiles))
-        # Lane l names row l % 8 of matrix l // 8: of weights (rows, rows + 8) x (k, k + 8); of tokens the other way.
+        # Lane l gives the address of row l % 8 of 8x8 matrix l // 8. Weights: rows and rows + 8 of columns k, then of
+        # k + 8. Tokens: columns k and k + 8 of the first 8 tokens, then of the next 8.
         matrix, inside = lane >> u32(3), lane & u32(7)
         w_lane = u32((m_first + inside + 8 * (matrix & u32(1))) * PITCH + 4 * (matrix >> u32(1)))
         x_lane = u32((n_first + inside + 8 * (matrix >> u32(1))) * PITCH + 4 * (matrix & u32(1)))
@@ -224,7 +225,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
 
 @device
 def _copy_tokens(tile, at, x, rows_of, unit, units, thread, chunks, tokens):
-    """32 columns of each token into shared memory, 16 bytes a copy. rows_of: the rows of x of this thread's copies."""
+    """Copy 32 columns of each token to shared memory by cp.async. rows_of: rows of x that this thread copies."""
     for i in range(chunks):
         place = u32(thread + 128 * i)
         if place < tokens * 4:
@@ -235,14 +236,14 @@ def _copy_tokens(tile, at, x, rows_of, unit, units, thread, chunks, tokens):
 
 @device
 def _put(tile, at, words):
-    """16 words of a row of the tile."""
+    """Write 16 words of a row to the tile."""
     for i in range(4):
         store4(tile, u32(at + 4 * i), words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3])
 
 
 @device
 def _float_stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz):
-    """32 halves of a row; `low` is where they are."""
+    """Load 32 halves of a row of a float matrix; `low` is the matrix."""
     at = u32((row * units + unit) * 16)
     for i in range(4):
         words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = stream4(low, u32(at + 4 * i))
@@ -250,7 +251,7 @@ def _float_stage(words, low, high, two, one, head, above, row, unit, units, base
 
 @functools.cache
 def _code_stage(kind: str) -> DeviceFunction:
-    """32 weights of a row as halves, times SCALE."""
+    """stage(words, ...): decode 32 weights of a row to halves, times SCALE."""
     codes, fetch, numbers = LocalArray(u32, 8), code_fetch(kind), code_halves(kind)
 
     @device
@@ -264,7 +265,8 @@ def _code_stage(kind: str) -> DeviceFunction:
 
 @functools.cache
 def code_fetch(kind: str) -> DeviceFunction:
-    """fetch(codes, ...): 8 words of 4 codes of a unit; returns the scale and the shift of each half of it."""
+    """fetch(codes, ...) -> a, c, a16, c16: load the codes of a unit, 8 words of 4; return the scale and shift of each
+    of its halves."""
     scheme: Scheme = SCHEMES[kind]
     read, head_of, in_codes = reader(scheme), header(scheme), scheme.in_codes
 
@@ -285,7 +287,10 @@ def code_fetch(kind: str) -> DeviceFunction:
 
 @functools.cache
 def code_halves(kind: str) -> DeviceFunction:
-    """32 codes as halves, times SCALE: the code + 1024 is a float16 whose bits are the code's."""
+    """halves(words, codes, a, c, a16, c16): convert 32 codes to halves, times SCALE.
+
+    The float16 with bits 0x6400 | code is 1024 + code, for codes below 1024.
+    """
     scheme: Scheme = SCHEMES[kind]
     numbers, floats = numbers_of(scheme), bool(scheme.table)
 
@@ -310,7 +315,7 @@ def code_halves(kind: str) -> DeviceFunction:
 
 @device
 def load_bias(plus, bias, wanted, row, n, m_tiles, pitch):
-    """Load the bias of rows `row` and `row` + 8 of each m, `pitch` rows apart; zeros if none is wanted."""
+    """Load the bias of rows `row` and `row` + 8 of each m tile, `pitch` rows apart; zeros if not `wanted`."""
     for m in range(m_tiles):
         plus[2 * m], plus[2 * m + 1] = f32(0), f32(0)
         if wanted and row + pitch * m < n:
@@ -320,9 +325,9 @@ def load_bias(plus, bias, wanted, row, n, m_tiles, pitch):
 
 
 def put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool, pitch: int = 16) -> DeviceFunction:
-    """Writes the sums of a warp. Made of a function for each j, whose indices are constants: sums stay in registers.
+    """put(acc, y, ...): write the sums of a warp. pitch: rows from one m tile to the next.
 
-    pitch: rows from one m to the next.
+    It is a chain of functions, one for each j, so that all indices are constants and the sums stay in registers.
     """
 
     def for_tokens(j: int) -> DeviceFunction:
@@ -357,7 +362,7 @@ def put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool, pitch: i
 
 @kernel("gemm_sum", 128)
 def gemm_sum(y: Rows, partial: f32.ptr, parts: u32, bias: Bias, residual: Residual, shape: Shape):
-    """Adds the parts of each sum, bias and residual: grid (N / 128, rows)."""
+    """Add the parts of each sum, the bias and the residual. Grid (N / 128, rows)."""
     row, column, count = u32(block_y()), u32(block_x() * 128 + thread_index()), u32(shape.counts[shape.field])
     if row >= count or column >= shape.n:
         return

@@ -1,10 +1,11 @@
-"""Products of quantised matrices with a few tokens: a warp or a block for each row, a lane for a unit of 32 columns.
+"""Matrix-vector kernels for quantised matrices and few tokens.
 
-The plain twin, one warp a row, is `gemv` of `numflow/learn/labs/warp_sum.py`.
+A warp or a block computes each row of the matrix; a lane processes one unit of 32 columns at a time. A plain version,
+one warp a row, is `gemv` of `numflow/learn/labs/warp_sum.py`.
 
-int8: x as made by operand.py; a unit is 8 times dp4a, then y += A * scale * dot + C * sum.
-f32:  x as it is; codes become floats.
-The row is read once for up to 8 tokens. Outliers kept apart meet float32 activations in both (outliers.py).
+int8: x is the int8 operand of operand.py; a unit takes 8 dp4a, then y += A * scale * dot + C * sum.
+f32:  x is float32; codes are converted to floats.
+A row is read once for up to 8 tokens. Outliers multiply float32 activations in both cases (outliers.py).
 """
 
 import functools
@@ -36,22 +37,23 @@ from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import PLANE_BYTES, SCHEMES, UNIT, Scheme
 from numflow.cuda.weights.outliers import outlier_adder
 
-WARPS = 4              # of a block
-TOKENS = (1, 4, 8)     # that one pass over the matrix serves
-UNROLL = {1: 4, 4: 2, 8: 1}  # units a lane loads before it works on the first, by tokens
-SPLIT_BELOW = 4096     # rows: matrices with fewer give the whole block to a row, so that all of the GPU has work
+WARPS = 4              # warps of a block
+TOKENS = (1, 4, 8)     # tokens that one pass over the matrix may have
+UNROLL = {1: 4, 4: 2, 8: 1}  # units that a lane loads before it uses the first, by tokens
+SPLIT_BELOW = 4096     # in matrices with fewer rows, a whole block computes a row, so that the whole GPU has work
 
 
 def split_of(n: int, units: int) -> int:
-    """Warps that share a row."""
+    """Number of warps that share a row."""
     return WARPS if n < SPLIT_BELOW and units > 32 else 1
 
 
 @functools.cache
 def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bool = False) -> Kernel:
-    """grid (N * split / 4, rows / tokens). split: warps that share a row.
+    """Grid (N * split / 4, rows / tokens). split: warps that share a row.
 
-    routed: `ids` names the matrix of each row of y, x has a row for `routes` of them. apart: outliers are there.
+    routed: `ids` has the index of the matrix for each row of y, and a row of x serves `routes` rows of y. apart: the
+    matrix has outliers.
     """
     sums, partial = LocalArray(f32, tokens), SharedArray(f32, WARPS * tokens)
     add_row, scales, add_apart = row_adder(kind, int8, tokens, split), late_scales(tokens), outlier_adder(tokens)
@@ -59,10 +61,10 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
     name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}"
     name += "_apart" * apart + "_routed" * routed
 
-    @kernel(name, 128, blocks=0 if int8 else 4)  # float32 would take more registers than four blocks leave
+    @kernel(name, 128, blocks=0 if int8 else 4)  # float32: limit the registers so that four blocks fit
     def _gemv(y: Rows, x: f32.ptr, aux: f32.ptr, planes: Planes, bias: Bias, ids: i32.ptr, shape: Shape, routes: u32,
               residual: Residual, late: Late, outliers: Apart):
-        # Place in the grid: a row of the matrix (of the route's expert) and the tokens.
+        # Block indices: a row of the matrix (of the route's expert) and the tokens.
         lane, warp = lane_index(), u32(thread_index() >> u32(5))
         row = u32(block_x()) if split > 1 else u32(block_x() * 4 + warp)
         own, word = u32(lane + 32 * warp) if split > 1 else u32(lane), u32(0)
@@ -79,7 +81,7 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
                     y.data[first * y.stride + row] = f32(0)
                 return
             place, source = u32(ids[first] * shape.n + row), u32(first // routes)
-        # Products: each lane adds its units of the row, then its outliers.
+        # Dot products: each lane adds its units of the row, then its outliers.
         acc = sums()
         for t in range(tokens):
             acc[t] = f32(0)
@@ -89,11 +91,11 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
         if apart:
             add_apart(acc, word, outliers.x, outliers.x_stride, outliers.slots, place * outliers.width, own, 32 * split,
                       outliers.width, source, count - first)
-        # Sums over the lanes, with the scale of a norm that is taken late.
+        # Sums over the lanes, times the scale of a norm that the reader applies.
         parts, scale = partial(), f32(1)
         if late.parts != 0:
             scale = scales(late.squares, first, u32(count - first), late.parts, late.eps)
-        # Epilogue of a row that one warp has: bias, residual, y.
+        # Epilogue for a row of one warp: bias, residual, y.
         for t in range(tokens):
             total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
             if split > 1:
@@ -105,7 +107,7 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
                 if residual.present != 0:
                     total = residual.data[(first + t) * residual.stride + row] + residual.factor * total
                 y.data[(first + t) * y.stride + row] = total
-        # Barrier, then the epilogue of a row that the warps of a block share.
+        # Barrier, then the epilogue for a row that the warps of a block share.
         if split > 1:
             sync_block()
             t = u32(thread_index())
@@ -122,8 +124,11 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
 
 @functools.cache
 def late_scales(tokens: int) -> DeviceFunction:
-    """scales(squares, first, left, parts, eps): 1 / sqrt(mean(x^2) + eps) of the tokens from `first` on, of the sums of
-    squares of each 32 columns. 32 / tokens neighbouring lanes have a token's; all lanes of a warp call it."""
+    """scales(squares, first, left, parts, eps): 1 / sqrt(mean(x^2) + eps) of the tokens from `first` on.
+
+    squares: sums of squares of 32 columns each. All lanes of a warp call it; 32 / tokens adjacent lanes get the scale
+    of one token.
+    """
     group = 32 // tokens
 
     @device
@@ -143,8 +148,11 @@ def late_scales(tokens: int) -> DeviceFunction:
 
 @functools.cache
 def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
-    """add_row(acc, x, aux, x_pitch, planes .., place, unit, units, source, left): products of a row of the matrix with
-    the tokens, those of a lane from its `unit` on; x_pitch: not used here. left: tokens that are there."""
+    """add_row(acc, x, aux, x_pitch, planes .., place, unit, units, source, left): add a lane's products of a row of the
+    matrix with the tokens, from its first `unit` on.
+
+    place: index of the row. x_pitch: not used here. source: first row of x. left: number of remaining tokens.
+    """
     scheme = SCHEMES[kind]
     codes, row_of, add_unit = LocalArray(u32, 8), row_header(scheme), _unit(scheme, int8, tokens)
     unroll, step = _unroll(scheme, tokens), 32 * split
@@ -154,7 +162,7 @@ def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
     def add_row(acc, x, aux, x_pitch, low, high, two, one, head, above, per_row, place, unit, units, source, left):
         base, step_, z, dz = row_of(per_row, place)
         words, at = codes(), u32(place * units)
-        if unroll > 1:  # written out: a loop would be left as one
+        if unroll > 1:  # unrolled by hand, because the compiler would not unroll a loop
             while unit + ahead < units:
                 add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, left, base,
                          step_, z, dz)
@@ -175,14 +183,15 @@ def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
 
 
 def _unroll(scheme: Scheme, tokens: int) -> int:
-    """Units a lane loads before it works on the first; four of three planes of codes need more than 128 registers."""
+    """Units that a lane loads before it uses the first. Four units of three code planes need more than 128
+    registers."""
     return min(UNROLL[tokens], 2) if scheme.bits == 7 else UNROLL[tokens]
 
 
 @functools.cache
 def row_prefetch(kind: str, tokens: int, split: int) -> DeviceFunction:
-    """ask(planes .., place, unit, units): a lane asks for the units of a row that it reads first. Weights do not depend
-    on the kernels before, so they may be on their way while those run."""
+    """ask(planes .., place, unit, units): a lane prefetches the units of a row that it reads first. No kernel writes
+    weights, so the prefetch may overlap with earlier kernels (programmatic dependent launch)."""
     count, step, ask_unit = _unroll(SCHEMES[kind], tokens), 32 * split, unit_prefetch(kind)
 
     @device
@@ -197,7 +206,7 @@ def row_prefetch(kind: str, tokens: int, split: int) -> DeviceFunction:
 
 @functools.cache
 def unit_prefetch(kind: str) -> DeviceFunction:
-    """ask_unit(planes .., at): ask for a unit of the matrix."""
+    """ask_unit(planes .., at): prefetch a unit of the matrix."""
     scheme = SCHEMES[kind]
     words = {plane: PLANE_BYTES[plane] // 4 if plane in scheme.planes else 0 for plane in ("low", "high", "two", "one")}
     lows, highs, twos, ones = words.values()
@@ -221,7 +230,7 @@ def unit_prefetch(kind: str) -> DeviceFunction:
 
 @functools.cache
 def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
-    """Adds a unit of a row to the sums of all tokens."""
+    """add_unit(acc, words, ...): decode a unit of a row, and add its products to the sums of all tokens."""
     in_codes, head_of, read = scheme.in_codes, header(scheme), reader(scheme)
     split = int8 and scheme.paired
     add = _add_pairs if split else _add_int8(scheme) if int8 else _add_table if scheme.table else _add_f32(scheme)
@@ -246,7 +255,7 @@ def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
                 words[4 + j] = sevenths(words[j])
         else:
             read(words, low, high, two, one, at)
-        if table:  # once for all tokens
+        if table:  # look the codes up once for all tokens
             values = floats()
             for g in range(8):
                 values[4 * g], values[4 * g + 1], values[4 * g + 2], values[4 * g + 3] = numbers(words[g])
@@ -259,7 +268,7 @@ def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
 
 @device
 def _x_words(x, token, unit, units):
-    """The 8 words of int8 activations of a unit."""
+    """Load the 8 words of int8 activations of a unit."""
     words = as_words(x)
     at = u32((token * 2 * units + unit) * 4)
     x0, x1, x2, x3 = load4(words, at)
@@ -269,7 +278,7 @@ def _x_words(x, token, unit, units):
 
 @functools.cache
 def _add_int8(scheme: Scheme) -> DeviceFunction:
-    """Function that adds a unit's term to the sum of a token."""
+    """add(words, x, aux, token, ...): a unit's term of the sum of a token, by dp4a."""
     halves = scheme.by_16
 
     @device
@@ -288,7 +297,10 @@ def _add_int8(scheme: Scheme) -> DeviceFunction:
 
 @device
 def _add_pairs(words, x, aux, token, unit, units, a, c, a16, c16):
-    """v = first + 11 second, so first * x + second * x' = v * x + second * (x' - 11 x); words 4 .. 7 are 16 second."""
+    """The term of a unit of code pairs v = first + 11 second: first * x + second * x' = v * x + second * (x' - 11 x).
+
+    words 4 .. 7 have 16 * second.
+    """
     x0, x1, x2, x3, x4, x5, x6, x7 = _x_words(x, token, unit, units)
     scale, total, _, _ = load4(aux, u32((token * units + unit) * 4))
     dot = dp4a_us(words[0], x0, dp4a_us(words[1], x2, dp4a_us(words[2], x4, dp4a_us(words[3], x6, i32(0)))))
@@ -299,7 +311,8 @@ def _add_pairs(words, x, aux, token, unit, units, a, c, a16, c16):
 
 @functools.cache
 def _add_f32(scheme: Scheme) -> DeviceFunction:
-    """The same in float32. Only bases are added to sums of x: the code of zero is taken off the codes."""
+    """add(words, x, aux, token, ...): a unit's term in float32. Without a base, the zero point is subtracted from the
+    codes, so that the sum of x is not needed."""
     halves, based, numbers = scheme.by_16, scheme.with_base, numbers_of(scheme)
 
     @device
@@ -330,7 +343,7 @@ def _add_f32(scheme: Scheme) -> DeviceFunction:
 
 @device
 def _add_table(values, x, aux, token, unit, units, a, c, a16, c16):
-    """The same of numbers of a table."""
+    """A unit's term in float32, for codes that were looked up in a table."""
     at, dot, more = u32((token * units + unit) * 32), f32(0), f32(0)
     for g in range(4):
         x0, x1, x2, x3 = load4(x, u32(at + 4 * g))

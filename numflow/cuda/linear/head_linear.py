@@ -1,8 +1,8 @@
-"""Products with a small matrix for each head (op `head_linear`): y [T, H * N], head h = weight[h] @ head h of x.
+"""Products with one small matrix for each head (op `head_linear`): y [T, H * N], head h of y = weight[h] @ head h of x.
 
-Matrix-vector kernels for up to 8 tokens at a time, over all heads in one launch, in float32 whatever the activations
-are: the matrices are small, and what they make goes into the scores of attention, or comes out of it. The operand is
-x by heads, f32 [H][rows][pitch], zero beyond the columns of a head.
+Matrix-vector kernels for up to 8 tokens at a time, with all heads in one launch. Arithmetic is float32 for all
+activations: the matrices are small, and their results enter the scores of attention, or their inputs are its results.
+The operand is x by heads, f32 [H][rows][pitch], zero beyond the columns of a head.
 """
 
 import functools
@@ -46,7 +46,7 @@ def head_linear(step: Step, ctx) -> list[Call]:
 
 
 def _apart(ctx, x, operand: Ref, room: int, heads: int, columns: int, weight: Matrix) -> Call:
-    """The call that makes the operand."""
+    """The call that writes the operand."""
     return per_row(None, _heads_apart, ctx.rows(x), ceil(heads * weight.pitch, THREADS), operand, room, weight.pitch,
                    *ctx.view(x), ctx.batch.counts, ctx.rows(x), heads, columns)
 
@@ -63,7 +63,7 @@ def _heads_apart(y: f32.ptr, room: u32, pitch: u32, x: f32.ptr, x_stride: u32, c
 
 @functools.cache
 def head_gemv(kind: str, tokens: int, apart: bool = False) -> Kernel:
-    """grid (N / 4, rows / tokens, heads). units: of a row of the matrix, or columns of plain numbers."""
+    """Grid (N / 4, rows / tokens, heads). One warp for each row of a head's matrix. apart: with outliers."""
     plain = kind in ("f32", "f16", "bf16")
     sums = LocalArray(f32, tokens)
     add_row = float_row_adder(kind, tokens) if plain else row_adder(kind, False, tokens, 1)

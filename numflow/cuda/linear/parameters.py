@@ -1,4 +1,4 @@
-"""Parameters that kernels of products share (lang/parameters.py), and what a matrix is as one."""
+"""Groups of kernel parameters that the kernels of matrix products share (lang/parameters.py)."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ from numflow.cuda.weights.pack import PARTS
 
 
 class Planes(NamedTuple):
-    """The parts of a matrix (weights/layout.py), those that its scheme has; of plain numbers `low` is the matrix."""
+    """The parts of a matrix (weights/layout.py). Null for parts that its scheme does not have. For a float matrix,
+    `low` is the matrix."""
 
     low: u32.ptr
     high: u32.ptr
@@ -23,14 +24,15 @@ class Planes(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """Bias of each row's product, if it is present."""
+    """Bias f32 [N], if `present` is not 0."""
 
     data: f32.ptr
     present: u32
 
 
 class Shape(NamedTuple):
-    """counts[field] rows of n products; units: of a row of the matrix, or columns of plain numbers with padding."""
+    """Sizes of a product: counts[field] rows with n results. units: of a row of the matrix; for a float matrix, padded
+    columns."""
 
     counts: i32.ptr
     field: u32
@@ -39,7 +41,7 @@ class Shape(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """y = residual + factor * product, if it is present."""
+    """y = residual + factor * product, if `present` is not 0."""
 
     data: f32.ptr
     stride: u32
@@ -48,10 +50,11 @@ class Residual(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Work of few_gemm.py at a product's end.
+    """The epilogue of few_gemm.py.
 
-    data .. present: a residual, as of Residual. p, q: numbers of an activation; words, scales: the float16 operand that
-    it becomes. rows, rows_stride: float32 of an operand that was not scaled, if it is unscaled.
+    data .. present: as in Residual. p, q: parameters of an activation. words, scales: the float16 operand to which the
+    activation is written. rows, rows_stride: the float32 rows of an operand that was written without a scale, if
+    `unscaled` is not 0.
     """
 
     data: f32.ptr
@@ -68,20 +71,26 @@ class Ends(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A norm that is taken late (unit.py), if it has parts: sums of squares, their number for a row, its eps."""
+    """A norm whose scale the reader applies (unit.py), if `parts` is not 0.
+
+    squares: sums of squares. parts: number of sums for a row. eps: of the norm.
+    """
 
     squares: f32.ptr
     parts: u32
     eps: f32
 
 
-ALONE = Residual(None, 0, 1.0, 0)  # nothing is added
-NOTHING = Ends(*ALONE, 0.0, 0.0, None, None, None, 0, 0)
-AT_ONCE = Late(None, 0, 0.0)  # no norm is late
+ALONE = Residual(None, 0, 1.0, 0)  # no residual
+NOTHING = Ends(*ALONE, 0.0, 0.0, None, None, None, 0, 0)  # no epilogue
+AT_ONCE = Late(None, 0, 0.0)  # no norm to apply
 
 
 class Apart(NamedTuple):
-    """Outliers kept apart, and the float32 they meet; slots and width: where they are and how many a row has."""
+    """Outliers that are stored apart, and the float32 rows x that they multiply.
+
+    slots: memory of the outliers. width: slots of a row.
+    """
 
     x: f32.ptr
     x_stride: u32
@@ -90,20 +99,20 @@ class Apart(NamedTuple):
 
 
 def planes_of(weight: Matrix) -> Planes:
-    """The parts of a matrix."""
+    """The parts of a matrix as kernel parameters."""
     return Planes(*(weight.parts.get(name) for name in ("codes" if weight.is_float else PARTS[0], *PARTS[1:])))
 
 
 def bias_of(bias: Ref | None) -> Bias:
-    """A bias, or none."""
+    """A bias as kernel parameters; None: no bias."""
     return Bias(bias, int(bias is not None))
 
 
 def units_of(weight: Matrix) -> int:
-    """`units` of Shape."""
+    """The value of Shape.units for a matrix."""
     return weight.pitch if weight.is_float else weight.pitch // UNIT
 
 
 def apart_of(weight: Matrix, x: tuple[Ref | None, int]) -> Apart:
-    """A matrix's outliers, if it has any, with the float32 rows x."""
+    """A matrix's outliers, if it has any, with the float32 rows x, as kernel parameters."""
     return Apart(*apart_args(weight, x))

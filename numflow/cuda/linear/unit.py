@@ -1,12 +1,12 @@
-"""Products whose blocks own 32 neighbouring results, a unit of the next operand: what comes next is done right there.
+"""Fused matrix-vector kernels whose blocks compute 32 adjacent results, one unit of the next operand.
 
-residual, rms_norm   x = residual + factor * product is stored as it is, and x * weight as the operand of what follows.
-                     The norm's scale is one number for a token and is taken late: the sum of squares of these 32 goes
-                     to `squares`, and whoever multiplies with the operand scales its results (late_scales). The int8
-                     codes of a unit do not depend on that scale.
+residual, rms_norm   x = residual + factor * product is written as float32, and x * weight as the next operand. The
+                     norm's scale is one value for each token, and is applied later: each block writes the sum of
+                     squares of its 32 results to `squares`, and the kernel that multiplies the operand scales its
+                     results (late_scales). The int8 codes of a unit do not depend on that scale.
 act_mul              the block has the rows of gate and of up for its 32 columns.
 
-For few tokens. A warp takes whole rows, one after the other, as the kernels of gemv.py and float_gemv.py do.
+For few tokens. A warp computes whole rows, one after the other, as in gemv.py and float_gemv.py.
 """
 
 import functools
@@ -52,11 +52,11 @@ from numflow.cuda.weights.operand import UNIT, put_int8
 from numflow.cuda.weights.outliers import outlier_adder
 from numflow.ops import Step, param
 
-WARPS = {"": 16, "gated": 8}  # of a block: gated ones have twice the rows, and there are more blocks
+WARPS = {"": 16, "gated": 8}  # warps of a block; gated blocks have twice the rows, and the grid has more blocks
 
 
 class Activations(NamedTuple):
-    """The operand of a product (weights/operand.py); pitch: of rows of float32."""
+    """The operand of a product (weights/operand.py). pitch: elements from one float32 row to the next."""
 
     data: f32.ptr
     aux: f32.ptr
@@ -64,7 +64,7 @@ class Activations(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """Work on products: y = residual + factor * product and a norm's weight, or an activation of p and q."""
+    """The epilogue: y = residual + factor * product and a norm's weight, or an activation with parameters p and q."""
 
     y: f32.ptr
     y_stride: u32
@@ -78,9 +78,9 @@ class Epilogue(NamedTuple):
 
 
 def into_norm(step: Step, ctx, add: Step, norm: Step, kind: str, late: float | None) -> list[Call]:
-    """linear, add, rms_norm for few tokens. kind: of operand that the norm's readers want, "int8", "rows" or "both".
+    """Fused linear, add and rms_norm for few tokens.
 
-    late: as in linear.linear.
+    kind: operand that the norm's readers need, "int8", "rows" or "both". late: as in linear.linear.
     """
     (y,), (h,) = add.outputs, norm.outputs
     weight = ctx.vector(norm.weights["weight"]) if "weight" in norm.weights else None
@@ -91,7 +91,7 @@ def into_norm(step: Step, ctx, add: Step, norm: Step, kind: str, late: float | N
 
 
 def into_act(step: Step, ctx, act: Step, kind: str, late: float | None) -> list[Call]:
-    """linear of gate and up, act_mul for few tokens; kind and late as in into_norm."""
+    """Fused linear of gate and up, and act_mul, for few tokens. kind, late: as in into_norm."""
     (y,) = act.outputs
     ends = Epilogue(*ctx.view(y), *ctx.view(y), factor=1.0, norm=None, has_norm=0, p=param(act, "limit"),
                     q=param(act, "alpha"))
@@ -99,7 +99,7 @@ def into_act(step: Step, ctx, act: Step, kind: str, late: float | None) -> list[
 
 
 def _bind(step: Step, ctx, gate: str, out, kind: str, squares, ends: Epilogue, late: float | None) -> list[Call]:
-    """out: the view that becomes the operand."""
+    """The calls of a fused product. out: the view that becomes the operand."""
     (x,), field = step.inputs, ctx.rows(out)
     weight = ctx.matrix(step.weights["weight"])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
@@ -120,8 +120,11 @@ def _bind(step: Step, ctx, gate: str, out, kind: str, squares, ends: Epilogue, l
 
 @functools.cache
 def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: bool = False) -> Kernel:
-    """grid (N / 32, rows / tokens), N results. gate: activation of act_mul, "" for residual and norm. made: "int8",
-    "rows" for float32, or "both". apart: as in linear_gemv.gemv."""
+    """Grid (N / 32, rows / tokens) for N results.
+
+    gate: activation of act_mul, "" for residual and norm. made: the operand to write: "int8", "rows" for float32, or
+    "both". apart: as in gemv.gemv.
+    """
     halves, warps, codes, floats = 2 if gate else 1, WARPS["gated" if gate else ""], made != "rows", made != "int8"
     add_row = row_adder(kind, int8, tokens, 1) if kind in SCHEMES else float_row_adder(kind, tokens)
     ask = row_prefetch(kind, tokens, 1) if kind in SCHEMES else float_row_prefetch(kind, tokens)
@@ -133,7 +136,7 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
             blocks=3 if gate and int8 and tokens == 1 and not apart and SCHEMES[kind].bits < 7 else 0)
     def _gemv(to: u32.ptr, to_aux: f32.ptr, rows: Rows, squares: f32.ptr, ends: Epilogue, x: Activations,
               planes: Planes, bias: Bias, late: Late, shape: Shape, outliers: Apart):
-        # Place in the grid: 32 results and the tokens.
+        # Block indices: 32 results and the tokens.
         thread, lane, line = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
         first, count, begin = u32(block_y() * tokens), u32(stream1(shape.counts, shape.field)), u32(block_x() * 32)
         ask(*planes, u32(begin + line), lane, shape.units)
@@ -141,20 +144,20 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
         if first >= count:
             return
         acc, results, scale = sums(), found(), f32(1)
-        # Products: each warp takes whole rows, one after the other.
+        # Dot products: each warp computes whole rows, one after the other.
         while line < lines:
             place = u32(begin + line) if line < 32 else u32(shape.n + begin + line - 32)  # up is behind gate
             for t in range(tokens):
                 acc[t] = f32(0)
             word = u32(0)
-            # Outliers are loaded early, and multiplied after the codes.
+            # Load the first outlier early; multiply outliers after the codes.
             if apart:
                 word = outliers.slots[place * outliers.width + lane] if lane < outliers.width else u32(0)
             add_row(acc, x.data, x.aux, x.pitch, *planes, place, lane, shape.units, first, count - first)
             if apart:
                 add_apart(acc, word, outliers.x, outliers.x_stride, outliers.slots, place * outliers.width, lane, 32,
                           outliers.width, first, count - first)
-            # The scale of a norm that is taken late, once; the row's results to shared memory.
+            # The scale of a norm that this product applies, computed once. Write the row's results to shared memory.
             if late.parts != 0 and line < warps:
                 scale = scales(late.squares, first, u32(count - first), late.parts, late.eps)
             for t in range(tokens):
@@ -172,7 +175,7 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
         if there:
             a, b, c, d = finish(results, u32(t * lines + 4 * part), ends.residual + token * ends.residual_stride,
                                 ends.y + token * ends.y_stride, column, ends.factor, ends.p, ends.q)
-        # Sums of squares for a norm that readers take late.
+        # Sums of squares for a norm whose scale the readers apply.
         if not gate:
             square = (a * a + b * b) + (c * c + d * d)
             square += shuffle_xor(square, 1)
@@ -183,7 +186,7 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
             if ends.has_norm != 0:
                 e, f, g, h = load4(ends.norm, column)
                 a, b, c, d = a * e, b * f, c * g, d * h
-        # Store the operand of what follows.
+        # Write the operand of the next product.
         if codes:
             put_int8(to, to_aux, shape.n >> u32(5), token, column if there else shape.n, a, b, c, d)
         if floats and there:
@@ -194,7 +197,7 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
 
 @functools.cache
 def _finish(gate: str) -> DeviceFunction:
-    """finish(results, at, residual, y, column, factor, p, q): 4 columns from the results at `at`, of one token."""
+    """finish(results, at, residual, y, column, factor, p, q): the epilogue for 4 columns of one token."""
     function = gated(gate) if gate else None
 
     @device

@@ -1,4 +1,7 @@
-"""Decoding of a unit of a quantised matrix by a lane (layout.py): codes as 8 words of bytes, and the header."""
+"""Device functions that decode a unit of a quantised matrix (layout.py): codes as 8 words of bytes, and the header.
+
+Words have 4 codes in their bytes; word g has columns 4 g .. 4 g + 3 of the unit.
+"""
 
 import functools
 
@@ -32,7 +35,7 @@ _ONE = 0x01010101
 
 @device
 def _nibble_words(words, low, place):
-    """Groups 2j and 2j + 1 from word j."""
+    """Split word j of the low plane into the nibbles of groups 2j and 2j + 1."""
     a, b, c, d = stream4(low, u32(4 * place))
     words[0], words[1] = u32(a & u32(_LOW)), u32(a >> u32(4) & u32(_LOW))
     words[2], words[3] = u32(b & u32(_LOW)), u32(b >> u32(4) & u32(_LOW))
@@ -100,7 +103,8 @@ def _three(words, low, high, two, one, place):
 
 @device
 def sevenths(word):
-    """16 times (v // 11) of each byte v < 121: 373 / 4096 is near enough, and leaves the quotient in a top nibble."""
+    """16 * (v // 11) for each byte v < 121, by multiplication: 373 / 4096 is close enough to 1 / 11, and leaves the
+    quotient in a high nibble."""
     even = u32(u32(word & u32(0x007F007F)) * 373)
     odd = u32(prmt(word, u32(0), u32(0x4341)) * 373)
     return u32(prmt(even, odd, u32(0x7351)) & u32(0xF0F0F0F0))
@@ -108,7 +112,7 @@ def sevenths(word):
 
 @device
 def _pairs(words, low, high, two, one, place):
-    """Words 2j are the first of each pair, 2j + 1 the second."""
+    """Split code pairs: words 2j get the first code of each pair, words 2j + 1 the second."""
     a, b, c, d = stream4(low, u32(4 * place))
     packed = (a, b, c, d)
     for j in range(4):
@@ -126,7 +130,8 @@ def _one_(words, low, high, two, one, place):
 
 
 def _small_book(table: tuple[int, ...], codes: DeviceFunction) -> DeviceFunction:
-    """Codes of up to 3 bits as entries of a table of up to 8 bytes, + 128."""
+    """read(...): look up codes of up to 3 bits in a table of up to 8 bytes (one prmt); the result is the entry +
+    128."""
     t0, t1 = (sum((value + 128 & 255) << (8 * i) for i, value in enumerate(table[4 * w:4 * w + 4])) for w in range(2))
 
     @device
@@ -140,7 +145,7 @@ def _small_book(table: tuple[int, ...], codes: DeviceFunction) -> DeviceFunction
 
 
 def _bytes_of(table: tuple[int, ...]) -> DeviceFunction:
-    """entry(nibbles): 4 bytes of a table of 16 for the 4 lowest nibbles."""
+    """entry(nibbles): look up the 4 lowest nibbles in a table of 16 bytes (prmt)."""
     t0, t1, t2, t3 = (sum(value << (8 * i) for i, value in enumerate(table[4 * w:4 * w + 4])) for w in range(4))
 
     @device
@@ -153,7 +158,7 @@ def _bytes_of(table: tuple[int, ...]) -> DeviceFunction:
 
 
 def _book(table: tuple[int, ...]) -> DeviceFunction:
-    """Codes are entries of a table of 16 bytes, + 128."""
+    """read(...): look up codes of 4 bits in a table of 16 bytes; the result is the entry + 128."""
     entry = _bytes_of(tuple(value + 128 & 255 for value in table))
 
     @device
@@ -176,7 +181,7 @@ def reader(scheme: Scheme) -> DeviceFunction:
 
 @device
 def _signed(byte):
-    """f32 of the low byte, signed."""
+    """f32 of the low byte as a signed integer."""
     return f32(i32(u32(byte) << u32(24)) >> 24)
 
 
@@ -184,8 +189,8 @@ def _signed(byte):
 def header(scheme: Scheme) -> DeviceFunction:
     """header(head, above, place, base, step, z, dz) -> (A, C, A16, C16): w = A * code + C.
 
-    place: of the unit, counted over all rows; base, step, z, dz: of the row (GRID). The last two are for columns
-    16 .. 31, and the first two again where a header is for all 32.
+    place: index of the unit, over all rows. base, step, z, dz: of the row header (GRID). A16 and C16 are for columns
+    16 .. 31; they equal A and C if a header is for all 32 columns.
     """
     zero, scale_bits = float(scheme.zero), scheme.own.scale_bits if scheme.is_own else 0
     low_mask, factor = (1 << scale_bits) - 1, scheme.factor
@@ -274,21 +279,24 @@ def header(scheme: Scheme) -> DeviceFunction:
 
 @device
 def e4m3(code):
-    """A float of 4 + 3 bits: as a float16 its bits are 2^-8 of it, the smallest too."""
+    """f32 of an E4M3 code: its bits, as a float16, are 2^-8 times the value, also for subnormals."""
     number = low_half(u32((code & u32(127)) << u32(7) | (code & u32(128)) << u32(8))) * f32(256)
     return float_of(u32(0x7FC00000)) if (code & u32(127)) == 127 else number
 
 
 @device
 def e5m2(code):
-    """A float of 5 + 2 bits, the upper half of a float16."""
+    """f32 of an E5M2 code, which is the upper byte of a float16."""
     return low_half(u32(code << u32(8)))
 
 
 @functools.cache
 def numbers_of(scheme: Scheme) -> DeviceFunction:
-    """numbers(word) -> 4 float32 of the codes of a word: those of a table, or the codes less the code of zero; where
-    headers have a base, the codes. The zero is taken off before a product: products round what would be left of it."""
+    """numbers(word) -> 4 float32 for the codes of a word: table entries, or codes minus the zero point, or (if headers
+    have a base) codes.
+
+    The zero point is subtracted before the product, because a subtraction of rounded products would lose precision.
+    """
     if scheme.table in ("e4m3", "e5m2"):
         float8 = e4m3 if scheme.table == "e4m3" else e5m2
 
@@ -304,7 +312,7 @@ def numbers_of(scheme: Scheme) -> DeviceFunction:
     above = float((1 << 23) + (0 if scheme.with_base else scheme.zero))
 
     @device
-    def numbers(word):  # a code in the lowest byte of the float32 2^23 adds itself
+    def numbers(word):  # the float32 with bits 0x4B000000 | code is 2^23 + code
         power = u32(0x4B000000)
         return (float_of(prmt(word, power, u32(0x7440))) - f32(above),
                 float_of(prmt(word, power, u32(0x7441))) - f32(above),
@@ -315,7 +323,7 @@ def numbers_of(scheme: Scheme) -> DeviceFunction:
 
 
 def _looked_up(table: str) -> DeviceFunction:
-    """The same of codes of 4 bits in a table, byte by byte of its floats."""
+    """numbers(word) for codes of 4 bits in a table of floats, which is looked up byte by byte."""
     data = TABLES[table].view("u1").reshape(16, 4).T
     first, second, third, last = (_bytes_of(tuple(int(byte) for byte in plane)) for plane in data)
 
@@ -324,7 +332,7 @@ def _looked_up(table: str) -> DeviceFunction:
         pairs = u32(word | word >> u32(4))
         codes = u32(pairs & u32(0xFF) | pairs >> u32(8) & u32(0xFF00))
         a, b, c, d = first(codes), second(codes), third(codes), last(codes)
-        low, high = prmt(a, b, u32(0x5140)), prmt(c, d, u32(0x5140))  # of codes 0 and 1
+        low, high = prmt(a, b, u32(0x5140)), prmt(c, d, u32(0x5140))  # halves of the floats of codes 0 and 1
         low2, high2 = prmt(a, b, u32(0x7362)), prmt(c, d, u32(0x7362))
         return (float_of(prmt(low, high, u32(0x5410))), float_of(prmt(low, high, u32(0x7632))),
                 float_of(prmt(low2, high2, u32(0x5410))), float_of(prmt(low2, high2, u32(0x7632))))
@@ -334,7 +342,7 @@ def _looked_up(table: str) -> DeviceFunction:
 
 @device
 def pair_header(first, second, base, step, z, dz):
-    """(A, C) of a unit of pairs from its words 0 and 1."""
+    """(A, C) of a unit of code pairs, whose header is in the top bits of words 0 and 1."""
     s = dp4a_us(u32(first >> u32(7) & u32(_ONE)), u32(0x00040201), i32(0))
     zero = dp4a_us(u32(second >> u32(7) & u32(_ONE)), u32(0x00040201), i32(0))
     a = float_of(u32(base + s * step))

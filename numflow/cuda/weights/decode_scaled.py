@@ -1,4 +1,4 @@
-"""Decoding of headers that are numbers of the file: of a row, and SCALED (layout.py)."""
+"""Decoding of row headers, and of headers that are stored as in the file (SCALED, layout.py)."""
 
 import functools
 
@@ -11,7 +11,7 @@ from numflow.cuda.weights.layout import Scheme
 
 @functools.cache
 def row_header(scheme: Scheme) -> DeviceFunction:
-    """row_header(per_row, row) -> base, step, z, dz: what `decode.header` takes of a row."""
+    """row_header(per_row, row) -> base, step, z, dz: a row's arguments for `decode.header`."""
     words = scheme.row_words
 
     @device
@@ -34,7 +34,7 @@ def row_header(scheme: Scheme) -> DeviceFunction:
 
 
 def scaled(scheme: Scheme) -> DeviceFunction:
-    """`decode.header` of SCALED."""
+    """`decode.header` for SCALED headers."""
     (d_words, z_words), factor, zero = scheme.words, scheme.factor, float(scheme.zero)
     d_of, z_of = _typed(scheme.scale), _typed(scheme.zeros if z_words else scheme.scale)
     halves, whole = scheme.shared == 16, not scheme.shared
@@ -75,7 +75,7 @@ def scaled(scheme: Scheme) -> DeviceFunction:
 
 @functools.cache
 def _typed(kind: str) -> DeviceFunction:
-    """read(head, at): the number of a type whose 16 bits, or first of 32, are at a place."""
+    """read(head, at): a value of a type whose 16 bits, or first 16 of 32 bits, are at index `at`."""
 
     @device
     def half(head, at):

@@ -1,7 +1,8 @@
-"""Layout of a matrix [N, K] on a device: plain rows of floats, or planes of bits by units of 32 columns.
+"""Layout of a matrix [N, K] on a device: rows of floats, or bit planes of units of 32 columns.
 
-A lane of a warp takes a unit, so every plane is [N][K / 32][...] in memory of its own and neighbours read neighbouring
-bytes. Of the codes of a unit, in groups of 4 columns (g = 0 .. 7), byte i of a word is column i of the group:
+A lane processes one unit at a time. Each plane is a separate array [N][K / 32][...], so that adjacent lanes read
+adjacent bytes (coalesced loads). The codes of a unit form 8 groups of 4 columns (g = 0 .. 7); byte i of a word is
+column i of a group:
 
 low    4 words: word j holds group 2j in its low nibbles, group 2j + 1 in its high ones. With a code-book of 16: nibble
        n of word j is column 8j + n. Of 8 bits: the bytes of groups 0 .. 3. Of pairs: see below.
@@ -14,12 +15,12 @@ one    1 word:  bit g belongs to group g
     3 bits  two, one       5 bits  low, then one    7 bits  low, two as bits 4 and 5, one as bit 6
                                                     8 bits  low, high
 
-Pairs (3.5 bits, 11 levels): 7 bits of byte i of word j are 11 * (column i of group 2j + 1) + (column i of group 2j).
-Of numflow's own scheme the top bits of word 0 are S, of word 1 are Z of the block: with its header a unit is 16 bytes,
-one load.
+Pairs (3.5 bits, 11 levels): the low 7 bits of byte i of word j are 11 * (column i of group 2j + 1) + (column i of group
+2j). In numflow's own scheme, the top bits of word 0 are S and those of word 1 are Z of the block header: a unit with
+its header is 16 bytes, one load.
 
-Headers (numflow/quant/stored.py) say what the codes of a unit mean, w = A * code + C, with A and C for all 32 columns
-or for each 16:
+Headers (numflow/quant/stored.py) define the values of codes, w = A * code + C, with one A and C for all 32 columns or
+for each 16:
 
 kind      per unit            per 8 units ("above")   per row
 SCALE     f16 d                                              A = d              C = -zero * d
@@ -66,31 +67,31 @@ PLANE_BYTES = {"low": 16, "high": 16, "two": 8, "one": 4}
 
 @dataclass(frozen=True)
 class Scheme(Kind):
-    """A kind of quantised matrices, and where its bits lie."""
+    """A kind of quantised matrices, with the layout of its planes and headers."""
 
     @property
     def in_codes(self) -> bool:
-        """Whether the headers of blocks are in the words of their codes."""
+        """Whether block headers are stored in unused bits of the code words."""
         return self.is_own and self.paired
 
     @property
     def planes(self) -> tuple[str, ...]:
-        """Names of its planes of codes."""
+        """Names of the scheme's code planes."""
         return _PLANES[self.bits]
 
     @property
     def words(self) -> tuple[int, int]:
-        """Numbers of 16 bits that d and z of SCALED take where they are together."""
+        """Sizes, in 16-bit words, of d and z of a SCALED header."""
         return SIZES[self.scale] // 2, SIZES[self.zeros] // 2
 
     @property
     def row_words(self) -> int:
-        """Words of 4 bytes that a row has for itself."""
+        """Size of a row header in 32-bit words."""
         return 4 if self.is_own else 0 if self.shared else 2 if self.zeros else 1
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
-        """Memory by name: bytes, and columns that they are for (0: the row)."""
+        """The parts by name: (bytes, number of columns that they are for; 0: the whole row)."""
         sizes = {plane: (PLANE_BYTES[plane], UNIT) for plane in self.planes}
         if self.header == SCALED and self.shared:
             sizes["head"] = (2 * sum(self.words), self.shared)
@@ -105,7 +106,7 @@ class Scheme(Kind):
         return sizes
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row, headers included, in whole units."""
+        """Bytes of a row of whole units, with headers."""
         columns = -(-columns // UNIT) * UNIT
         return sum(size * (columns // per if per else 1) for size, per in self.parts.values())
 
@@ -114,9 +115,9 @@ SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items() if not kin
 
 
 class Kept:
-    """Facts by which kernels of a matrix are chosen: of one in memory (Matrix), or of one that is planned.
+    """The properties by which kernels for a matrix are chosen: of a matrix in memory (Matrix), or of a planned one.
 
-    kind: "f32", "f16", "bf16" or the name of a scheme. outliers: slots of a row; of a planned one 0 or 1.
+    kind: "f32", "f16", "bf16" or the name of a scheme. outliers: slots of a row; for a planned matrix 0 or 1.
     """
 
     kind: str
@@ -124,18 +125,18 @@ class Kept:
 
     @property
     def is_float(self) -> bool:
-        """Whether it holds plain numbers."""
+        """Whether the matrix has floats instead of codes."""
         return KINDS[self.kind].is_float
 
     @property
     def floats_only(self) -> bool:
-        """Whether kernels multiply it with float32 activations only."""
+        """Whether kernels multiply the matrix by float32 activations only."""
         return KINDS[self.kind].floats_only
 
 
 @dataclass(frozen=True)
 class Planned(Kept):
-    """The form that a matrix will have in memory, known by its stored type."""
+    """The kind that a matrix will have in memory, known from its stored type."""
 
     kind: str
     outliers: int = 0
@@ -145,12 +146,12 @@ class Planned(Kept):
 class Matrix(Kept):
     """A matrix [N, K] in device memory.
 
-    kind:   which kernels serve it. type: as in the file.
-    groups: number of equal matrices stacked along N (experts).
+    kind:   determines the kernels. type: as in the file.
+    groups: number of equally shaped matrices stacked along N (experts).
     pitch:  columns of a row with padding.
-    parts:  where each part is: "codes" of floats, else those of Scheme.parts; "outliers", if there are any.
-    outliers: slots that each row has for them (outliers.py).
-    expanded_from: the file's type where it has no kernels of its own and was expanded at load, else None.
+    parts:  address of each part: "codes" for floats, else the names of Scheme.parts; "outliers", if there are any.
+    outliers: number of outlier slots of each row (outliers.py).
+    expanded_from: the type in the file, if it has no kernels and was converted to floats at load; else None.
     """
 
     kind: str
@@ -165,5 +166,5 @@ class Matrix(Kept):
 
     @property
     def scheme(self) -> Scheme:
-        """Its scheme, if it is quantised."""
+        """The scheme of a quantised matrix."""
         return SCHEMES[self.kind]

@@ -1,8 +1,7 @@
-"""Bringing a stored matrix to a device: floats as they are, quantised rows re-ordered there by a kernel per type.
+"""Upload of a stored matrix to a device: floats are copied; quantised rows are repacked by a kernel for each type.
 
-Rows of types without such a kernel are re-ordered on the host (pack_fields.py). Nothing is re-quantised: codes and
-headers are those of the file, bit for bit. Rows are staged some at a time, so that the device never holds a matrix
-twice.
+Rows of types without such a kernel are repacked on the host (pack_fields.py). Nothing is re-quantised: codes and
+headers are those of the file, bit for bit. Rows are uploaded in stages, so that the device never holds a matrix twice.
 """
 
 import functools
@@ -29,17 +28,17 @@ from numflow.quant.apart import Outliers, take_apart, with_outliers
 from numflow.quant.grids import BLOCK, GRIDS, spread
 from numflow.quant.stored import STORED, kept_as
 
-STAGE = 64 << 20  # bytes of rows that are on their way at a time
-PART = 4 << 20    # weights that a processor packs at a time
-PARTS = ("low", "high", "two", "one", "head", "above", "row")  # in the order of kernels' parameters
+STAGE = 64 << 20  # bytes of rows that are uploaded at a time
+PART = 4 << 20    # weights that a CPU thread packs at a time
+PARTS = ("low", "high", "two", "one", "head", "above", "row")  # in the order of kernel parameters
 
 
 def upload(raw: RawMatrix, device: Device) -> Matrix:
-    """Bring a stored matrix [N, K] to a device.
+    """Upload a stored matrix [N, K] to a device.
 
     Raises:
-        NetworkError: the stored rows do not fit the shape and the type.
-        FormatError: a type that nothing can expand.
+        NetworkError: the stored rows do not match the shape and the type.
+        FormatError: a type that cannot be converted to floats.
     """
     (n, columns), rows = raw.shape, raw.rows
     if n % raw.groups or rows.shape[0] != n:
@@ -75,7 +74,7 @@ def _with_outliers(matrix: Matrix, outliers: Outliers, device: Device) -> Matrix
 
 
 def stored_bytes(kind: str, columns: int) -> int:
-    """Bytes of a stored row of `columns` numbers; -1 if they are no whole number of blocks."""
+    """Bytes of a stored row of `columns` weights; -1 if they are not a whole number of blocks."""
     stored = tensor_type(kind)
     return -1 if columns % stored.block else stored.row_bytes(columns)
 
@@ -104,10 +103,10 @@ def _upload_codes(raw: RawMatrix, device: Device) -> Matrix:
 
 
 def _pack_there(raw: RawMatrix, refs: dict[str, Ref], device: Device) -> None:
-    """By the type's kernel."""
+    """Pack on the device, by the type's kernel."""
     (n, columns), grids, units = raw.shape, raw.type in GRIDS, raw.shape[1] // UNIT
     row_bytes = columns // BLOCK * GRIDS[raw.type].spread_bytes if grids else raw.rows.shape[1]
-    step = min(max(1, STAGE // row_bytes), MOST_BLOCKS[1])  # a row of blocks for each
+    step = min(max(1, STAGE // row_bytes), MOST_BLOCKS[1])  # the grid's y dimension is the row
     stage = device.alloc(min(n, step) * row_bytes)
     pack = pack_kernel(raw.type)
     for first in range(0, n, step):
@@ -119,7 +118,7 @@ def _pack_there(raw: RawMatrix, refs: dict[str, Ref], device: Device) -> None:
 
 
 def _pack_here(raw: RawMatrix, refs: dict[str, Ref], device: Device) -> None:
-    """By all processors, from the type's fields."""
+    """Pack on the host, on all CPU cores, from the type's fields."""
     from numflow.quant.threads import default_threads
 
     (n, columns), stored = raw.shape, STORED[raw.type]
@@ -131,13 +130,14 @@ def _pack_here(raw: RawMatrix, refs: dict[str, Ref], device: Device) -> None:
     with ThreadPoolExecutor(default_threads()) as pool:
         for first, parts in zip(range(0, n, step), pool.map(packed, range(0, n, step)), strict=True):
             for name, part in parts.items():
-                whole = np.pad(part.reshape(-1), (0, 3)) if part.size % 4 else part  # kernels read words of 4 bytes
+                whole = np.pad(part.reshape(-1), (0, 3)) if part.size % 4 else part  # kernels read whole words
                 device.upload(refs[name] + first * part.shape[1], whole)
 
 
 @functools.cache
 def pack_kernel(kind: str) -> Kernel:
-    """A thread for each unit of a row of this tensor type: reads its codes one by one and writes its planes."""
+    """The packing kernel of a tensor type: one thread for each unit reads the codes one by one and writes the
+    planes."""
     scheme: Scheme = SCHEMES[STORED[kind].kind.name]
     code, (head, above, constant) = codes_of(kind), headers_of(kind)
     bits, book, pair = scheme.bits, bool(scheme.book), scheme.paired
@@ -153,10 +153,10 @@ def pack_kernel(kind: str) -> Kernel:
         unit, row = u32(block_x() * 32 + thread_index()), block_y()
         if unit >= units:
             return
-        # Place in memory: the unit's row in the file, its words in each plane.
+        # The unit's row in the file, and its index in the planes.
         source = raw + row * row_bytes
         place = (row + first) * units + unit
-        # The lower bits of 32 codes; pairs and bytes have their own order.
+        # The plane `low`: lower bits of 32 codes. Pairs and bytes have orders of their own.
         if has_low:
             for j in range(4):
                 word, upper = u32(0), u32(0)
@@ -177,8 +177,8 @@ def pack_kernel(kind: str) -> Kernel:
                     bits_ = head(source, unit, units) >> u32(3 * j) & u32(7)
                     word = u32(word | (bits_ & u32(1)) << u32(7) | (bits_ & u32(2)) << u32(14)
                                | (bits_ & u32(4)) << u32(21))
-                # Store the words: 8 bits have a second plane.
-                if bits == 8:  # words of 8 columns: groups 2j, 2j + 1 of the 8
+                # Write the words; 8-bit codes have a second plane.
+                if bits == 8:  # two words for 8 columns: groups 2j and 2j + 1
                     if j < 2:
                         low[4 * place + 2 * j], low[4 * place + 2 * j + 1] = word, upper
                     else:
@@ -199,7 +199,7 @@ def pack_kernel(kind: str) -> Kernel:
                 c = code(source, unit, u32(i), units) >> u32(one_shift)
                 word = u32(word | (c & u32(1)) << u32(8 * (i & 3) + (i >> 2)))
             one[place] = word
-        # Headers: of the unit, of 8 units, of the row.
+        # Headers of the unit, of 8 units, of the row.
         if has_head:
             value = head(source, unit, units)
             if wide:

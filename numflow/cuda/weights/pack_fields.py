@@ -1,6 +1,6 @@
-"""Codes and values of headers (numflow/quant/stored.py) as the planes of layout.py, in NumPy.
+"""Packing of codes and header values (numflow/quant/stored.py) into the planes of layout.py, in NumPy.
 
-Types without functions in pack_types.py are packed by it; of the others it is the truth that their kernels are held to.
+It packs types without functions in pack_types.py, and is the reference for the kernels of the others.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from numflow.quant.stored_fields import HALVES_OF_E4M3
 
 
 def planes(scheme: Scheme, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
-    """The parts of some rows by name, each bytes u8 [N, ...]. codes: u8 [N, K]."""
+    """The parts of some rows by name, each as bytes u8 [N, ...]. codes: u8 [N, K]."""
     n = len(codes)
     groups = np.pad(codes, ((0, 0), (0, -codes.shape[1] % UNIT))).reshape(n, -1, 8, 4)
     made = dict(zip(scheme.planes, _planes(scheme, groups, values), strict=True))
@@ -33,7 +33,7 @@ def _side_by_side(*arrays: np.ndarray) -> np.ndarray:
 
 
 def _or(fields: np.ndarray, axis: int, step: int) -> np.ndarray:
-    """Fields along an axis in one byte, each `step` bits above the one before."""
+    """Combine the fields along an axis in one byte, each `step` bits above the previous one."""
     first, *others = np.moveaxis(fields, axis, 0)
     made = first.copy()
     for i, other in enumerate(others):
@@ -42,7 +42,7 @@ def _or(fields: np.ndarray, axis: int, step: int) -> np.ndarray:
 
 
 def _planes(scheme: Scheme, groups: np.ndarray, values: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    """The planes of u8 [N, units, 8, 4], in their order."""
+    """The planes of codes u8 [N, units, 8, 4], in the order of the scheme."""
     n, units = groups.shape[:2]
     if scheme.paired:
         pairs = groups[:, :, 0::2] + PAIR_LEVELS * groups[:, :, 1::2]
@@ -66,7 +66,7 @@ def _planes(scheme: Scheme, groups: np.ndarray, values: tuple[np.ndarray, ...]) 
 
 
 def _head(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Headers of units: what stands beside each other of a block, one block after the other."""
+    """The headers of units: the values of each block side by side."""
     if scheme.is_own:
         return values[1] if scheme.header == GRID else values[1].astype(np.uint8)
     if scheme.header == SCALED:
@@ -82,22 +82,22 @@ def _head(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def _whole_units(scheme: Scheme, headers: np.ndarray) -> np.ndarray:
-    """Headers [N, blocks, ...] of as many blocks as whole units have."""
+    """Headers [N, blocks, ...], padded to the blocks of whole units."""
     return np.pad(headers, ((0, 0), (0, headers.shape[1] % 2 if scheme.by_16 else 0), *[(0, 0)] * (headers.ndim - 2)))
 
 
-_CODES_OF_HALVES = np.zeros(1 << 16, np.uint8)  # 8-bit floats by the bits of their float16
+_CODES_OF_HALVES = np.zeros(1 << 16, np.uint8)  # E4M3 codes, indexed by the bits of the same value as float16
 _CODES_OF_HALVES[HALVES_OF_E4M3] = np.arange(256)
 
 
 def _whole(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
-    """d and z of each row, f32 [N, 2], or d alone."""
+    """Row headers: d and z of each row, f32 [N, 2], or only d."""
     numbers = values[:2] if scheme.zeros else values[:1]
     return _side_by_side(*(header_numbers(part, scheme)[:, 0] for part in numbers))
 
 
 def _row(fields: Fields) -> np.ndarray:
-    """B, D, the first zero and the step from zero to zero of each row, u32 [N, 4]."""
+    """Row headers of numflow's own schemes: B, D, the first zero point and the step between zero points, u32 [N, 4]."""
     base, step, zeros = fields.row_grids()
     span = np.float32((fields.scheme.levels - 1) / (1 << fields.scheme.zero_bits))
     window = np.ldexp(np.float32(1), -(fields.rows & 3).astype(np.int32))

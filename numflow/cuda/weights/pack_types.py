@@ -1,8 +1,8 @@
-"""Rows of each tensor type: the code of a column and the header of a unit, as device functions.
+"""Device functions that read the stored rows of each tensor type: the code of a column, and the headers of a unit.
 
-code(raw, unit, column, units) -> u32, an unsigned code of the column (0 .. 31) of a unit
-head(raw, unit, units) -> u32, above(raw, unit) -> u32: headers as layout.py has them
-constant(raw, i) -> u32: the 4 words of a row: bits of B, D, and of the floats z and dz
+code(raw, unit, column, units) -> u32: the unsigned code of a column (0 .. 31) of a unit
+head(raw, unit, units) -> u32, above(raw, unit) -> u32: headers in the format of layout.py
+constant(raw, i) -> u32: word i of the row header: bits of B, D, and of the floats z and dz
 """
 
 import functools
@@ -17,7 +17,7 @@ from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, HEADER_BYTES, ROW_SCHEME
 
 @device
 def _short(raw, at):
-    """The 16-bit number at a byte."""
+    """The 16-bit integer at a byte offset."""
     return u32(raw[at] | raw[at + 1] << u32(8))
 
 
@@ -27,7 +27,8 @@ def _none(raw, unit):
 
 
 def _half_block(size: int, codes: int, high: int = 0) -> DeviceFunction:
-    """32 nibbles, 16 low ones and 16 high ones, at byte `codes` of blocks of `size`; bit 4 of each from byte `high`."""
+    """code(...) for blocks of 32 columns and `size` bytes: 16 low and 16 high nibbles at byte `codes`, and if `high` is
+    not 0, bit 4 of each code at byte `high`."""
 
     @device
     def code(raw, unit, column, units):
@@ -42,7 +43,7 @@ def _half_block(size: int, codes: int, high: int = 0) -> DeviceFunction:
 
 
 def _first_bytes(size: int, count: int) -> DeviceFunction:
-    """The first 2 or 4 bytes of a block of a unit."""
+    """head(...): the first 2 or 4 bytes of a block."""
 
     @device
     def head(raw, unit, units):
@@ -75,7 +76,7 @@ def _nvfp4(raw, unit, column, units):
 
 @device
 def _half_of_e4m3(bits):
-    """Half of a float of 4 bits of exponent and 3 of mantissa, as the bits of a float16; 127 counts as 0."""
+    """Half of an E4M3 float, as the bits of a float16; 127 (NaN) becomes 0."""
     there, bits = bits != 127, u32(bits & u32(127))
     if bits >= 8:
         return u32((bits << u32(7)) + (7 << 10)) if there else u32(0)
@@ -90,7 +91,7 @@ def _nvfp4_head(raw, unit, units):
 
 
 def _two_bits(size: int, codes: int) -> DeviceFunction:
-    """Each 128 columns share 32 bytes, 4 runs of 32 columns one above the other."""
+    """code(...) where 128 columns share 32 bytes: 4 runs of 32 columns, 2 bits each."""
 
     @device
     def code(raw, unit, column, units):
@@ -124,7 +125,8 @@ def _q3_head(raw, unit, units):
 
 
 def _nibble_runs(size: int, codes: int, high: int = 0) -> DeviceFunction:
-    """Each 64 columns share 32 bytes; bit 4 from byte `high`, one bit of a byte for each 32 columns."""
+    """code(...) where 64 columns share 32 bytes of nibbles; bit 4 is at byte `high`, one bit of a byte for each 32
+    columns."""
 
     @device
     def code(raw, unit, column, units):
@@ -139,7 +141,7 @@ def _nibble_runs(size: int, codes: int, high: int = 0) -> DeviceFunction:
 
 
 def _k_head(size: int) -> DeviceFunction:
-    """Scale and minimum of 6 bits, of 12 bytes at byte 4."""
+    """head(...): 6-bit scale and minimum of a unit, from 12 bytes at byte 4 of the block."""
 
     @device
     def head(raw, unit, units):
@@ -163,7 +165,7 @@ def _q6_k(raw, unit, column, units):
 
 
 def _pair_of_bytes(size: int, scales: int) -> DeviceFunction:
-    """Two bytes for each unit of a block of 8 units."""
+    """head(...): two bytes for each unit of a block of 8 units."""
 
     @device
     def head(raw, unit, units):
@@ -173,7 +175,7 @@ def _pair_of_bytes(size: int, scales: int) -> DeviceFunction:
 
 
 def _above(size: int, scale: int, minimum: int = -1) -> DeviceFunction:
-    """Scale, and scale of the minima, of a block of 8 units."""
+    """above(...): the scale, and the scale of the minima, of a block of 8 units."""
 
     @device
     def above(raw, unit):
@@ -207,7 +209,7 @@ def _q1_0(raw, unit, column, units):
 
 
 def _q2_0(size: int, shift: int) -> DeviceFunction:
-    """2 bits for each column, behind the float16 of blocks of 2^shift units."""
+    """code(...): 2 bits for each column, after the float16 scale of a block of 2^shift units."""
     within = (1 << shift) - 1
 
     @device
@@ -220,7 +222,7 @@ def _q2_0(size: int, shift: int) -> DeviceFunction:
 
 @device
 def _tq1_0(raw, unit, column, units):
-    # Runs of 32, 16 and 4 columns, each a digit of base 3 further in its bytes.
+    # Runs of 32, 16 and 4 columns; each run is the next base-3 digit of its bytes.
     at, inside = u32((unit >> u32(3)) * 54), u32(32 * (unit & u32(7)) + column)
     first, width = u32(0), u32(32)
     if inside >= 240:
@@ -235,7 +237,7 @@ def _tq1_0(raw, unit, column, units):
 
 
 def _half_of(size: int, at: int, shift: int) -> DeviceFunction:
-    """The float16 at byte `at` of a block of 2^shift units."""
+    """head(...): the float16 at byte `at` of a block of 2^shift units."""
 
     @device
     def head(raw, unit, units):
@@ -245,7 +247,7 @@ def _half_of(size: int, at: int, shift: int) -> DeviceFunction:
 
 
 def _of_grids(grid: GridType) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction]:
-    """Code, header and common header of the carrier of a type of grids."""
+    """(code, head, above) of the expanded form of a type with grids (quant/grids.py)."""
     size, scales = grid.spread_bytes, grid.scales
 
     @device
@@ -261,7 +263,7 @@ def _of_grids(grid: GridType) -> tuple[DeviceFunction, DeviceFunction, DeviceFun
 
 
 def _own_code(scheme: RowScheme) -> DeviceFunction:
-    """A code of numflow's own schemes: fields of its planes, of 32 codes or 16 pairs."""
+    """code(...) of numflow's own schemes: the fields of its planes, of 32 codes or 16 pairs."""
     planes, at = [], 0
     for plane in scheme.planes:
         planes.append((at, plane.width, plane.shift))
@@ -293,7 +295,7 @@ def _own_code(scheme: RowScheme) -> DeviceFunction:
 
 
 def _own_head(scheme: RowScheme) -> DeviceFunction:
-    """The header of a unit: of its one block, or of its two of 16 columns."""
+    """head(...) of numflow's own schemes: the header of one block, or of two blocks of 16 columns."""
     bits, two = scheme.header_bits, scheme.block == 16
 
     @device
@@ -317,7 +319,7 @@ def _own_head(scheme: RowScheme) -> DeviceFunction:
 
 
 def _own_constant(scheme: RowScheme) -> DeviceFunction:
-    """B, D, z and dz of a row, from its header of 16 bits."""
+    """constant(...) of numflow's own schemes: B, D, z and dz of a row, from its 16-bit header."""
     span, zero_bits, scale_bits = float(scheme.levels - 1), scheme.zero_bits, scheme.scale_bits
     finest = 1.0 / (1 << zero_bits)
 
@@ -357,18 +359,18 @@ _BLOCKS: dict[str, tuple[Callable, Callable, Callable]] = {
 }
 
 
-PACKED = {*_BLOCKS, *ROW_SCHEMES}  # types that have a kernel; rows of others are packed by pack_fields.py
+PACKED = {*_BLOCKS, *ROW_SCHEMES}  # types with a packing kernel; others are packed by pack_fields.py
 
 
 @functools.cache
 def codes_of(kind: str) -> DeviceFunction:
-    """The code function of a tensor type."""
+    """The function `code` of a tensor type."""
     return _own_code(ROW_SCHEMES[kind]) if kind in ROW_SCHEMES else _BLOCKS[kind][0]
 
 
 @functools.cache
 def headers_of(kind: str) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction]:
-    """Its functions head, above and constant."""
+    """The functions `head`, `above` and `constant` of a tensor type."""
     if kind in ROW_SCHEMES:
         return _own_head(ROW_SCHEMES[kind]), _none, _own_constant(ROW_SCHEMES[kind])
     return _BLOCKS[kind][1], _BLOCKS[kind][2], _none

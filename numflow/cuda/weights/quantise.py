@@ -1,10 +1,10 @@
-"""Quantising on a GPU: rows of numflow's own schemes, the bytes that the processor finds.
+"""Quantisation on a GPU into numflow's own schemes, with the same bytes as on the CPU.
 
     with closing(Quantiser(lambda: open_device("gpu"))) as rows_of:
         quant.encode(x, scheme, rows_of=rows_of)
 
-Floats go up some rows at a time and packed rows come down, so the device holds about two stages of any matrix. Whoever
-loads a model keeps those rows and brings them to devices as rows of a file.
+Floats are uploaded some rows at a time, and packed rows are downloaded, so the device holds about two stages of a
+matrix. The loader of a model keeps the rows and uploads them like rows of a file.
 """
 
 import threading
@@ -27,10 +27,10 @@ STAGE = 64 << 20  # bytes of weights that are on the device at a time
 
 
 class Quantiser:
-    """A function from weights to rows, as `numflow.quant.encode` takes one. It opens a device when it is first called,
-    works for one caller at a time, and gives the device back when it is closed; a later call opens it again.
+    """A function from weights to rows, for `numflow.quant.encode`.
 
-    owns: whether the device is closed then. stage: bytes of weights on the device at a time.
+    It opens a device on the first call, serves one caller at a time, and releases the device in `close`; a later call
+    opens the device again. owns: whether `close` closes the device. stage: bytes of weights on the device at a time.
     """
 
     def __init__(self, open_it: Callable[[], Device], owns: bool = True, stage: int = STAGE):
@@ -53,7 +53,7 @@ class Quantiser:
             return encode(x, scheme, c, importance is None, self._device, self._stage)
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         with self._lock:
             if self._device is not None and self._owns:
                 self._device.close()
@@ -61,7 +61,7 @@ class Quantiser:
 
 
 def kernels(scheme: RowScheme) -> tuple[Kernel, Kernel, Kernel]:
-    """The kernels of a scheme: what blocks would like, the headers, the rows."""
+    """The kernels of a scheme: the preferred parameters of blocks, the search for headers, the packing of rows."""
     return likes_kernel(scheme), search_kernel(scheme), pack_kernel(scheme)
 
 

@@ -1,8 +1,8 @@
-"""The search of quant/search.py as kernels: what each block would like, and the headers of rows and blocks.
+"""The search of quant/search.py as kernels: preferred scale and zero of each block, then headers of rows and blocks.
 
-Every number is worked out by the operations of quant/search_kernels.py, each rounded by itself and in that order, so
-the headers are the same bits: products and sums of float32 that the compiler might fuse are written with `_exactly`,
-and products of float64 lie in shared memory before they are summed.
+Every value is computed by the operations of quant/search_kernels.py, in the same order and with the same roundings, so
+that the headers have the same bits. Float32 products and sums that the compiler might fuse to an FMA use functions
+named `_exactly`; float64 products are written to shared memory before they are summed.
 """
 
 import functools
@@ -41,7 +41,8 @@ from numflow.cuda.weights.search_rows import MOST_HEADERS, row_headers_of, scale
 from numflow.quant import search
 from numflow.quant.layout import BASE_BIAS, BASE_CODES, BASE_SHIFT, RowScheme
 
-LIKES_WARPS, WARPS, AT_ONCE = 4, 8, 64  # warps of the two kernels' blocks; blocks of a row between two looks at its sum
+LIKES_WARPS, WARPS, AT_ONCE = 4, 8, 64  # warps of a thread block in the two kernels; quantisation blocks of a row
+                                        # between two updates of its sum
 _INFINITE, _WORST = float("inf"), search.WORST
 _HALF, _WIDEST, _MARGIN, _STEP = 0.5, float(search.WIDEST), float(search.MARGIN), float(search.OFFSET_STEP)
 _SMALLEST = float(search.SMALLEST)
@@ -49,7 +50,7 @@ _RANGES, _LANES, _WIDE, _REACH = search.RANGES, search.LANES, search.WIDE, searc
 
 
 class Blocks(NamedTuple):
-    """Facts about each block [N, B]: its range with 0, the scale and the zero that it would like, and the sum of
+    """For each quantisation block [N, B]: its range (which includes 0), its preferred scale and zero, and the sum of
     its squares."""
 
     low: f32.ptr
@@ -60,7 +61,8 @@ class Blocks(NamedTuple):
 
 
 class Headers(NamedTuple):
-    """Headers of rows [N] and blocks [N, B]; tried: [N, 2, B], those of the best row header and of the one at hand."""
+    """Headers of rows [N] and blocks [N, B]. tried [N, 2, B]: block headers of the best row header and the current one.
+    """
 
     rows: u16.ptr
     blocks: u16.ptr
@@ -69,7 +71,7 @@ class Headers(NamedTuple):
 
 @device
 def nearest(value, top):
-    """The code nearest to `value`, as f32."""
+    """The nearest code to `value`, as f32."""
     return floor_exactly(fmin(fmax(add_exactly(value, f32(_HALF)), f32(0)), top))
 
 
@@ -83,7 +85,7 @@ def _squared(w, c, inverse, zero, top):
 
 @functools.cache
 def _sum_of_errors(size: int) -> DeviceFunction:
-    """For blocks of that size."""
+    """sum_of_errors(w, c, inverse, zero, top): weighted squared error of a block of `size` weights."""
 
     @device
     def sum_of_errors(w, c, inverse, zero, top):
@@ -102,19 +104,20 @@ def _sum_of_errors(size: int) -> DeviceFunction:
 
 @device
 def _middle(low, high, inverse, top):
-    """The zero that puts the middle of a block on the middle code."""
+    """The zero for which the middle of a block's range is the middle code."""
     return top * f32(_HALF) - multiply_exactly((low + high) * f32(_HALF), inverse)
 
 
 @device
 def _lowest_bit(word):
-    """Place of the lowest bit that is set."""
+    """Index of the lowest set bit."""
     return count_bits(u32((word & u32(0 - word)) - 1))
 
 
 @functools.cache
 def likes_kernel(scheme: RowScheme) -> Kernel:
-    """A warp for each block: a lane has two of the 64 pairs of a clipping range and a zero."""
+    """The preferred scale and zero of each block: one warp for each block; a lane tries two of the 64 combinations of a
+    clipping range and a zero."""
     size, span, narrowest = scheme.block, float(scheme.levels - 1), scheme.narrowest
     sum_of_errors = _sum_of_errors(size)
 
@@ -132,7 +135,7 @@ def likes_kernel(scheme: RowScheme) -> Kernel:
             return
         w = x + u32(block_y() * columns + u32(block * size))
         c = importance.data + u32(block_y() * importance.stride + u32(block * size))
-        # The range, with 0 in it; the squares in order.
+        # The range, including 0, and the sum of squares in order.
         own = w[lane & u32(size - 1)]
         low, high = own if own < f32(0) else f32(0), own if own > f32(0) else f32(0)
         for i in range(5):
@@ -140,7 +143,7 @@ def likes_kernel(scheme: RowScheme) -> Kernel:
         squares = f64(0)
         for i in range(size):
             squares = squares + f64(w[i]) * f64(w[i])
-        # Errors of all pairs, the least of each range in 8 lanes.
+        # Errors of all combinations; the least error of each range, over its 8 lanes.
         best, scale, zero = f64(_INFINITE), f32(0), f32(_HALF)
         for i in range(2):
             s = range_scale(u32(u32(lane >> u32(3)) + 4 * i), low, high)
@@ -153,7 +156,7 @@ def likes_kernel(scheme: RowScheme) -> Kernel:
             for j in range(3):
                 least = fmin(least, shuffle_xor(least, 1 << j))
             equal = ballot(error == least)
-            # Ranges one after the other: the first of the least errors.
+            # The ranges one after the other: the first among equal least errors wins.
             for group in range(4):
                 s = range_scale(u32(4 * i + group), low, high)
                 weighted = f64(shuffle(least, 8 * group)) * (f64(s) * f64(s))
@@ -162,7 +165,7 @@ def likes_kernel(scheme: RowScheme) -> Kernel:
                     best, scale, zero = weighted, s, divide_exactly(from_here, top)
         if multiply_exactly(divide_exactly(high - low, top), f32(_WIDEST)) <= f32(_SMALLEST):
             scale, zero = f32(0), f32(_HALF)
-        # What the search needs of the block.
+        # Write the results of the block.
         if lane == 0:
             place = u32(block_y() * blocks + block)
             found.low[place], found.high[place], found.squares[place] = low, high, squares
@@ -173,10 +176,10 @@ def likes_kernel(scheme: RowScheme) -> Kernel:
 
 @functools.cache
 def _best_header(scheme: RowScheme) -> DeviceFunction:
-    """A function of a warp that returns the least error of a block, f64, and the block header that has it."""
+    """best_header(...), called by a warp: the least error of a block, f64, and the block header that has it."""
     size, span, narrowest, scale_bits = scheme.block, float(scheme.levels - 1), scheme.narrowest, scheme.scale_bits
     codes, zero_codes = 1 << scale_bits, 1 << scheme.zero_bits
-    lanes = min(_LANES, zero_codes)  # zeros that are tried with a scale: so many lanes have one
+    lanes = min(_LANES, zero_codes)  # zeros that are tried with a scale, one for each lane
     lane_bits, groups = lanes.bit_length() - 1, 32 // lanes
     sum_of_errors, many = _sum_of_errors(size), zero_codes > lanes
     group_errors, group_headers = SharedArray(f64, WARPS * groups), SharedArray(u32, WARPS * groups)
@@ -190,7 +193,7 @@ def _best_header(scheme: RowScheme) -> DeviceFunction:
     @device
     def best_header(w, c, low, high, window, scales, inverses, squared, zeros):
         lane, top, first, last = u32(lane_index()), f32(span), u32(0), u32(0)
-        # Scale codes that are tried.
+        # The range of scale codes to try.
         reach = f32(_HALF) + f32(_HALF) * float_of(u32((127 - window) << u32(23)))
         shortest = multiply_exactly(divide_exactly(high - low, top), f32(narrowest))
         longest = fmax(high - low, divide_exactly(fmax(-low, high), reach))
@@ -201,7 +204,7 @@ def _best_header(scheme: RowScheme) -> DeviceFunction:
             at = at if inside else u32(0)
             first = u32(first + count_bits(ballot(inside and scales[at + 1] <= shortest)))
             last = u32(last + count_bits(ballot(inside and scales[at] < longest)))
-        # A lane tries a zero, so many lanes a scale: the first of the least errors among those.
+        # Each lane tries a zero, each group of `lanes` lanes a scale; the first among equal least errors wins.
         least, best = f64(_INFINITE), first
         group, z, at = u32(lane >> u32(lane_bits)), u32(lane & u32(lanes - 1)), first
         while at <= last:
@@ -219,7 +222,7 @@ def _best_header(scheme: RowScheme) -> DeviceFunction:
             if used and weighted < least:
                 least, best = weighted, u32(s | u32(begin + _lowest_bit(equal)) << u32(scale_bits))
             at = u32(at + groups)
-        # Of the groups, the least error, and the lowest scale code among equals.
+        # The least error over the groups, and the lowest scale code among equals.
         own = u32(u32(thread_index() >> u32(5)) * groups)
         errors, headers = group_errors() + own, group_headers() + own
         if z == 0:
@@ -238,7 +241,8 @@ def _best_header(scheme: RowScheme) -> DeviceFunction:
 
 @functools.cache
 def search_kernel(scheme: RowScheme) -> Kernel:
-    """A block for each row: it tries row headers one after the other, and its warps the headers of blocks."""
+    """The headers of a row and its blocks: one thread block for each row tries row headers one after the other, and its
+    warps try block headers."""
     size, scale_bits, codes = scheme.block, scheme.scale_bits, 1 << scheme.scale_bits
     zero_codes, row_headers, best_header = 1 << scheme.zero_bits, row_headers_of(scheme), _best_header(scheme)
     listed, facts, sums = SharedArray(u32, MOST_HEADERS), SharedArray(i32, 4), SharedArray(f64, 4)
@@ -247,7 +251,8 @@ def search_kernel(scheme: RowScheme) -> Kernel:
 
     @device
     def span_of(scales, zeros, blocks):
-        """By a warp: base codes of the smallest scale that counts and of the largest, its bits, the farthest zero."""
+        """Called by a warp: base codes of the smallest relevant scale and of the largest scale, the bits of the largest
+        scale, and the largest distance of a zero from 1/2."""
         largest, farthest, first, at = i32(0), f32(0), i32(BASE_CODES), u32(lane_index())
         while at < blocks:
             if scales[at] > f32(0):
@@ -279,7 +284,7 @@ def search_kernel(scheme: RowScheme) -> Kernel:
         scales, inverses, squared, errors, worsts = scales_(), inverses_(), squared_(), errors_(), worsts_()
         warp, lane, place = u32(thread >> u32(5)), u32(lane_index()), u32(row * blocks)
         tried = out.tried + u32(2 * place)
-        # The row headers that are tried; in a wide row blocks count by themselves, as shares of the sum of all squares.
+        # The row headers to try. In a row with very different scales, errors of blocks are weighted by their squares.
         if warp == 0:
             first, last, largest, farthest = span_of(known.scale + place, known.zero + place, blocks)
             if lane == 0:
@@ -324,7 +329,7 @@ def search_kernel(scheme: RowScheme) -> Kernel:
                         errors[at - begin], worsts[at - begin] = error * share, error * most
                     at = u32(at + WARPS)
                 sync_block()
-                # Their errors, in the order of blocks; a header that is past the best one needs no more.
+                # Add the errors in the order of blocks. Stop once the sum exceeds the best header's.
                 if thread == 0:
                     at = u32(0)
                     while at < AT_ONCE and begin + at < blocks:
@@ -337,7 +342,7 @@ def search_kernel(scheme: RowScheme) -> Kernel:
             if total_of[0] + total_of[1] < least:
                 least, chosen, turn = total_of[0] + total_of[1], header, u32(1 - turn)
             which = u32(which + 1)
-        # The headers that have the least error: they are where the next would not have been tried.
+        # Write the headers with the least error, which are in the half of `tried` that is not the current one.
         if thread == 0:
             out.rows[row] = u16(chosen)
         at = thread

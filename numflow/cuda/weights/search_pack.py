@@ -1,4 +1,4 @@
-"""Rows of numflow's own schemes put together on a device, as quant/layout.py has them: codes by the headers found."""
+"""Packing of rows of numflow's own schemes on a device (quant/layout.py): codes for the headers that were found."""
 
 import functools
 
@@ -15,7 +15,7 @@ THREADS = 128
 
 @functools.cache
 def _code_of(scheme: RowScheme) -> DeviceFunction:
-    """The code that a unit stores at an index: of a weight, or of two."""
+    """code(w, unit, index, ...): the code at an index of a unit, of one weight or of a pair."""
     size, span, scale_bits, paired = scheme.block, float(scheme.levels - 1), scheme.scale_bits, scheme.paired
 
     @device
@@ -40,7 +40,7 @@ def _code_of(scheme: RowScheme) -> DeviceFunction:
 
 @functools.cache
 def _byte_of(scheme: RowScheme) -> DeviceFunction:
-    """A byte of a unit: fields of its planes, one behind the other."""
+    """byte_of(w, unit, byte, ...): a byte of a unit, whose planes follow each other."""
     ends, fields = [], []
     for plane in scheme.planes:
         ends.append((ends[-1] if ends else 0) + plane.bytes(scheme.unit_codes))
@@ -70,7 +70,7 @@ def _byte_of(scheme: RowScheme) -> DeviceFunction:
 
 @functools.cache
 def pack_kernel(scheme: RowScheme) -> Kernel:
-    """A thread for each byte of a row."""
+    """The packing kernel: one thread for each byte of a row."""
     header_bits, unit_bytes, zero_codes = scheme.header_bits, scheme.unit_bytes, 1 << scheme.zero_bits
     byte_of = _byte_of(scheme)
 

@@ -1,4 +1,4 @@
-"""Headers of rows as kernels see them: those that are tried for a row, and the scales that one stands for."""
+"""Row headers in kernels: the candidates for a row, and the scales of a row header."""
 
 import functools
 
@@ -8,26 +8,27 @@ from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.quant import search
 from numflow.quant.layout import BASE_BIAS, BASE_CODES, BASE_SHIFT, STEP_CODES, WINDOWS, RowScheme
 
-MOST_HEADERS = 160  # that are tried for a row
+MOST_HEADERS = 160  # most candidates for a row
 _HALF, _BASES, _WIDE, _TOPS = 0.5, search.BASES, search.WIDE, search.TOPS
 
 
 @device
 def step_of(code, scale_bits):
-    """D of a step code, i32."""
+    """The value D of a step code, i32."""
     return i32((4 + u32(code & u32(3))) << u32(u32(code >> u32(2)) + 18 - scale_bits))
 
 
 @device
 def scale_of(header, code, scale_bits):
-    """The scale of a code under a row header."""
+    """The scale of a scale code, for a row header."""
     base = u32((u32(header >> u32(7)) + BASE_BIAS) << u32(BASE_SHIFT))
     return float_of(u32(base + u32(code * step_of(u32(header >> u32(2) & u32(31)), scale_bits))))
 
 
 @functools.cache
 def row_headers_of(scheme: RowScheme) -> DeviceFunction:
-    """A function that puts the row headers that are tried into an array; returns their number."""
+    """row_headers(headers, first, last, largest, farthest): write the candidate row headers to an array, and return
+    their number."""
     scale_bits, more, codes = scheme.scale_bits, int(scheme.scale_bits <= search.COARSE), 1 << scheme.scale_bits
     fewest = max(1, codes - _TOPS)
 
@@ -52,7 +53,7 @@ def row_headers_of(scheme: RowScheme) -> DeviceFunction:
         window, count, wide = i32(0), u32(0), last - first > _WIDE
         while window < WINDOWS - 1 and farthest <= f32(_HALF) * float_of(u32((126 - window) << i32(23))):
             window = i32(window + 1)
-        # Grids that begin at the smallest scale or on the way to the largest.
+        # Grids of scales that begin at the smallest scale, or between it and the largest.
         reach = i32(_WIDE) if wide else i32(last - first)
         for i in range(_BASES + 1):
             base = first if i == 0 else i32(last - reach + reach * (i - 1) // _BASES)
@@ -61,7 +62,7 @@ def row_headers_of(scheme: RowScheme) -> DeviceFunction:
                 count = add_windows(headers, count, base, step, window)
                 if more == 1 and step > 0:
                     count = add_windows(headers, count, base, i32(step - 1), window)
-        # In a wide row, grids whose scales meet both.
+        # In a row with very different scales, grids that contain both the smallest and the largest scale.
         meeting = i32(fewest) if wide else i32(codes)
         while meeting < codes:
             reaching = first_step(i32((last - first) << i32(BASE_SHIFT)), meeting)

@@ -111,5 +111,5 @@ def cost(step: Step, network: Network, program, load: Workload) -> LeastWork:
     """Minimum work of a step."""
     values = sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values())  # of a token
     element = (program.block_bytes + program.cross_block_bytes) / program.block_size / max(1, values)
-    least = step_cost(network, step, load, element, lambda weight: program.weight_bytes(weight.name))
-    return LeastWork(least.bytes, **{program.arithmetic(step): least.matrix})
+    minimum = step_cost(network, step, load, element, lambda weight: program.weight_bytes(weight.name))
+    return LeastWork(minimum.bytes, **{program.arithmetic(step): minimum.matrix})

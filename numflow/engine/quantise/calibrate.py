@@ -59,8 +59,8 @@ def save(calibration: Calibration, path: Path, model: Path, spec: str | Path | N
         write_imatrix(calibration, path)
         return
     chosen = network.choose_spec(checkpoint, spec)
-    seen, own = as_gguf(checkpoint, chosen), network.build(chosen, transposed(checkpoint, chosen), fuse=False)
+    seen, built = as_gguf(checkpoint, chosen), network.build(chosen, transposed(checkpoint, chosen), fuse=False)
     wanted = matrices(network.build(network.choose_spec(seen), seen, fuse=False))
-    found = for_tensors(calibration, matrices(own), wanted, lambda name: seen.tensors[name].columns)
+    found = for_tensors(calibration, matrices(built), wanted, lambda name: seen.tensors[name].columns)
     named = {name: found.importances[name] for name in wanted if name in found.importances}
     write_imatrix(Calibration(named, facts=calibration.facts), path)

@@ -95,8 +95,7 @@ def check_bits(path: Path, bits: float, spec: str | Path | None = None, given: R
 
 def groups(built, checkpoint, calibration: Calibration | None = None, measure: bool = True,
            given: Recipe = FREE) -> list[MatrixGroup]:
-    """Groups of matrices of a network (built with fuse=False) that can be quantised or are quantised, by module and
-    depth.
+    """Groups of quantisable or quantised matrices of a network (built with fuse=False), by module and depth.
 
     measure: whether to measure errors. given: matrices named by its rules have one scheme only. Matrices that must stay
     unchanged, but count as quantised, have KEEP only.
@@ -209,11 +208,11 @@ def check_size(found: list[MatrixGroup], bits: float) -> None:
     if all(set(group.sizes) == {KEEP} for group in found):
         raise RequestError("the model has no matrices that could be quantised")
     weights = sum(group.weights for group in found)
-    least = 8 * sum(min(group.sizes.values()) for group in found) / weights
-    if not bits >= least:  # true for NaN too
+    minimum = 8 * sum(min(group.sizes.values()) for group in found) / weights
+    if not bits >= minimum:  # true for NaN too
         smallest = dict.fromkeys(min(group.sizes, key=group.sizes.__getitem__) for group in found)
         what = " and ".join("what stays as it is" if name == KEEP else name for name in smallest)
-        raise RequestError(f"{bits:g} bits per weight are too few: {what} alone takes {least:.4f}")
+        raise RequestError(f"{bits:g} bits per weight are too few: {what} alone takes {minimum:.4f}")
 
 
 def _pareto(group: MatrixGroup) -> list[str]:
@@ -252,16 +251,15 @@ def allocate(found: list[MatrixGroup], costs: list[float], bits: float, probe: s
 
 
 def _knapsack(bins: list[list[int]], predicted: list[list[float]], limit: int) -> np.ndarray:
-    """uint8 [groups, limit + 1]: option of a group if this group and the groups before may fill so many
-    bins."""
-    least, taken = np.zeros(limit + 1), np.zeros((len(bins), limit + 1), np.uint8)
+    """uint8 [groups, limit + 1]: option of a group if all groups up to this one may fill so many bins."""
+    cost, taken = np.zeros(limit + 1), np.zeros((len(bins), limit + 1), np.uint8)
     for sizes, values, choice in zip(bins, predicted, taken):
-        before, least = least, np.full(limit + 1, np.inf)
+        before, cost = cost, np.full(limit + 1, np.inf)
         for option, (size, value) in enumerate(zip(sizes, values)):
             if size <= limit:
                 total = before[:limit + 1 - size] + value
-                better = total < least[size:]
-                least[size:][better], choice[size:][better] = total[better], option
+                better = total < cost[size:]
+                cost[size:][better], choice[size:][better] = total[better], option
     return taken
 
 

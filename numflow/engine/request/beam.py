@@ -54,8 +54,7 @@ class Hypothesis:
 class BeamSearch:
     """The beams of one request, as ids and scores. The caller keeps a sequence for each running hypothesis.
 
-    running:  hypotheses to run next, best first. finished: the best finished hypotheses, best first. done: no more to
-              run.
+    running:  hypotheses to run next, best first. finished: the best finished ones, best first. done: no more steps.
     prefix:   the decoder's first ids; the last `forced` of them (a forced first token) count as generated tokens.
     sampling: penalties and bias, applied to the log-probabilities.
     """

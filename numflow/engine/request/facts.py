@@ -48,8 +48,7 @@ class ModelFacts:
         """Ids as i32 [n].
 
         Raises:
-            RequestError: no ids, values that are no whole numbers or not in the vocabulary, or more ids than the
-                context.
+            RequestError: no ids, values that are no ids of the vocabulary, or more ids than the context.
         """
         try:
             array = np.asarray(ids)

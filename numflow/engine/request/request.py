@@ -176,8 +176,8 @@ class Requests:
 
     def _beams(self, settings, stops) -> Beams | None:
         given = {key: getattr(settings, key) for key in ("length_penalty", "early_stopping")}
-        own = {key: getattr(self.defaults, key) if value is None else value for key, value in given.items()}
-        beams = Beams(settings.num_beams, **own)
+        values = {key: getattr(self.defaults, key) if value is None else value for key, value in given.items()}
+        beams = Beams(settings.num_beams, **values)
         if beams.num_beams == 1:
             return None
         if not settings.greedy:
@@ -199,8 +199,8 @@ class Requests:
         if long := next((text for text in texts if len(text.encode("utf-8", "replace")) > BREAKER_BYTES), None):
             raise RequestError(f"dry_sequence_breakers has a text of more than {BREAKER_BYTES} bytes: {quoted(long)}")
         if settings.dry_multiplier:
-            some = self.tokenizer and texts
-            changes["dry_breakers"] = self._breakers(frozenset(texts)) if some else frozenset()
+            search = self.tokenizer and texts
+            changes["dry_breakers"] = self._breakers(frozenset(texts)) if search else frozenset()
         return settings.sampling(**changes)
 
     def _tokens_containing(self, texts: frozenset[str]) -> frozenset[int]:
@@ -305,19 +305,19 @@ class Requests:
         return True
 
     def _constraints(self, settings, max_tokens, prefix, shifts=False) -> Constraints:
-        own, ends = self.defaults, frozenset() if settings.ignore_eos else self._end_ids()
+        defaults, ends = self.defaults, frozenset() if settings.ignore_eos else self._end_ids()
         stops = _ids("stop_token_ids", settings.stop_token_ids, self.facts)
         if not shifts or settings.max_tokens is None:
             max_tokens = min(max_tokens, self.facts.context - prefix + 1)  # the last token is sampled and does not run
         min_tokens, size = settings.min_tokens, settings.no_repeat_ngram
         if min_tokens is None:
-            min_tokens = min(max(0, own.min_length - prefix), max_tokens)
+            min_tokens = min(max(0, defaults.min_length - prefix), max_tokens)
         if checked_count("min_tokens", min_tokens) > max_tokens:
             raise RequestError(f"min_tokens={min_tokens} is more than the {max_tokens} that may come")
-        size = own.no_repeat_ngram if size is None else checked_count("no_repeat_ngram", size)
-        banned = tuple(ids for ids in own.banned if len(ids) > 1 or ids[0] not in ends)
+        size = defaults.no_repeat_ngram if size is None else checked_count("no_repeat_ngram", size)
+        banned = tuple(ids for ids in defaults.banned if len(ids) > 1 or ids[0] not in ends)
         banned += _banned(settings.banned_tokens, self.facts)
-        forced = own.forced_last if ends else None
+        forced = defaults.forced_last if ends else None
         if forced is not None:
             self.facts.check([forced], "forced_eos_token_id of the model's files")
         return Constraints(ends | frozenset(stops), size, min_tokens, max_tokens, forced, banned)

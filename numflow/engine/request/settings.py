@@ -87,28 +87,28 @@ class Settings(Sampling):
             RequestError: an unknown setting, or values that are wrong or contradict each other.
         """
         known = [field.name for field in fields(cls) if field.name not in ("dry_breakers", "ignored")]
-        own = {name: value for name, value in given.items() if (name, value) != ("temperature", None)}
-        algorithm, ignored = own.pop("decoding_alg", None), dict[str, str]()
-        for name in own:
+        keywords = {name: value for name, value in given.items() if (name, value) != ("temperature", None)}
+        algorithm, ignored = keywords.pop("decoding_alg", None), dict[str, str]()
+        for name in keywords:
             if name not in known:
                 raise RequestError(f"there is no setting {quoted(name)} for generating"
                                    f"{did_you_mean(name, [*known, 'decoding_alg'])}")
         if algorithm is not None:
-            own = _with_algorithm(algorithm, own, ignored)
-        if isinstance(own.get("samplers"), (list, str)):
-            names = own["samplers"]
-            own["samplers"] = tuple(names.replace(";", ",").split(",") if isinstance(names, str) else names)
-        if isinstance(own.get("logit_bias"), Mapping):  # keys of JSON objects are strings
-            own["logit_bias"] = {_id(id): value for id, value in own["logit_bias"].items()}
-        elif own.get("logit_bias", 0) is None:
-            del own["logit_bias"]
+            keywords = _with_algorithm(algorithm, keywords, ignored)
+        if isinstance(keywords.get("samplers"), (list, str)):
+            names = keywords["samplers"]
+            keywords["samplers"] = tuple(names.replace(";", ",").split(",") if isinstance(names, str) else names)
+        if isinstance(keywords.get("logit_bias"), Mapping):  # keys of JSON objects are strings
+            keywords["logit_bias"] = {_id(id): value for id, value in keywords["logit_bias"].items()}
+        elif keywords.get("logit_bias", 0) is None:
+            del keywords["logit_bias"]
         unset = {"top_k": 0, "seed": None, "id_slot": None}  # other programs write -1 for these
-        own |= {name: off for name, off in unset.items() if own.get(name) == -1}
-        values = vars(cls()) | own
+        keywords |= {name: off for name, off in unset.items() if keywords.get(name) == -1}
+        values = vars(cls()) | keywords
         check(values)
-        ignored |= {name: why for name, why in _without_effect(values).items() if name in own}
-        own |= {"temperature": FILTERS["temperature"]} if "temperature" in without_effect(values) else {}
-        return cls(**{name: value for name, value in own.items() if name not in ignored or name == "temperature"},
+        ignored |= {name: why for name, why in _without_effect(values).items() if name in keywords}
+        keywords |= {"temperature": FILTERS["temperature"]} if "temperature" in without_effect(values) else {}
+        return cls(**{name: value for name, value in keywords.items() if name not in ignored or name == "temperature"},
                    ignored={name: why for name, why in ignored.items() if name in given})
 
     def sampling(self, **changes: Any) -> Sampling:

@@ -44,8 +44,7 @@ class MemoryPlan:
     """Memory of a model on its machine.
 
     weights: bytes of weights. free: free bytes beside the weights when the plan was made; None: unknown, or the memory
-        is
-    on other machines or GPUs: KV memory then grows until allocation fails. left: bytes of `free` left to other
+    is on other machines or GPUs: KV memory then grows until allocation fails. left: bytes of `free` left to other
     processes.
     given: explicit limit of the KV memory in bytes.
     block, tokens: bytes and tokens of a KV block.

@@ -183,8 +183,7 @@ class Runner:
                     table.release()
 
     def run(self, parts: Ids[BatchPart], output: str | None) -> np.ndarray:
-        """Run one batch. Returns the requested rows of `output`, part by part, float32 [R, N]; R = 0 if `output` is
-        None."""
+        """Run one batch. Returns the requested rows of `output`, part by part, float32 [R, N]; None: R = 0."""
         with self.lock:
             self._extend(self.pools, [part.sequence.tables for part in parts],
                           [part.sequence.length + len(part.ids) for part in parts],
@@ -195,8 +194,7 @@ class Runner:
             return result
 
     def execute(self, parts: Ids[BatchPart], entry: str, output: str | None, tables: Ids[BlockTable] | None = None):
-        """Run the program on parts with allocated blocks. tables: block tables used instead of the sequences'
-        tables."""
+        """Run the program on parts with allocated blocks. tables: used instead of the sequences' block tables."""
         return self.program.run(self.batches.of(parts, tables), entry, output)
 
     def sample(self, parts: Ids[BatchPart], choices: Ids[Choice]) -> np.ndarray:

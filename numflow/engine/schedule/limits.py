@@ -16,8 +16,7 @@ class StepLimits:
     tokens:     token budget of a step; prompts and drafts are cut to fit.
     chunk:      maximum tokens of one prompt in a step.
     encoder_tokens: maximum tokens that encoders read in a step; a longer text runs alone.
-    batching:   "dynamic": requests join and leave at every step; "static": new requests start when all others have
-                ended.
+    batching:   "dynamic": requests join and leave at every step; "static": new requests start when all have ended.
     preemption: "swap" or "recompute": treatment of a request's blocks when memory runs out.
 
     Raises:

@@ -55,8 +55,8 @@ class Sequence:
         return self.tables[-1].window == STATE
 
     def is_reusable(self, length: int) -> bool:
-        """Whether a snapshot of its state after so many tokens is worth memory: of its prompt, which others may begin
-        with; those of what it writes are the first to be overwritten."""
+        """Whether a snapshot of the state after `length` tokens may be reused: other prompts may begin with this
+        prompt. Snapshots of generated text are evicted first."""
         return length <= len(self.group.prompt)
 
     @property

@@ -30,7 +30,7 @@ def identity(model) -> dict[str, Any]:
             "probe": zlib.crc32(logits.tobytes())}
 
 
-def check_same(path, found: Any, own: Mapping[str, Any]) -> None:
+def check_same(path, found: Any, expected: Mapping[str, Any]) -> None:
     """Refuse a file of another model.
 
     Raises:
@@ -39,9 +39,9 @@ def check_same(path, found: Any, own: Mapping[str, Any]) -> None:
     if not isinstance(found, dict):
         raise RequestError(f"{path}: damaged: it does not say which model it is of")
     for key, description in _DESCRIPTIONS.items():
-        if found.get(key) != own[key]:
+        if found.get(key) != expected[key]:
             raise RequestError(f"{path}: a session of another model: its {description} is {str(found.get(key))[:80]}, "
-                               f"here it is {str(own[key])[:80]}")
-    if found.get("probe") != own["probe"]:
-        raise RequestError(f"{path}: a session of another model: {own['name']} computes other numbers here (other "
+                               f"here it is {str(expected[key])[:80]}")
+    if found.get("probe") != expected["probe"]:
+        raise RequestError(f"{path}: a session of another model: {expected['name']} computes other numbers here (other "
                            "weights, quantisation, activations, types of keys, values or states, or another machine)")

@@ -91,8 +91,7 @@ class Sessions:
         return Session(len(file.tree.text), file.tree.tokens, file.path.stat().st_size, file.note)
 
     def _opened(self, path: Path | str) -> SessionFile:
-        """Open a session file; check that its model is this one, that ids are in the vocabulary, and the sizes of
-        blocks."""
+        """Open a session file; check that its model is this one, its ids, and the sizes of blocks."""
         file = SessionFile(Path(path))
         check_same(path, file.model, self.identity)
         tree, vocabulary = file.tree, self._core.runner.vocabulary
@@ -105,8 +104,7 @@ class Sessions:
         return file
 
     def erase(self, slot: int = 0, shared: Any = None) -> int:
-        """Erase the text of a slot, and its blocks in the prefix cache that no other text shares. Returns its
-        length."""
+        """Erase the text of a slot, and its unshared blocks in the prefix cache. Returns the text's length."""
         self._check()
         text = self._text(slot, shared)
         with self._core.runner.lock:

@@ -58,8 +58,7 @@ def held_text(core: Core, text: SlotText) -> Iterator[HeldTree]:
 
 @contextmanager
 def held_cache(core: Core, nbytes: int) -> Iterator[HeldTree]:
-    """Hold the texts of the base model in the prefix cache during a `with`: most recently used first, at most `nbytes`
-    bytes."""
+    """Hold cached texts of the base model during a `with`: most recently used first, up to `nbytes` bytes."""
     prefix, pools = core.scheduler.prefix, core.runner.pools
     assert prefix is not None
     with core.runner.lock:

@@ -31,8 +31,7 @@ class Drafter(Protocol):
         """At most `limit` draft tokens after `ids` (prompt and new tokens); may be empty."""
 
     def distribution(self, index: int) -> Distribution | None:
-        """Distribution that draft `index` of the latest proposal was sampled from; None: compare it with the sampler's
-        pick."""
+        """Distribution that draft `index` of the latest proposal was sampled from; None: compare with the sampler."""
 
     def observe(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
         """Take the residual streams (Network.outputs) of a step, float32 [n, W], if `needs_streams`. The rows belong to

@@ -101,8 +101,7 @@ def poolings(name: str, recipe: EmbeddingRecipe, pooling: str | None) -> tuple[s
 
 
 def _layers(recipe, normalize) -> list:
-    """Layers after the pooling. normalize: None: as in the files; True: the result has length 1; False: not
-    normalised."""
+    """Layers after the pooling. normalize: None: as in the files; True: to length 1; False: not normalised."""
     layers = [unit if layer == "normalize" else layer for layer in recipe.layers
               if layer != "normalize" or normalize is not False]
     return [*layers, unit] if normalize and layers[-1:] != [unit] else layers
@@ -152,11 +151,11 @@ def _prompt_tokens(model, recipe, before) -> int:
     return len(tokenizer.wrapping.prefix) + len(tokenizer.encode(_clean(recipe, before), add_special=False))
 
 
-def _within(tokenizer, text: str, limit: int, truncate: bool, number: int) -> str:
+def _within(tokenizer, text: str, limit: int, truncate: bool, index: int) -> str:
     """A text, cut to the longest prefix that may have `limit` tokens if `truncate`."""
     if truncate and len(text) > SHRINKS * limit:
         return text[:SHRINKS * limit * tokenizer.longest]
-    check_size(tokenizer, text, limit, f"text {number}")
+    check_size(tokenizer, text, limit, f"text {index}")
     return text
 
 
@@ -169,16 +168,16 @@ def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
     else:
         tokenizer = model.tokenizer
         around = len(tokenizer.wrapping.apply([])[0])
-    for number, text in enumerate(texts, 1):
+    for index, text in enumerate(texts, 1):
         whole = not isinstance(text, str)
         ids = text if whole else tokenizer.encode(_within(tokenizer, _clean(recipe, before + text), limit, truncate,
-                                                          number), add_special=False)
+                                                          index), add_special=False)
         added = 0 if whole else around
         if len(ids) + added > limit and not truncate:
             source = f" in {recipe.limit_from}" if limit == recipe.max_tokens else ""
-            raise RequestError(f"text {number} has {len(ids) + added} tokens; the model's limit{source} is {limit}. "
+            raise RequestError(f"text {index} has {len(ids) + added} tokens; the model's limit{source} is {limit}. "
                                "Shorten it, or have what is beyond dropped (truncate)")
         ids = ids[:max(0, limit - added)]
         ids = ids if whole else tokenizer.wrapping.apply(ids)[0]
-        found.append(model.facts.check(ids, f"text {number}"))
+        found.append(model.facts.check(ids, f"text {index}"))
     return found

@@ -143,8 +143,8 @@ def scores(model, texts: ScoredText | Sequence[ScoredText], truncate: bool, prob
         raise RequestError(f"scores needs a text, a pair of texts (a tuple), token ids, or a list of such, has "
                            f"{quoted(texts)}")
     several: Sequence = [texts] if single else texts
-    found = [head(hidden) for hidden in outputs(model.core, [_text(model, text, number, truncate)
-                                                             for number, text in enumerate(several, 1)], "hidden")]
+    found = [head(hidden) for hidden in outputs(model.core, [_text(model, text, index, truncate)
+                                                             for index, text in enumerate(several, 1)], "hidden")]
     result = np.array(found, np.float32).reshape(len(several), len(head.labels))
     finite(model, result, "scores")
     result = head.probabilities(result) if probabilities else result
@@ -181,9 +181,9 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str) and all(map(is_count, value))
 
 
-def _text(model, text: Any, number: int, truncate: bool) -> Text:
+def _text(model, text: Any, index: int, truncate: bool) -> Text:
     """Checked ids of a text or pair, with special tokens."""
-    name, limit = f"text {number}", model.context
+    name, limit = f"text {index}", model.context
     if _is_ids(text):
         return Text(model.facts.check(text, name))
     if not _is_one(text):
@@ -202,8 +202,7 @@ def _text(model, text: Any, number: int, truncate: bool) -> Text:
 
 
 def _around(tokenizer, parts: tuple[str, ...], limit: int | None) -> tuple[list[int], list[int]]:
-    """Ids and types of one text or a pair, with special tokens; beyond the limit, the longer text is truncated
-    first."""
+    """Ids and types of one text or a pair, with special tokens; the longer text is truncated to the limit."""
     encoded = [tokenizer.encode(part, add_special=False) for part in parts]
     ids, types = tokenizer.wrapping.apply(*encoded)
     while limit is not None and len(ids) > limit and any(encoded):

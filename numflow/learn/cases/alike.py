@@ -89,13 +89,13 @@ def _factors(got: np.ndarray, wanted: np.ndarray, bad: np.ndarray, heads: int) -
         return ""
     ratio = np.where(bad, got / wanted, np.nan)
     by_head = ratio.reshape(-1, ratio.shape[1] // heads) if heads and ratio.shape[1] % heads == 0 else None
-    for what, groups in (("row", ratio), ("row of a head", by_head), ("column", ratio.T)):
+    for axis, groups in (("row", ratio), ("row of a head", by_head), ("column", ratio.T)):
         if groups is None:
             continue
         filled = [group[~np.isnan(group)] for group in groups if (~np.isnan(group)).sum() >= MANY]
         if len(filled) > 1 and sum(map(len, filled)) == bad.sum() and all(map(_same, filled)):
             factors = [float(np.median(group)) for group in filled]
-            return (f"each {what} is what is expected times a factor of its own, {min(factors):.3g} to "
+            return (f"each {axis} has the expected values times a different factor, {min(factors):.3g} to "
                     f"{max(factors):.3g}")
     return ""
 
@@ -107,16 +107,16 @@ def _where(bad: np.ndarray, heads: int) -> str:
     parts = [("row", ~bad.any(axis=1)), ("column", ~bad.any(axis=0))]
     if heads and bad.shape[1] % heads == 0:
         parts.insert(0, ("head", ~bad.reshape(len(bad), heads, -1).any(axis=(0, 2))))
-    return next((_right(what, np.flatnonzero(right)) for what, right in parts if right.any()), "")
+    return next((_right(axis, np.flatnonzero(right)) for axis, right in parts if right.any()), "")
 
 
-def _right(what: str, indices: np.ndarray) -> str:
+def _right(axis: str, indices: np.ndarray) -> str:
     """A sentence on the right rows, columns or heads; a range if there are three or more in sequence."""
     if len(indices) == 1:
-        return f"{what} {indices[0]} is right"
+        return f"{axis} {indices[0]} is right"
     if len(indices) > 2 and np.all(np.diff(indices) == 1):
-        return f"{what}s {indices[0]} to {indices[-1]} are right"
-    return f"{what}s {', '.join(map(str, indices[:4]))}{' and more' * (len(indices) > 4)} are right"
+        return f"{axis}s {indices[0]} to {indices[-1]} are right"
+    return f"{axis}s {', '.join(map(str, indices[:4]))}{' and more' * (len(indices) > 4)} are right"
 
 
 def _same(values: np.ndarray) -> bool:

@@ -79,9 +79,9 @@ def _distances_before(name, heads, kv_heads, head_dim, vectors, params):
     q, k, v, of_queries = b.inputs(heads * head_dim, *[kv_heads * head_dim] * 2, heads * vectors)
     cache, y = b.cache(kv_heads=kv_heads, k_dim=head_dim), b.buffer(heads * head_dim)
     b.step("cache_write", (k, v), (), cache=cache)
-    places = b.weight("places", np.r_[np.arange(vectors)[::-1], np.zeros(vectors - 1)].astype(np.float32))
-    b.step("attention", (q, of_queries), (y,), {"places": places}, scale=head_dim**-0.5, cache=cache, heads=heads,
-           **params)
+    buckets = b.weight("position_buckets", np.r_[np.arange(vectors)[::-1], np.zeros(vectors - 1)].astype(np.float32))
+    b.step("attention", (q, of_queries), (y,), {"position_buckets": buckets}, scale=head_dim**-0.5,
+           cache=cache, heads=heads, **params)
     return b.case(y, SCHEDULE, bound=2e-5)
 
 
@@ -91,8 +91,8 @@ def _distances(name, heads, head_dim, vectors, reach, params, schedule=WHOLE):
     q, k, v, of_queries, of_keys = b.inputs(*[heads * head_dim] * 3, *[heads * vectors] * 2)
     cache, y = b.cache(kv_heads=heads, k_dim=head_dim), b.buffer(heads * head_dim)
     b.step("cache_write", (k, v), (), cache=cache)
-    places = b.weight("places", b.rng.integers(0, vectors, 2 * reach + 1).astype(np.float32))
-    b.step("attention", (q, of_queries, of_keys), (y,), {"places": places}, cache=cache, heads=heads,
+    buckets = b.weight("position_buckets", b.rng.integers(0, vectors, 2 * reach + 1).astype(np.float32))
+    b.step("attention", (q, of_queries, of_keys), (y,), {"position_buckets": buckets}, cache=cache, heads=heads,
            **{"scale": head_dim**-0.5, "causal": False, **params})
     return b.case(y, schedule, bound=2e-5)
 

@@ -59,9 +59,9 @@ def wrong(case: str, number: int, of: int, said: str, evidence: Any = None, plac
 
 def raised(case: str, number: int, of: int, error: BaseException) -> Verdict:
     """The verdict on a function that raises an exception."""
-    said = " ".join(str(error).split()) or "(no message)"
-    told = said if isinstance(error, Wrong) else f"{type(error).__name__}: {said}"
-    verdict = wrong(case, number, of, told, (type(error).__name__, said))
+    message = " ".join(str(error).split()) or "(no message)"
+    sentence = message if isinstance(error, Wrong) else f"{type(error).__name__}: {message}"
+    verdict = wrong(case, number, of, sentence, (type(error).__name__, message))
     verdict.error = None if isinstance(error, Wrong) else error
     return verdict
 

@@ -82,8 +82,8 @@ def run(plan: Callable, sizes: list[tuple[int, int]], blocks: int, budget: int,
         before = [(request, vars(request).copy()) for request in (*waiting, *running)] if len(sizes) < MANY else []
         lists = list(waiting), list(running)
         chosen = plan(*lists, free, budget)
-        for name, given, kept in zip(("waiting", "running"), lists, (waiting, running), strict=True):
-            if given != kept:
+        for name, original, now in zip(("waiting", "running"), lists, (waiting, running), strict=True):
+            if original != now:
                 raise Wrong(f"step {steps}: plan changes the list `{name}`; it must not change its arguments")
         for request, facts in before:
             if vars(request) != facts:

@@ -37,9 +37,9 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
                 found = _checked(merge(*(a.copy() for a in arguments)), expected)
         except Exception as error:
             return raised(name, number, of, error)
-        for what, y, e in zip(NAMES, found, expected, strict=True):
+        for array, y, e in zip(NAMES, found, expected, strict=True):
             if line := _differs(y, e):
-                return wrong(name, number, of, f"{what}, {line}", list(found), {"array": what})
+                return wrong(name, number, of, f"{array}, {line}", list(found), {"array": array})
     number = len(single)
     for chunk in CHUNKS:
         for case in cases:
@@ -109,24 +109,24 @@ def _single() -> list[tuple[str, tuple]]:
 
     empty = np.full((2, 3, 1), -np.inf, np.float32), np.zeros((2, 3, 1), np.float32), np.zeros((2, 3, 4), np.float32)
     s, v = 2 * normal(2, 3, 5), normal(2, 5, 4)
-    known = merged(*empty, 2 * normal(2, 3, 5), normal(2, 5, 4))
-    low, high = known[0] - 9, known[0] + 9
+    before = merged(*empty, 2 * normal(2, 3, 5), normal(2, 5, 4))
+    low, high = before[0] - 9, before[0] + 9
     partly = s.copy()
     partly[:, 1] = -np.inf
-    return [("first-chunk", (*empty, s, v)), ("second-chunk", (*known, s, v)),
-            ("scores-far-below", (*known, np.broadcast_to(low, s.shape).copy(), v)),
-            ("scores-far-above", (*known, np.broadcast_to(high, s.shape).copy(), v)),
-            ("large-scores", (*known, s + np.float32(200), v)), ("a-query-that-sees-none", (*known, partly, v)),
+    return [("first-chunk", (*empty, s, v)), ("second-chunk", (*before, s, v)),
+            ("scores-far-below", (*before, np.broadcast_to(low, s.shape).copy(), v)),
+            ("scores-far-above", (*before, np.broadcast_to(high, s.shape).copy(), v)),
+            ("large-scores", (*before, s + np.float32(200), v)), ("a-query-that-sees-none", (*before, partly, v)),
             ("nothing-seen-yet", (*empty, partly, v))]
 
 
 def _checked(result: Any, expected: tuple) -> tuple:
     if not isinstance(result, tuple) or len(result) != 3:
         raise Wrong(f"merge should return m, l, o, but returns {type(result).__name__}")
-    for what, y, e in zip(NAMES, result, expected, strict=True):
+    for array, y, e in zip(NAMES, result, expected, strict=True):
         if not isinstance(y, np.ndarray) or y.shape != e.shape:
             found = list(y.shape) if isinstance(y, np.ndarray) else type(y).__name__
-            raise Wrong(f"merge returns {what} of shape {found}, expected {list(e.shape)}")
+            raise Wrong(f"merge returns {array} of shape {found}, expected {list(e.shape)}")
     return result
 
 

@@ -49,7 +49,7 @@ class Drafting(Trained):
         """The model's embeddings [V, D], which are also its output matrix."""
         return self.fixed["model.embed_tokens.weight"].data
 
-    def asked(self, ids: np.ndarray) -> dict:
+    def training_batch(self, ids: np.ndarray) -> dict:
         """A training batch from texts [B, T]: inputs of the block, and the model's probabilities for every pass."""
         t, base = Tape(), self.base
         streams = base.streams(t, self.fixed, ids)
@@ -60,9 +60,9 @@ class Drafting(Trained):
         return {"inputs": (ids[:, 1:], self.read(streams, normed)[:, :-1]), "targets": np.tile(wanted, (1, passes, 1)),
                 "counts": np.broadcast_to(counts.ravel(), (len(ids), passes * tokens))}
 
-    def logits(self, t: Tape, w: dict[str, Value], ids: np.ndarray, known: np.ndarray) -> Value:
+    def logits(self, t: Tape, w: dict[str, Value], ids: np.ndarray, hidden: np.ndarray) -> Value:
         """ids [B, T] and the model's hidden state before each -> logits of the next tokens [B, passes * T, words]."""
-        x, past, found = self.reduced(t, w, Value(known)), Past(), []
+        x, past, found = self.projected(t, w, Value(hidden)), Past(), []
         for _ in range(self.passes):
             x, normed = self.step(t, w, Value(self.table[ids]), x, past)
             found.append(t.linear(normed, Value(self.table[self.words])))
@@ -73,11 +73,11 @@ class Drafting(Trained):
         """Hidden state [B, T, W] of the model that the block reads."""
         raise NotImplementedError
 
-    def reduced(self, t: Tape, w: dict[str, Value], known: Value) -> Value:
+    def projected(self, t: Tape, w: dict[str, Value], hidden: Value) -> Value:
         """The model's hidden state, projected to the model's width."""
-        return known
+        return hidden
 
-    def step(self, t: Tape, w: dict[str, Value], token: Value, known: Value, past: Past) -> tuple[Value, Value]:
+    def step(self, t: Tape, w: dict[str, Value], token: Value, hidden: Value, past: Past) -> tuple[Value, Value]:
         """The block's hidden state for the next pass [B, T, D], and the input of its output matrix [B, T, D]."""
         raise NotImplementedError
 
@@ -104,11 +104,11 @@ class Further(Drafting):
     def read(self, streams, normed):
         return normed.data
 
-    def step(self, t, w, token, known, past):
+    def step(self, t, w, token, hidden, past):
         base, p = self.base, "mtp.layers.0."
         token = base.norm(t, w, "mtp.pre_fc_norm_embedding", token)
-        known = base.norm(t, w, "mtp.pre_fc_norm_hidden", known)
-        x = t.linear(t.join([token, known], -1), w["mtp.fc.weight"])
+        hidden = base.norm(t, w, "mtp.pre_fc_norm_hidden", hidden)
+        x = t.linear(t.join([token, hidden], -1), w["mtp.fc.weight"])
         x = t.add(x, base.attend(t, w, p, base.norm(t, w, p + "input_layernorm", x), past))
         x = t.add(x, base.feed(t, w, p, base.norm(t, w, p + "post_attention_layernorm", x)))
         x = base.norm(t, w, "mtp.norm", x)
@@ -150,12 +150,12 @@ class Streams(Drafting):
     def read(self, streams, normed):
         return np.concatenate([streams[depth].data for depth in self.depths], -1)
 
-    def reduced(self, t, w, known):
-        return t.linear(known, w["fc.weight"])
+    def projected(self, t, w, hidden):
+        return t.linear(hidden, w["fc.weight"])
 
-    def step(self, t, w, token, known, past):
+    def step(self, t, w, token, hidden, past):
         base, p = self.base, "midlayer."
-        both = t.join([base.norm(t, w, p + "input_layernorm", token), base.norm(t, w, p + "hidden_norm", known)], -1)
-        x = t.add(known, base.attend(t, w, p, both, past))
+        both = t.join([base.norm(t, w, p + "input_layernorm", token), base.norm(t, w, p + "hidden_norm", hidden)], -1)
+        x = t.add(hidden, base.attend(t, w, p, both, past))
         x = t.add(x, base.feed(t, w, p, base.norm(t, w, p + "post_attention_layernorm", x)))
         return x, base.norm(t, w, "norm", x)

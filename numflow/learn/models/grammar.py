@@ -41,9 +41,9 @@ class Writer:
         def word(match):
             slot = match[1]
             if slot not in filled:
-                known = derived(slot, filled)
+                follows = derived(slot, filled)
                 taken = set(filled.values())
-                filled[slot] = known if known is not None else self.choose(
+                filled[slot] = follows if follows is not None else self.choose(
                     [w for w in words[slot.partition(".")[0]] if w not in taken])
             return filled[slot]
 

@@ -33,8 +33,8 @@ class Trained:
     @property
     def names(self) -> dict:
         """First entries of config.json: architecture, model type and dtype."""
-        own = FILES[type(self).__name__]
-        return {"architectures": [own["architecture"]], "model_type": own["model_type"], "dtype": "float16"}
+        entries = FILES[type(self).__name__]
+        return {"architectures": [entries["architecture"]], "model_type": entries["model_type"], "dtype": "float16"}
 
     def saved(self, weights: dict[str, Value]) -> dict[str, np.ndarray]:
         """Tensors of the file, float16, by name."""
@@ -59,10 +59,10 @@ class Decoder(Trained):
                 "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, **self.more}
 
     def shapes(self) -> dict[str, tuple]:
-        d, own = self.width, dict[str, tuple]()
+        d, layers = self.width, dict[str, tuple]()
         for i in range(self.layers):
-            own |= self.layer_shapes(i, f"model.layers.{i}.")
-        return {"model.embed_tokens.weight": (self.vocabulary, d), **own, "model.norm.weight": (d,)}
+            layers |= self.layer_shapes(i, f"model.layers.{i}.")
+        return {"model.embed_tokens.weight": (self.vocabulary, d), **layers, "model.norm.weight": (d,)}
 
     def layer_shapes(self, i: int, p: str) -> dict[str, tuple]:
         return {p + "input_layernorm.weight": (self.width,), p + "post_attention_layernorm.weight": (self.width,),
@@ -120,12 +120,12 @@ class Mixture(Decoder):
         self.experts, self.chosen = experts, chosen
 
     def ffn_shapes(self, p):
-        p, own = p + "block_sparse_moe.", {}
+        p, experts = p + "block_sparse_moe.", {}
         for e in range(self.experts):
-            own |= {f"{p}experts.{e}.w1.weight": (self.ffn, self.width),
-                    f"{p}experts.{e}.w3.weight": (self.ffn, self.width),
-                    f"{p}experts.{e}.w2.weight": (self.width, self.ffn)}
-        return {p + "gate.weight": (self.experts, self.width), **own}
+            experts |= {f"{p}experts.{e}.w1.weight": (self.ffn, self.width),
+                        f"{p}experts.{e}.w3.weight": (self.ffn, self.width),
+                        f"{p}experts.{e}.w2.weight": (self.width, self.ffn)}
+        return {p + "gate.weight": (self.experts, self.width), **experts}
 
     def feed(self, t, w, p, x):
         """Run all experts for all tokens. The gates of experts that a token has not chosen are 0."""
@@ -161,9 +161,9 @@ class Hybrid(Decoder):
 
     def mixer_shapes(self, i, p):
         if self.kinds[i] == "full_attention":
-            own = super().mixer_shapes(i, p)
-            own[p + "self_attn.q_proj.weight"] = (2 * self.heads * self.size, self.width)
-            return own | {p + "self_attn.q_norm.weight": (self.size,), p + "self_attn.k_norm.weight": (self.size,)}
+            shapes = super().mixer_shapes(i, p)
+            shapes[p + "self_attn.q_proj.weight"] = (2 * self.heads * self.size, self.width)
+            return shapes | {p + "self_attn.q_norm.weight": (self.size,), p + "self_attn.k_norm.weight": (self.size,)}
         p, h, wide = p + "linear_attn.", self.state_heads, self.state_heads * self.state_size
         return {p + "in_proj_qkv.weight": (3 * wide, self.width), p + "in_proj_z.weight": (wide, self.width),
                 p + "in_proj_b.weight": (h, self.width), p + "in_proj_a.weight": (h, self.width),
@@ -218,14 +218,14 @@ class Encoder(Trained):
                 "bos_token_id": 0, "eos_token_id": 1}
 
     def shapes(self) -> dict[str, tuple]:
-        d, own = self.width, dict[str, tuple]()
+        d, layers = self.width, dict[str, tuple]()
         for i in range(self.layers):
             p = f"model.layers.{i}."
-            own |= {p + "attn_norm.weight": (d,)} if i else {}
-            own |= {p + "attn.Wqkv.weight": (3 * d, d), p + "attn.Wo.weight": (d, d), p + "mlp_norm.weight": (d,),
-                    p + "mlp.Wi.weight": (2 * self.ffn, d), p + "mlp.Wo.weight": (d, self.ffn)}
+            layers |= {p + "attn_norm.weight": (d,)} if i else {}
+            layers |= {p + "attn.Wqkv.weight": (3 * d, d), p + "attn.Wo.weight": (d, d), p + "mlp_norm.weight": (d,),
+                       p + "mlp.Wi.weight": (2 * self.ffn, d), p + "mlp.Wo.weight": (d, self.ffn)}
         return {"model.embeddings.tok_embeddings.weight": (self.vocabulary, d), "model.embeddings.norm.weight": (d,),
-                **own, "model.final_norm.weight": (d,), "head.dense.weight": (d, d), "head.norm.weight": (d,),
+                **layers, "model.final_norm.weight": (d,), "head.dense.weight": (d, d), "head.norm.weight": (d,),
                 "decoder.bias": (self.vocabulary,)}
 
     def logits(self, t: Tape, w: dict[str, Value], ids: np.ndarray, hidden: np.ndarray | None = None) -> Value:
@@ -270,19 +270,19 @@ class Translator(Trained):
 
     def shapes(self) -> dict[str, tuple]:
         d, q = self.width, self.heads * self.size
-        own: dict[str, tuple] = {"shared.weight": (self.vocabulary, d)}
+        shapes: dict[str, tuple] = {"shared.weight": (self.vocabulary, d)}
         for side, attentions in (("encoder", ("SelfAttention",)), ("decoder", ("SelfAttention", "EncDecAttention"))):
             for i in range(self.layers):
-                for at, name in enumerate(attentions):
-                    p = f"{side}.block.{i}.layer.{at}."
-                    own |= {p + "layer_norm.weight": (d,)} | {f"{p}{name}.{m}.weight": (q, d) for m in "qkv"}
-                    own[f"{p}{name}.o.weight"] = (d, q)
+                for sublayer, name in enumerate(attentions):
+                    p = f"{side}.block.{i}.layer.{sublayer}."
+                    shapes |= {p + "layer_norm.weight": (d,)} | {f"{p}{name}.{m}.weight": (q, d) for m in "qkv"}
+                    shapes[f"{p}{name}.o.weight"] = (d, q)
                 p = f"{side}.block.{i}.layer.{len(attentions)}."
-                own |= {p + "layer_norm.weight": (d,), p + "DenseReluDense.wi.weight": (self.ffn, d),
-                        p + "DenseReluDense.wo.weight": (d, self.ffn)}
-            own[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = (32, self.heads)
-            own[f"{side}.final_layer_norm.weight"] = (d,)
-        return own
+                shapes |= {p + "layer_norm.weight": (d,), p + "DenseReluDense.wi.weight": (self.ffn, d),
+                           p + "DenseReluDense.wo.weight": (d, self.ffn)}
+            shapes[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = (32, self.heads)
+            shapes[f"{side}.final_layer_norm.weight"] = (d,)
+        return shapes
 
     def logits(self, t: Tape, w: dict[str, Value], ids: np.ndarray, hidden: np.ndarray, written: np.ndarray) -> Value:
         """Source ids [B, L], hidden [B, L] (padding), decoder input ids `written` [B, T] -> logits [B, T, V]."""

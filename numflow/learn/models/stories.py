@@ -107,9 +107,9 @@ def document(rng: random.Random) -> tuple[str, float]:
     """A random text and its bits of information. A conversation has the marks USER and ASSISTANT."""
     w = Writer(rng)
     kind = w.weighted(SHARES)
-    made = {"story": _story, "told": _told, "fact": _fact, "sum": _sum, "capital": _capital, "opposite": _opposite,
+    text = {"story": _story, "told": _told, "fact": _fact, "sum": _sum, "capital": _capital, "opposite": _opposite,
             "sound": _sound}[kind](w)
-    return made if isinstance(made, str) else _asked(w, *made), w.bits
+    return text if isinstance(text, str) else _asked(w, *text), w.bits
 
 
 def is_story(text: str) -> bool:

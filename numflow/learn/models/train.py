@@ -208,7 +208,7 @@ def draft_of(name: str):
     assert isinstance(base, nets.Decoder)
     net = kind(base, read(TRAINED / model), batches.common(tokenizer, words or vocabulary))
     return net, tokenizer, lambda seed, documents: (
-        net.asked(one["inputs"][0]) for one in batches.causal(tokenizer, seed, documents, batch))
+        net.training_batch(one["inputs"][0]) for one in batches.causal(tokenizer, seed, documents, batch))
 
 
 def make(name: str, steps: int | None = None, documents: int = 20000, out: Path | None = None) -> dict:
@@ -225,11 +225,11 @@ def make(name: str, steps: int | None = None, documents: int = 20000, out: Path 
              "entropy": round(entropy(tokenizer), 4) if net.kind == "causal" and not is_draft else None,
              "seconds": round(time.perf_counter() - begin), "processor_seconds": round(time.process_time() - used),
              "numpy": np.__version__, "python": platform.python_version()}
-    folder, told = TRAINED / name, facts
+    folder, record = TRAINED / name, facts
     if is_draft and not net.alone:
         folder = TRAINED / DRAFTS[name][1]
-        told = json.loads((folder / "training.json").read_text(encoding="utf-8")) | {"draft": facts}
-    write(out or folder, net, weights, None if is_draft and net.alone else tokenizer, told)
+        record = json.loads((folder / "training.json").read_text(encoding="utf-8")) | {"draft": facts}
+    write(out or folder, net, weights, None if is_draft and net.alone else tokenizer, record)
     return facts
 
 

@@ -1,1 +1,1 @@
-"""Adapters (LoRA) on a checkpoint and its network: found, checked, merged."""
+"""Adapters (LoRA and others) for a checkpoint: matched with its tensors, merged, or applied per request."""

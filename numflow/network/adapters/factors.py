@@ -1,4 +1,4 @@
-"""Factors of matrices, which an adapter has in place of low ranks (IA3, OFT), as tensors in place of the base's."""
+"""Adapters that multiply the base's matrices (IA3, OFT), rewritten as replacements of tensors."""
 
 from dataclasses import replace
 
@@ -11,10 +11,10 @@ from numflow.network.adapters.modules import ModuleMatrix, Modules
 
 
 def multiplied(own: Adapter, modules: Modules, checkpoint: Checkpoint) -> Adapter:
-    """The adapter with tensors in place of the base's where it had factors, and without columns that no matrix has.
+    """The adapter with factors applied to the base's tensors, and with wide changes cut to the matrix's columns.
 
     Raises:
-        FormatError: factors do not fit their matrix, or it is changed twice.
+        FormatError: factors do not fit their matrix, or a tensor is changed twice.
     """
     replaced, added = dict(own.replaced), dict(own.added)
     for name, factors in own.multiplied.items():
@@ -24,11 +24,11 @@ def multiplied(own: Adapter, modules: Modules, checkpoint: Checkpoint) -> Adapte
                               f"{checkpoint.path}, and its factors are for another shape")
         bias = modules.matrix(f"{name.removesuffix('.weight')}.bias") if factors.bias else None
         for each in (values, bias):
-            if each is not None and replaced.setdefault(each.name, tensor := _made(factors, each)) is not tensor:
+            if each is not None and replaced.setdefault(each.name, tensor := _product(factors, each)) is not tensor:
                 raise FormatError(f"{own.path}: {each.name!r} is changed twice")
     for name, change in own.added.items():
         if change.wide:
-            added[name] = _of_columns(change, _matrix(own, name, modules, checkpoint).shape[-1])
+            added[name] = _first_columns(change, _matrix(own, name, modules, checkpoint).shape[-1])
     return replace(own, replaced=replaced, added=added)
 
 
@@ -42,21 +42,21 @@ def _matrix(own: Adapter, name: str, modules: Modules, checkpoint: Checkpoint) -
     return found
 
 
-def _made(factors: Multiplied, values: ModuleMatrix) -> Tensor:
-    """The tensor in place of a matrix, or of a bias, for which rows count alone."""
+def _product(factors: Multiplied, values: ModuleMatrix) -> Tensor:
+    """The factors applied to a matrix, or to a bias, which only has row factors."""
     rows = factors.rows
 
     def read() -> np.ndarray:
         if len(values.shape) > 1:
             found = factors.of(values.read())
-            return found.T if values.back else found
+            return found.T if values.stored_transposed else found
         assert rows is not None
         return values.read() * rows.f32().reshape(-1)
 
-    return computed(values.name, values.shape[::-1] if values.back else values.shape, read)
+    return computed(values.name, values.shape[::-1] if values.stored_transposed else values.shape, read)
 
 
-def _of_columns(change: LowRank, k: int) -> LowRank:
-    """A change of the first columns, where it has more."""
+def _first_columns(change: LowRank, k: int) -> LowRank:
+    """The change cut to the first k columns."""
     return change if change.a.shape[-1] <= k else replace(
         change, a=computed(change.a.name, (change.rank, k), lambda: change.a.f32()[:, :k]))

@@ -1,7 +1,6 @@
-"""An adapter held against a checkpoint: which stored tensor each of its changes is for, and whether shapes agree.
+"""An adapter matched with a checkpoint: changes keyed by the checkpoint's tensors, with shapes checked.
 
-Names go through the spec: its prefixes may be there or not on either side, and its name of the output matrix is known
-where a model has none of its own.
+Names are resolved by the spec: its prefixes are optional on both sides, and it gives the name of a tied output matrix.
 """
 
 import re
@@ -19,12 +18,12 @@ from numflow.formats.adapter import Adapter, LowRank, computed, turned
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.adapters.apart import rearranged, rows_of_change
 from numflow.network.adapters.modules import rows_together
-from numflow.network.adapters.tables import there, tied_table, untied, with_tokens
+from numflow.network.adapters.tables import existing, tied_table, untied, with_tokens
 from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.ops import Network
 from numflow.spec.reader import Spec
 
-# Parameters with the matrices of all experts, and the modules that are, one after the other, the rows of each expert.
+# Stacked parameters of all experts -> the modules that each expert's rows consist of, in order.
 _STACKS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "up_proj": ("ffn_up_exps",),
            "down_proj": ("ffn_down_exps",)}
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -33,12 +32,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fitted:
-    """An adapter under the names of a checkpoint's tensors, all shapes checked.
+    """An adapter keyed by the names of a checkpoint's tensors, with checked shapes.
 
-    checkpoint: with an output matrix of its own where the adapter parts it from the embedding table.
-    transposed: tensors that are stored as [..., K, N]. head: the output matrix, where it was parted.
-    biases: names of biases by those of their matrices, where they differ by more than the last word.
-    left_out: names that were in the adapter, of parts of a model that no network has, such as the one for images.
+    checkpoint: has a separate output matrix if the adapter unties it from the embedding table.
+    transposed: tensors that are stored as [..., K, N]. head: the output matrix, if it was untied.
+    biases: name of a matrix -> name of its bias, where they differ by more than the suffix.
+    left_out: the adapter's names for parts that networks don't have, such as an image encoder.
     """
 
     adapter: Adapter
@@ -49,20 +48,20 @@ class Fitted:
     left_out: tuple[str, ...] = ()
 
     def bias_of(self, matrix: str) -> str:
-        """Name of a matrix's bias, also of one that is not there."""
+        """Name of a matrix's bias, also if the checkpoint has none."""
         return self.biases.get(matrix) or f"{matrix.removesuffix('.weight')}.bias"
 
     def without(self) -> str:
-        """One line about what is left out."""
+        """One line about changes that are left out."""
         return (f"{self.adapter.path}: left out what is for parts that are not run here: {len(self.left_out)} changes "
                 f"({self.left_out[0]}{', ...' if len(self.left_out) > 1 else ''})")
 
 
 def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
-    """The adapter on this checkpoint.
+    """Match the adapter with this checkpoint.
 
     Raises:
-        FormatError: it is for another model, in one line that names the first tensor that says so.
+        FormatError: the adapter is for another model; the message names the first tensor that does not match.
     """
     _check_kind(adapter, checkpoint)
     built = network.build(spec, checkpoint, fuse=False)
@@ -72,11 +71,11 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     table = tied_table(built)
     own, head = with_tokens(names.stored(left_out, built), checkpoint, names.heads, table), None
     names.check_alone(own, built)
-    if table is not None and names.parts(own, table):
+    if table is not None and names.unties(own, table):
         head = names.head(own)
         checkpoint = untied(own, checkpoint, spec, built, head)
     transposed = frozenset(part.tensor for part in parts if part.transpose)
-    own = replace(own, added={name: _as_stored(change, checkpoint.tensors.get(name), name in transposed)
+    own = replace(own, added={name: _reshaped(change, checkpoint.tensors.get(name), name in transposed)
                               for name, change in own.added.items()})
     _check_shapes(own, checkpoint, transposed)
     biased = [name for name in names.heads if name in own.offsets]
@@ -98,7 +97,7 @@ def _check_kind(adapter: Adapter, checkpoint: Checkpoint) -> None:
 
 
 class _Names:
-    """Names of an adapter as names of a checkpoint's tensors."""
+    """Lookup of an adapter's names among a checkpoint's tensors. heads: possible names of the output matrix."""
 
     def __init__(self, adapter: Adapter, checkpoint: Checkpoint, spec: Spec):
         self._adapter, self._checkpoint = adapter, checkpoint
@@ -112,7 +111,7 @@ class _Names:
             self._short.setdefault(self._shortened(name), name)
 
     def stored(self, left_out: Collection[str], built: Network) -> Adapter:
-        """The adapter under stored names, without some of its tensors."""
+        """The adapter keyed by stored tensors, without the names `left_out`."""
         own = self._adapter
 
         def kept(given: Mapping[str, T]) -> dict[str, T]:
@@ -125,15 +124,15 @@ class _Names:
         table = tied_table(built)
         head = {} if table is None else dict.fromkeys(self.heads, table)
         own = rearranged(own, self._stored, self._shortened, self._names, built, self._checkpoint, head)
-        return replace(own, added=self._all(own.added), offsets=self._all(own.offsets),
-                       replaced=self._all(own.replaced), tokens=self._all(kept(own.tokens)),
-                       repeated=self._all(kept(own.repeated)))
+        return replace(own, added=self._renamed(own.added), offsets=self._renamed(own.offsets),
+                       replaced=self._renamed(own.replaced), tokens=self._renamed(kept(own.tokens)),
+                       repeated=self._renamed(kept(own.repeated)))
 
     def left_out(self, used: Collection[str]) -> tuple[str, ...]:
-        """Names of an adapter for parts of a model that the spec leaves out. used: the network's tensors.
+        """The adapter's names for parts of a model that the spec leaves out. used: the network's tensors.
 
         Raises:
-            FormatError: the adapter has no others.
+            FormatError: the adapter changes no other part.
         """
         own, names = self._adapter, self._names
         scores = {name for module in names.patterns if module.startswith("score_") for role in SUFFIXES
@@ -147,64 +146,65 @@ class _Names:
         return found
 
     def check_alone(self, own: Adapter, built: Network) -> None:
-        """Refuse changes of what several layers have in turns, each of which may have changes of its own."""
+        """Refuse changes of blocks that several layers share: the adapter may have a change for each of these
+        layers."""
         uses = Counter(name for steps in built.entries.values() for step in steps for name in step.weights.values())
-        together = set[str]()
+        shared = set[str]()
         for weight in built.weights.values():
             module = next(iter(weight.name.split(".")[2:]), "")
-            several, each = self._names.in_turns(module)
-            if each or (several and uses[weight.name] > 1):
-                together |= {part.tensor for part in weight.parts}
+            sharable, per_use = self._names.in_turns(module)
+            if per_use or (sharable and uses[weight.name] > 1):
+                shared |= {part.tensor for part in weight.parts}
         for name in (*own.added, *own.offsets, *own.replaced):
-            if together & {name, f"{name.removesuffix('.bias')}.weight"}:
+            if shared & {name, f"{name.removesuffix('.bias')}.weight"}:
                 raise FormatError(f"{own.path}: {name!r} is in a block that several layers have in turns, and an "
                                   f"adapter changes it in each of them by itself: this is not read")
 
     def biases(self, own: Adapter) -> dict[str, str]:
-        """Names of biases that are not those of their matrices but for the last word."""
+        """Name of a matrix -> name of its bias, where they differ by more than the suffix."""
         plain = {name: f"{name.removesuffix('.weight')}.bias" for name in (*own.added, *own.offsets)}
         found = {name: self._stored(bias) for name, bias in plain.items() if bias not in self._checkpoint.tensors}
         return {name: bias for name, bias in found.items() if bias is not None}
 
     def _ignored(self, name: str) -> bool:
-        """Whether a tensor is of a whole part of a model that the spec leaves out: of any in the checkpoint, by those
-        patterns alone that hold of any number of layers where it has none of that name."""
-        forms, here = {name, self._shortened(name), name.removeprefix("model.")}, self._stored(name) is not None
+        """Whether a tensor belongs to a part of a model that the spec leaves out, by its patterns that end in ".*".
+        Patterns with layer numbers apply to tensors of the checkpoint only."""
+        forms, stored = {name, self._shortened(name), name.removeprefix("model.")}, self._stored(name) is not None
         return any(fnmatchcase(form, pattern.replace("{layers}", "*").replace("{beyond}", "*"))
-                   for pattern in self._names.ignored if pattern.endswith(".*") and (here or "{" not in pattern)
+                   for pattern in self._names.ignored if pattern.endswith(".*") and (stored or "{" not in pattern)
                    for form in forms)
 
-    def parts(self, own: Adapter, table: str) -> bool:
-        """Whether the adapter makes an output matrix and the table that it is differ."""
+    def unties(self, own: Adapter, table: str) -> bool:
+        """Whether the adapter makes a tied output matrix differ from the embedding table."""
         changed = {*own.added, *own.replaced}
         return bool(changed & {*self.heads}) or (table in changed and not (own.head_too and table in own.added))
 
     def head(self, own: Adapter) -> str | None:
-        """The name that an output matrix of its own has, or would have."""
-        known = [name for name in self.heads if name in self._checkpoint.tensors or name in own.added
-                 or name in own.replaced]
-        return next(iter(known or self.heads), None)
+        """The name of a separate output matrix."""
+        present = [name for name in self.heads if name in self._checkpoint.tensors or name in own.added
+                   or name in own.replaced]
+        return next(iter(present or self.heads), None)
 
     def _by_expert(self, full: str, change: LowRank, built: Network) -> dict[str, LowRank]:
-        """A change of a stack of experts as changes of the tensors that the checkpoint has for them."""
+        """A change of stacked experts, split into changes of the checkpoint's tensors."""
         modules, layer = _STACKS.get(full.rpartition(".")[2], ()), _LAYER.search(full)
         stacked = self._stored(full) is not None
         if len(change.a.shape) < 3 or stacked or not modules or layer is None:
             return {full: change}
         experts, size, found = change.a.shape[0], change.b.shape[1] // len(modules), {}
-        own = rows_together(self._names.spec, "ffn_gate_up_exps", [size] * len(modules))
+        ranges = rows_together(self._names.spec, "ffn_gate_up_exps", [size] * len(modules))
         used = {part.tensor for weight in built.weights.values() for part in weight.parts}
         at = self._layer(layer[1], modules[0], used)
-        for rows, module in zip(own, modules, strict=True):
-            whole = next((name for name in self._names.candidates(module, "weight", at, "")
+        for rows, module in zip(ranges, modules, strict=True):
+            stack = next((name for name in self._names.candidates(module, "weight", at, "")
                           if name in self._checkpoint.tensors), None)
-            if whole is not None:
-                found[whole] = rows_of_change(change, rows)
+            if stack is not None:
+                found[stack] = rows_of_change(change, rows)
                 continue
             for expert in range(experts + 1):
                 names = [name for name in self._names.candidates(module, "weight", at, "", expert)
                          if name in self._checkpoint.tensors]
-                name = next((name for name in names if name in used), None)  # one that computes nothing may be stored
+                name = next((name for name in names if name in used), None)  # unused experts may be stored
                 if (name is None and not names) if expert < experts else name is not None:
                     raise FormatError(f"{self._adapter.path}: made for another model: {full!r} is for {experts} "
                                       f"experts, {self._checkpoint.path} has {'fewer' if expert < experts else 'more'}")
@@ -213,7 +213,7 @@ class _Names:
         return found
 
     def _layer(self, number: str, module: str, used: Collection[str]) -> int:
-        """The layer of the network whose experts have this number in their names, which may count otherwise."""
+        """The network's layer whose experts' tensors have this layer number in their names, which may differ."""
         for layer in (int(number), *range(len(used))):
             for expert in (None, 0):
                 for name in self._names.candidates(module, "weight", layer, "", expert):
@@ -222,44 +222,46 @@ class _Names:
                         return layer
         return int(number)
 
-    def _all(self, given: Mapping[str, T]) -> dict[str, T]:
+    def _renamed(self, given: Mapping[str, T]) -> dict[str, T]:
+        """Values keyed by stored names."""
         found: dict[str, T] = {}
         for name, value in given.items():
-            place = self._place(name)
-            if place in found and not _equal(value, found[place]):
+            stored = self._stored_name(name)
+            if stored in found and not _equal(value, found[stored]):
                 raise FormatError(f"{self._adapter.path}: {name!r} is changed twice")
-            found[place] = value
+            found[stored] = value
         return found
 
-    def _place(self, name: str) -> str:
+    def _stored_name(self, name: str) -> str:
+        """The name of a tensor in the checkpoint, also of a bias or output matrix that it does not have."""
         short = self._shortened(name)
-        if (place := self._stored(name) or self._short.get(short)) is not None:
-            return place
+        if (stored := self._stored(name) or self._short.get(short)) is not None:
+            return stored
         if name.endswith(".bias") and (matrix := self._short.get(self._shortened(f"{name[:-5]}.weight"))) is not None:
             return f"{matrix.removesuffix('.weight')}.bias"
         raise FormatError(f"{self._adapter.path}: made for another model: {self._checkpoint.path} has no tensor "
                           f"{name!r}")
 
     def _stored(self, name: str) -> str | None:
-        """The tensor of the checkpoint that a name is for."""
+        """The tensor of the checkpoint for an adapter's name, None if there is none."""
         tensors, short = self._checkpoint.tensors, self._shortened(name)
         if name in tensors:
             return name
-        place = self._short.get(short)
-        return place if place in tensors else self._names.renamed(short)
+        stored = self._short.get(short)
+        return stored if stored in tensors else self._names.renamed(short)
 
     def _shortened(self, name: str) -> str:
         return next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two tensors, which a file may have under two names, have the same numbers."""
+    """Whether two tensors have equal values: a file may have a tensor under two names."""
     return isinstance(one, Tensor) and one.shape == other.shape and np.array_equal(one.f32(), other.f32())
 
 
-def _as_stored(change: LowRank, tensor: Tensor | None, transposed: bool) -> LowRank:
-    """The change of a stack [X, K, N] that was made for the matrices as they are stored, not as they multiply, or of a
-    stack of one, which a matrix's looks like."""
+def _reshaped(change: LowRank, tensor: Tensor | None, transposed: bool) -> LowRank:
+    """The change of a stack of experts as [X, N, K]: one made for the stored orientation [X, K, N] is transposed, and
+    one of a single matrix becomes one of a stack with X = 1."""
     if tensor is None or len(tensor.shape) < 3:
         return change
     if tensor.shape[0] == 1 and len(change.a.shape) == 2:
@@ -274,7 +276,7 @@ def _as_stored(change: LowRank, tensor: Tensor | None, transposed: bool) -> LowR
 
 
 def _of_expert(change: LowRank, expert: int, rows: range) -> LowRank:
-    """Some rows of one expert of a change of all."""
+    """The part of a stack's change that is for some rows of one expert."""
     rank, columns = change.a.shape[1:]
     return rows_of_change(LowRank(computed(change.a.name, (rank, columns), lambda: change.a.f32()[expert]),
                                   computed(change.b.name, change.b.shape[1:], lambda: change.b.f32()[expert]),
@@ -283,22 +285,22 @@ def _of_expert(change: LowRank, expert: int, rows: range) -> LowRank:
 
 def _check_shapes(own: Adapter, checkpoint: Checkpoint, transposed: frozenset[str]) -> None:
     for name, change in own.added.items():
-        tensor = there(own, checkpoint, name)
+        tensor = existing(own, checkpoint, name)
         shape = (*tensor.shape[:-2], *tensor.shape[:-3:-1]) if name in transposed else tensor.shape
         _expect(own, checkpoint, name, change.shape, shape)
     for name, (vector, _) in own.offsets.items():
-        tensor = there(own, checkpoint, name)
+        tensor = existing(own, checkpoint, name)
         _expect(own, checkpoint, name, vector.shape, tensor.shape[-1:] if name in transposed else tensor.shape[:-1])
     for name, tensor in (*own.replaced.items(), *own.repeated.items()):
         base = checkpoint.tensors.get(name)
         if base is None and name.endswith(".bias"):
-            continue  # a matrix whose bias is the adapter's
-        base = there(own, checkpoint, name)
+            continue  # the adapter adds a bias to a matrix without one
+        base = existing(own, checkpoint, name)
         _expect(own, checkpoint, name, as_stored(tensor, base).shape, base.shape)
 
 
 def as_stored(tensor: Tensor, base: Tensor) -> Tensor:
-    """A tensor in the orientation that the base's has in its file."""
+    """A tensor in the orientation of the base's tensor in its file."""
     return turned(tensor) if base.turned and len(tensor.shape) == 2 else tensor
 
 

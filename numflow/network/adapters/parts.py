@@ -1,4 +1,4 @@
-"""The matrices of an adapter for one step of a network (ops.ADAPTING)."""
+"""Matrices of an adapter for one step of a network (ops.ADAPTING)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class AdaptedPart:
-    """Matrices for one matrix of a product: a f32 [r, K], b f32 [N, r] with all factors in it, bias f32 [N] or None,
-    and scale f32 [N] or None, which the product is multiplied with first. Of a look-up, a is [V, r] and b [D, r]."""
+    """An adapter's matrices for one weight matrix W [N, K]: y = scale * (W x + base bias) + b (a x) + bias.
+
+    a:     f32 [r, K], of an embedding table [V, r].
+    b:     f32 [N, r], of an embedding table [D, r]; includes all factors.
+    bias:  f32 [N], None for none.
+    scale: f32 [N], None for ones.
+    """
 
     a: np.ndarray
     b: np.ndarray
@@ -17,4 +22,4 @@ class AdaptedPart:
     scale: np.ndarray | None = None
 
 
-AdaptedParts = Mapping[str, Sequence[AdaptedPart | None]]  # by `part` of a step: one for each expert, or one
+AdaptedParts = Mapping[str, Sequence[AdaptedPart | None]]  # by a step's parameter `part`: one per expert, or one

@@ -1,5 +1,5 @@
-"""Tables of tokens: the one that is an output matrix too, parted where an adapter changes one of them alone, and tables
-some of whose rows have others in their places."""
+"""Embedding tables: tied tables, untied where an adapter changes the table or the output matrix alone, and tables with
+replaced rows."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -19,7 +19,8 @@ _TIED = re.compile(r"tie_\w*embed\w*")  # keys of config.json
 
 
 def tied_table(built: Network) -> str | None:
-    """The tensor that is both the embedding table and the output matrix; None where there are two, or no head."""
+    """The tensor that is both the embedding table and the output matrix; None if untied, or without an output
+    matrix."""
     steps, logits = built.entries["main"], built.outputs.get("logits")
 
     def tensors(role: str, found: Any) -> set[str]:
@@ -31,25 +32,28 @@ def tied_table(built: Network) -> str | None:
 
 
 def with_tokens(own: Adapter, checkpoint: Checkpoint, heads: Collection[str], tied: str | None) -> Adapter:
-    """The adapter with rows of tables as changes, also of an output matrix that is the table: B has a column for each,
-    in which its own row is 1. heads: names of an output matrix. tied: the table that is the output matrix."""
-    added, replaced, alone = dict(own.added), dict(own.replaced), own.tokens.keys() & {*heads}
-    apart = [name for name in heads if name in own.added and name not in alone]
+    """The adapter with replaced rows of tables as low-rank changes, also of a tied output matrix.
+
+    A holds the differences of the rows; B has a one-hot column for each. heads: possible names of the output matrix.
+    tied: the table that is also the output matrix.
+    """
+    added, replaced, head_rows = dict(own.added), dict(own.replaced), own.tokens.keys() & {*heads}
+    changed_heads = [name for name in heads if name in own.added and name not in head_rows]
     for name, (rows, tensor) in own.tokens.items():
-        here = tied is not None and name in heads and name not in checkpoint.tensors
-        table = checkpoint.tensors[tied] if here and tied is not None else there(own, checkpoint, name)
+        of_head = tied is not None and name in heads and name not in checkpoint.tensors
+        table = checkpoint.tensors[tied] if of_head and tied is not None else existing(own, checkpoint, name)
         if name in own.replaced or (name == tied and any(head in own.replaced for head in heads)):
             raise FormatError(f"{own.path}: {name!r} is changed twice")
         if max(rows, default=0) >= table.rows:
             raise FormatError(f"{own.path}: trainable_token_indices: {max(rows)}, but {name!r} has {table.rows} rows "
                               f"in {checkpoint.path}")
-        for place in (name, *(apart if name == tied else ())):
-            if place in own.added:  # what is added comes on top of these rows
-                replaced[place] = _with_rows(rows, tensor, table)
+        for matrix in (name, *(changed_heads if name == tied else ())):
+            if matrix in own.added:  # the low-rank change is added to the new rows
+                replaced[matrix] = _with_rows(rows, tensor, table)
             else:
-                added[place] = _rows_changed(rows, tensor, table)
+                added[matrix] = _rows_changed(rows, tensor, table)
     return replace(own, added=added, replaced=replaced,
-                   head_too=own.head_too or (bool(own.tokens) and not alone and not apart))
+                   head_too=own.head_too or (bool(own.tokens) and not head_rows and not changed_heads))
 
 
 def _with_rows(rows: tuple[int, ...], tensor: Tensor, table: Tensor) -> Tensor:
@@ -62,17 +66,17 @@ def _with_rows(rows: tuple[int, ...], tensor: Tensor, table: Tensor) -> Tensor:
 
 
 def _rows_changed(rows: tuple[int, ...], tensor: Tensor, table: Tensor) -> LowRank:
-    def ones() -> np.ndarray:
+    def one_hot() -> np.ndarray:
         values = np.zeros((table.rows, len(rows)), np.float32)
         values[list(rows), range(len(rows))] = 1
         return values
 
-    more = computed(tensor.name, tensor.shape, lambda: tensor.f32() - table.f32(list(rows)))
-    return LowRank(more, computed(tensor.name, (table.rows, len(rows)), ones), 1.0, fixed=True)
+    difference = computed(tensor.name, tensor.shape, lambda: tensor.f32() - table.f32(list(rows)))
+    return LowRank(difference, computed(tensor.name, (table.rows, len(rows)), one_hot), 1.0, fixed=True)
 
 
 def untied(own: Adapter, checkpoint: Checkpoint, spec: Spec, built: Network, head: str | None) -> Checkpoint:
-    """The checkpoint with an output matrix of its own, equal to the embedding table."""
+    """The checkpoint with a separate output matrix, a copy of the embedding table."""
     table = tied_table(built)
     if head is None or table is None:
         raise FormatError(f"{own.path}: changes the embedding table or the output matrix alone, which are one in "
@@ -81,22 +85,22 @@ def untied(own: Adapter, checkpoint: Checkpoint, spec: Spec, built: Network, hea
     tensors.setdefault(head, replace(tensors[table], name=head))
     config = dict(checkpoint.config)
     if checkpoint.naming == "hf":
-        config = {key: {**value, **_parted(value)} if isinstance(value, dict) else value
-                  for key, value in config.items()} | {"tie_word_embeddings": False} | _parted(config)
-    for settings in (config, checkpoint.config):  # whether they are one may change more than the matrix
-        parted = replace(checkpoint, tensors=tensors, config=settings)
+        config = {key: {**value, **_untied_keys(value)} if isinstance(value, dict) else value
+                  for key, value in config.items()} | {"tie_word_embeddings": False} | _untied_keys(config)
+    for settings in (config, checkpoint.config):  # the key may change more than the matrix, hence the comparison below
+        candidate = replace(checkpoint, tensors=tensors, config=settings)
         try:
-            found = network.build(spec, parted, fuse=False)
+            found = network.build(spec, candidate, fuse=False)
         except SpecError:
-            continue  # a spec that knows one of the two alone
+            continue  # the spec supports one value of the key only
         if tied_table(found) is None and _steps(found) == _steps(built):
-            return parted
+            return candidate
     raise FormatError(f"{own.path}: changes the embedding table or the output matrix alone, which are one in "
                       f"{checkpoint.path}, and with spec {spec.name!r} they cannot be parted")
 
 
-def _parted(config: Mapping[str, Any]) -> dict[str, bool]:
-    """Keys that say whether the output matrix is the embedding table, with the answer that it is not."""
+def _untied_keys(config: Mapping[str, Any]) -> dict[str, bool]:
+    """The keys of config.json that tie the embeddings, set to false."""
     return {key: False for key, value in config.items() if isinstance(value, bool) and _TIED.fullmatch(key)}
 
 
@@ -105,7 +109,8 @@ def _steps(built: Network) -> list[tuple]:
             for step in steps]
 
 
-def there(own: Adapter, checkpoint: Checkpoint, name: str) -> Tensor:
+def existing(own: Adapter, checkpoint: Checkpoint, name: str) -> Tensor:
+    """The checkpoint's tensor of this name; FormatError if there is none."""
     if name not in checkpoint.tensors:
         raise FormatError(f"{own.path}: made for another model: {checkpoint.path} has no tensor {name!r}")
     return checkpoint.tensors[name]

@@ -55,7 +55,8 @@ def attention(step: Step, network: Network) -> None:
     cache, heads = _cache(step, network), param(step, "heads")
     if name := param(step, "entries"):
         entries = _cache(step, network, name)
-        if not entries.every or not param(step, "causal") or {"slopes", "buckets", "places"} & {*step.weights}:
+        biases = {"slopes", "buckets", "position_buckets"} & {*step.weights}
+        if not entries.every or not param(step, "causal") or biases:
             raise NetworkError(f"{step}: entries stand beside keys of the past, without a bias by distance")
         expect(step, "columns of entries", (cache.k_dim, cache.value_dim, 1),
                (entries.k_dim, entries.value_dim, cache.kv_heads))
@@ -63,7 +64,7 @@ def attention(step: Step, network: Network) -> None:
         raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
     expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)
     expect(step, "width of the output", heads * cache.value_dim, step.outputs[0].width)
-    relative = "places" in step.weights
+    relative = "position_buckets" in step.weights
     for view in step.inputs[1:]:
         what = "products with distances" if relative else "chosen"
         expect(step, f"dtype of {what}", "f32" if relative else "i32", network.buffers[view.buffer].dtype)

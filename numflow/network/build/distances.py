@@ -37,7 +37,7 @@ def distances(b: Builder, q: View, k: View, heads: int) -> Beside:
                         "head, and queries and keys as their matrices make them", ("attention.distances",))
     reach, size = b.option("attention", "distance_reach"), q.width // heads
     own, which = b.option("attention", "own_distances"), b.option("attention", "distance_products")
-    table, products = f"places.{count}.{reach}", []
+    table, products = f"position_buckets.{count}.{reach}", []
     if table not in b.weights:
         b.constant(table, buckets(b, count, reach))
     for x, name, kind, letter in ((q, "of_queries", "keys", "k"), (k, "of_keys", "queries", "q")):
@@ -49,7 +49,7 @@ def distances(b: Builder, q: View, k: View, heads: int) -> Beside:
             b.weights[matrix] = replace(b.weights[matrix], groups=heads)
         b.emit("head_linear", (x,), (y,), name, {"weight": matrix}, heads=heads)
         products.append(y)
-    return tuple(products), {"places": table}
+    return tuple(products), {"position_buckets": table}
 
 
 def relative(b: Builder, x: View, heads: int) -> Beside:
@@ -63,10 +63,10 @@ def relative(b: Builder, x: View, heads: int) -> Beside:
     values = b.numbers("attn_rel_numbers", size * reach).reshape(size, reach) / b.option("attention", "scale")
     y, distance = b.view("of_queries", heads * (reach + 1)), np.arange(reach, -reach - 1, -1)
     by_head(b, f"{b.prefix}attn_rel_numbers", weights, y, np.pad(values.T, ((0, 1), (0, 0))), heads)
-    name = f"places_before.{reach}"
+    name = f"position_buckets_before.{reach}"
     if name not in b.weights:
         b.constant(name, np.where((distance >= 0) & (distance < reach), distance, reach).astype(np.float32))
-    return (y,), {"places": name}
+    return (y,), {"position_buckets": name}
 
 
 def buckets(b: Builder, count: int, reach: int) -> np.ndarray:
@@ -144,7 +144,7 @@ def tokens_around(b: Builder, x: View, taps: int) -> View:
     half, parts, width = taps // 2, b.option("attention", "heads"), x.width
     heads = taps * parts
     index = np.arange(-1, taps + 1)  # for distances -half - 1 .. half + 1
-    table = b.constant(f"around_places.{taps}", np.where(index < 0, taps, index).astype(np.float32))
+    table = b.constant(f"around_position_buckets.{taps}", np.where(index < 0, taps, index).astype(np.float32))
     logits = np.repeat(np.eye(taps, taps + 1, dtype=np.float32) * _CERTAIN, parts, axis=0).reshape(-1)
     of_queries, of_keys = b.view("around_queries", len(logits)), b.view("around_keys", len(logits))
     one = View(x.buffer, x.start, 1)
@@ -161,6 +161,6 @@ def tokens_around(b: Builder, x: View, taps: int) -> View:
     b.emit("cache_write", (k, v), (), "around_write", cache=cache.name)
     y = b.view("around", v.width)
     sinks = b.constant(f"around_sinks.{heads}", np.full(heads, _CERTAIN / 2, np.float32))
-    b.emit("attention", (k, of_queries, of_keys), (y,), "around_tokens", {"places": table, "sinks": sinks},
+    b.emit("attention", (k, of_queries, of_keys), (y,), "around_tokens", {"position_buckets": table, "sinks": sinks},
            cache=cache.name, heads=heads, scale=1.0, causal=False, window=half + 1)
     return y

@@ -11,7 +11,7 @@ from numflow.errors import NumflowError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.network.drafts.evidence import added_keys, computed, departures, strained, told
-from numflow.network.new_spec_keys import Recorded, mapped, readings, to_confirm, unread, with_tables
+from numflow.network.new_spec_keys import Family, Recorded, mapped, readings, to_confirm, unread, with_tables
 from numflow.ops import Network
 from numflow.spec.detect import names_in, names_it
 from numflow.spec.reader import Spec, list_specs
@@ -89,7 +89,7 @@ def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any
     read = _keys_used(spec, checkpoint)
     for key in unread(spec, checkpoint.config, checkpoint.naming, read) if checkpoint.naming == "hf" else ():
         within = part_of(spec.section("hf").get("within", []), checkpoint.config)[0]
-        tables = mapped(key.removeprefix(f"{within}."), spec, _families(), read)
+        tables = mapped(key.removeprefix(f"{within}."), spec, _readers(), read)
         if tables is None:
             continue
         candidate = with_tables(spec, tables)
@@ -117,7 +117,7 @@ def _says_the_same(key: str, spec: Spec, checkpoint: Checkpoint, whole: tuple) -
     """Whether the network is unchanged if the spec reads a key like any shipped family: the key is redundant, or is
     about layers that the model does not have."""
     within = part_of(spec.section("hf").get("within", []), checkpoint.config)[0]
-    ways = readings(key.removeprefix(f"{within}."), spec, _families())
+    ways = readings(key.removeprefix(f"{within}."), spec, _readers())
     try:
         return bool(ways) and all(computed(with_tables(spec, tables), checkpoint) == whole for tables in ways)
     except NumflowError:  # tensors do not fit: the key has another meaning here
@@ -142,6 +142,12 @@ def _keys_named(spec: Spec, checkpoint: Checkpoint) -> set[str]:
 def _families() -> list[Spec]:
     """Shipped specs of families: those that detection may choose."""
     return [spec for spec in list_specs() if spec.section("detect") and not spec.section("extends_part")]
+
+
+@cache
+def _readers() -> list[Family]:
+    """Shipped specs with the configuration keys that each reads."""
+    return [Family.of(spec) for spec in _families()]
 
 
 def _keys_read(spec: Spec, checkpoint: Checkpoint, whole: bool = False) -> set[str]:

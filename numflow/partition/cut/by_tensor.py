@@ -271,7 +271,7 @@ class _Emitter:
     def _slice(self, step: Step, role: str, begin: int, end: int) -> Weight:
         weight = self.network.weights[step.weights[role]]
         if step.op == "attention":
-            if role == "places":
+            if role == "position_buckets":
                 return weight
             value_dim = step.outputs[0].width // param(step, "heads")
             cut = columns_of if role == "buckets" else rows_of

@@ -19,11 +19,11 @@ TABLES = ("service", "engine", "models", "prompt_templates")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One model of the service. What was not given is not in the mappings.
+    """Configuration of one model. The mappings contain only options that were given.
 
-    load, engine: keyword arguments of numflow.load and of the engine. prompt: how requests become prompts.
-    own: names of options that are this model's alone, not those of all. budget: the most that one request may ask for.
-    table: the table of the file that each option is from, for those that are.
+    load, engine: keyword arguments of numflow.load and of Engine. prompt: options of prompts and default settings.
+    own: names of the options in the model's own table. budget: limits of one request.
+    table: the table of the file that each option comes from, for options from the file.
     """
 
     name: str
@@ -38,20 +38,20 @@ class ModelConfig:
     table: Mapping[str, str] = field(default_factory=dict)
 
     def spell(self, name: str, value: str) -> str | None:
-        """An option in a message, as the file has it; None where it is not from there."""
+        """An option for a message, as written in the file; None for an option that is not from the file."""
         return f"{self.table[name]} {in_config(name, value)}" if name in self.table else None
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything the service is told. service: every option of options.SERVICE. models: at least one."""
+    """Configuration of the service. service: every option of options.SERVICE. models: at least one."""
 
     service: Mapping[str, Any]
     models: tuple[ModelConfig, ...]
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self.__dict__["service"][name]  # not self.service: an object that is being unpickled has none yet
+            return self.__dict__["service"][name]  # self.service would recurse in an object that is being unpickled
         except KeyError:
             raise AttributeError(name) from None
 
@@ -62,15 +62,15 @@ class Config:
         for model in self.models:
             for name in (model.name, *model.aliases):
                 if name in seen:
-                    raise RequestError(f"two models go by the name {name!r}")
+                    raise RequestError(f"two models have the name {name!r}")
                 seen.add(name)
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
-    """A configuration file's tables, for `make_config`.
+    """Read the tables of a configuration file, for `make_config`.
 
     Raises:
-        RequestError: it cannot be read, or is no TOML.
+        RequestError: the file cannot be read, or is no TOML.
     """
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -83,43 +83,43 @@ def read_config(path: Path | str) -> dict[str, Any]:
 def make_config(tables: Mapping[str, Any], source: str = "configuration", service: Mapping[str, Any] | None = None,
                 models: Mapping[str, Mapping[str, Any]] | None = None,
                 every_model: Mapping[str, Any] | None = None) -> Config:
-    """A checked configuration.
+    """Make and check a configuration.
 
     tables:      content of a file: [service], [engine] (options of all models), [models.NAME],
-                 [prompt_templates] (name = text). source: its name, for messages.
-    service, every_model: options that override the file's. models: if given, they replace the file's.
+                 [prompt_templates] (name = text). source: name of the file, for messages.
+    service, every_model: options that override the file's. models: replace the models of the file, if given.
 
     Raises:
-        RequestError: an option that does not exist (with the nearest that does) or is out of range.
+        RequestError: an option does not exist (the message has the closest one that does), or is out of range.
     """
     for name in tables:
         if name not in TABLES:
             raise RequestError(f"{source}: there is no table [{name}]{did_you_mean(name, TABLES)}")
-    over, above = _read(service or {}, SERVICE), _read(every_model or {}, MODEL)
+    service_options, model_options = _read(service or {}, SERVICE), _read(every_model or {}, MODEL)
     try:
-        own = _without_lenient(tables.get("service", {}), source)
-        chosen = _read(own, SERVICE, "[service] ") | over
-        common = _read(tables.get("engine", {}), _shared(), "[engine] ")
+        file_options = _without_lenient(tables.get("service", {}), source)
+        chosen = _read(file_options, SERVICE, "[service] ") | service_options
+        engine_options = _read(tables.get("engine", {}), _shared(), "[engine] ")
         found = _table(models, "") if models is not None else _table(tables.get("models", {}), "[models] ")
         templates = _templates(tables.get("prompt_templates", {}))
-        made = tuple(_model(name, _table(values, f"[models.{name}] "), common, above, templates, first=not at)
-                     for at, (name, values) in enumerate(found.items()))
+        made = tuple(_model(name, _table(values, f"[models.{name}] "), engine_options, model_options, templates,
+                            first=not index) for index, (name, values) in enumerate(found.items()))
     except RequestError as error:
         raise RequestError(f"{source}: {error}") from None
     whole = {name: option.default for name, option in SERVICE.items()} | chosen
     if whole["replicas"] and whole["slot_folder"]:
-        raise RequestError(f"{source}: slot_folder is for one process, whose slots are its own: leave out replicas")
-    if whole["load_adapters"]:  # also where there are none yet
+        raise RequestError(f"{source}: slot_folder does not work with replicas: each replica has its own slots")
+    if whole["load_adapters"]:  # adapters may be loaded later, also by a model without any yet
         made = tuple(replace(model, load=MappingProxyType({"adapters": {}, **model.load})) for model in made)
     budget = Budget(**{limit.name: whole[limit.name] for limit in fields(Budget)})
     return Config(MappingProxyType(whole), tuple(replace(model, budget=budget) for model in made))
 
 
 def _without_lenient(values, source: str):
-    """[service] without the option of old that `strict` has replaced."""
+    """[service] without the former option `lenient`, which `strict` has replaced."""
     if not isinstance(values, Mapping) or not isinstance(values.get("lenient"), bool):
         return values
-    log.warning("%s: [service] lenient is no option any more; what it did is the default: write strict = %s", source,
+    log.warning("%s: [service] lenient is replaced by strict: write strict = %s", source,
                 str(not values["lenient"]).lower())
     rest = {name: value for name, value in values.items() if name != "lenient"}
     return {"strict": not values["lenient"], **rest}
@@ -130,9 +130,9 @@ def _shared() -> dict[str, Option]:
     return {name: option for name, option in MODEL.items() if option.goes != "model" and name != "spec"}
 
 
-def _model(name, values, common, above, templates, first: bool) -> ModelConfig:
-    own = _read(values, MODEL, f"[models.{name}] ")
-    chosen = common | own | above
+def _model(name, values, engine_options, model_options, templates, first: bool) -> ModelConfig:
+    model_table = _read(values, MODEL, f"[models.{name}] ")
+    chosen = engine_options | model_table | model_options
     if "path" not in chosen:
         raise RequestError(f"[models.{name}] has no path")
     for key in ("prompt_template", "encoder_template"):
@@ -151,12 +151,13 @@ def _model(name, values, common, above, templates, first: bool) -> ModelConfig:
         return MappingProxyType({key: value for key, value in chosen.items() if MODEL[key].goes == goes})
 
     return ModelConfig(name, chosen["path"], chosen.get("aliases", ()), chosen.get("preload", first),
-                       part("load"), part("engine"), part("prompt"), frozenset(own),
-                       table={key: f"[models.{name}]" if key in own else "[engine]" for key in chosen.keys() - above})
+                       part("load"), part("engine"), part("prompt"), frozenset(model_table),
+                       table={key: f"[models.{name}]" if key in model_table else "[engine]"
+                              for key in chosen.keys() - model_options})
 
 
 def _read(values: Mapping[str, Any], options: Mapping[str, Option], place: str = "") -> dict[str, Any]:
-    """Checked values under the options' own names. place: where they are in the file; "": they are not from there."""
+    """Checked values by the options' main names. place: prefix of the table in the file; "": not from the file."""
     names = {alias: name for name, option in options.items() for alias in (name, *option.aliases)}
     chosen: dict[str, Any] = {}
     for key, value in _table(values, place).items():
@@ -183,13 +184,13 @@ def _templates(values) -> dict[str, str]:
             raise RequestError(f"[prompt_templates] {name} should be text or a list of lines")
         text = "\n".join(lines)
         if "{query}" not in text and "{_query}" not in text:
-            raise RequestError(f"[prompt_templates] {name} has no {{query}}: the question would have no place")
+            raise RequestError(f"[prompt_templates] {name} has no {{query}}, the place of the question")
         templates[name] = text
     return templates
 
 
 def _template(value: str, templates, place: str) -> str:
-    """A template given in full, or by its name, which has no brace."""
+    """A template, given in full or by its name (without a brace)."""
     if "{" in value:
         return value
     if value not in templates:

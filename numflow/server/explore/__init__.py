@@ -1,1 +1,1 @@
-"""Looks inside the engine, as JSON of bounded size and cost, for the page /explore."""
+"""State of the engine as JSON, of bounded size and cost, for the page /explore."""

@@ -1,4 +1,4 @@
-"""A tensor of a model under a quantisation scheme: its histogram, the error, and the bits of one block."""
+"""A tensor of a model quantised with a scheme: histograms, errors, and the bits of one block."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from numflow.quant import SCHEMES, decode, encode, find
 from numflow.quant.layout import UNIT, RowScheme, unpack_reference
 from numflow.quant.scheme import Scheme
 
-VALUES, BINS, TENSORS = 1 << 18, 61, 4096  # numbers looked at, bars of a histogram, tensors told
+VALUES, BINS, TENSORS = 1 << 18, 61, 4096  # largest number of weights and of listed tensors; bins of a histogram
 
 
 def schemes() -> list[dict[str, Any]]:
@@ -26,20 +26,20 @@ def schemes() -> list[dict[str, Any]]:
 
 
 def tensors(path: str) -> list[dict[str, Any]]:
-    """Matrices of a model's files, of which rows can be quantised."""
+    """Matrices of a model's files whose rows can be quantised."""
     found = [one for one in _checkpoint(path).tensors.values() if len(one.shape) > 1 and one.columns % UNIT == 0]
     return [{"name": one.name, "shape": list(one.shape), "type": one.type.name} for one in found[:TENSORS]]
 
 
 def explored(path: str, name: str, scheme: str, row: int = 0) -> dict[str, Any]:
-    """The rows of a tensor from `row` on, as many as are looked at, before and after a scheme.
+    """Quantise rows of a tensor from `row` on, up to VALUES weights, and compare them with the original.
 
     Returns:
         values and errors (histograms: from, to, counts), rms, rms_error, max_error, bits, and block: the first weights
-        of the first row, with scale, zero and codes of numflow's own schemes, and the 7 bits of a pair of q3h.
+        of the first row, with scale, zero and codes of numflow's own schemes, and the 7 bits of each pair of q3h.
 
     Raises:
-        RequestError: no such tensor, row or scheme, or the scheme's blocks do not divide its columns.
+        RequestError: there is no such tensor, row or scheme, or the scheme's blocks do not divide the columns.
     """
     tensor, chosen = _tensor(path, name), find(scheme)
     if not 0 <= row < tensor.rows:
@@ -61,10 +61,10 @@ def _checkpoint(path: str) -> Checkpoint:
 
 
 def _tensor(path: str, name: str) -> Tensor:
-    known = _checkpoint(path).tensors
-    if name not in known:
-        raise RequestError(f"no tensor {name!r:.200}{did_you_mean(name[:200], known)}")
-    tensor = known[name]
+    tensors = _checkpoint(path).tensors
+    if name not in tensors:
+        raise RequestError(f"no tensor {name!r:.200}{did_you_mean(name[:200], tensors)}")
+    tensor = tensors[name]
     if len(tensor.shape) < 2 or tensor.columns % UNIT:
         raise RequestError(f"{name} has no rows of whole blocks: shape {tensor.shape}")
     return tensor
@@ -75,14 +75,14 @@ def _rms(x: np.ndarray) -> float:
 
 
 def _histogram(x: np.ndarray) -> dict[str, Any]:
-    """Counts between the numbers that one in a thousand lies beyond; those beyond are in the outermost bars."""
+    """Histogram between -q and q, the 0.999 quantile of |x|; values beyond are in the outermost bins."""
     edge = float(np.quantile(np.abs(x), 0.999)) or float(np.abs(x).max()) or 1.0
     counts, _ = np.histogram(np.clip(x, -edge, edge), BINS, (-edge, edge))
     return {"from": -edge, "to": edge, "counts": counts.tolist()}
 
 
 def _block(x: np.ndarray, y: np.ndarray, raw: np.ndarray, scheme: Any) -> dict[str, Any]:
-    """The first unit of 32 weights."""
+    """Facts on the first unit of 32 weights."""
     found: dict[str, Any] = {"weights": x[0, :UNIT].tolist(), "decoded": y[0, :UNIT].tolist()}
     if not isinstance(scheme, RowScheme):
         return found

@@ -1,4 +1,4 @@
-"""The limits of this machine, and the ops of a model between them, in the shape that its last request had."""
+"""Roofline: this machine's limits, and the rates of a model's ops with the shapes of its last request."""
 
 import threading
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 from numflow.engine.measure.profile import machine_limits, profile
 from numflow.server.models.served import Served
 
-CONTEXT, PROMPT, REPEAT = 256, 64, 3  # tokens at most, before a token and of a prompt; runs of each
+CONTEXT, PROMPT, REPEAT = 256, 64, 3  # largest context and prompt in tokens; repetitions
 _TURN = threading.Lock()
 
 
 def roofline(served: Served) -> dict[str, Any]:
-    """Rates of the machine, measured once for a model, and rows by op: of a token after the last request's text, and
-    of its prompt.
+    """The machine's limits, measured once per model, and rows by op for a decode step after the last request's text and
+    for its prompt.
 
-    The ops run again on tokens without meaning, one measurement at a time, between the steps of requests that are
-    here; the lengths are the request's, up to CONTEXT and PROMPT.
+    The ops are measured on arbitrary tokens, one measurement at a time, between the steps of running requests. The
+    lengths are those of the last request, up to CONTEXT and PROMPT.
 
     Raises:
         RequestError: the backend has no profile.

@@ -1,4 +1,4 @@
-"""GET /explore and the JSON behind it. All work is done in the service's threads, none on its event loop."""
+"""GET /explore and its JSON routes. All work is done in the service's threads, not on its event loop."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,19 +14,19 @@ from numflow.server.service.service import Service
 
 
 async def page(service: Service, request: Request) -> Response:
-    """The page."""
+    """GET /explore: the page."""
     return pages.answer("explore.html")
 
 
 async def kv(service: Service, request: Request) -> Json:
-    """KV blocks, requests and prefix tree of a model at this moment."""
+    """Current KV blocks, requests and prefix tree of a model."""
     return await _looked(service, request, lambda served: served.need_engine().snapshot())
 
 
 async def quantisation(service: Service, request: Request) -> Json:
-    """A tensor under a scheme; without `tensor` the tensors and schemes to choose from."""
-    asked = request.query_params
-    name, scheme, row = asked.get("tensor"), asked.get("scheme", "q3h"), _whole(asked.get("row", "0"), "row")
+    """A tensor quantised with a scheme; without `tensor` the lists of tensors and schemes."""
+    query = request.query_params
+    name, scheme, row = query.get("tensor"), query.get("scheme", "q3h"), _whole(query.get("row", "0"), "row")
 
     def look(served: Served) -> dict:
         path = str(served.config.path)
@@ -43,16 +43,16 @@ async def limits(service: Service, request: Request) -> Json:
 
 
 async def partitions(service: Service, request: Request) -> Json:
-    """Timeline of a model on a cluster; without `cluster` the clusters to choose from."""
-    asked = request.query_params
-    numbers = [_whole(asked.get(name, default), name) for name, default in (("batch", "1"), ("tokens", "1"),
-                                                                            ("context", "512"))]
+    """Timeline of a model on a cluster; without `cluster` the list of clusters."""
+    query = request.query_params
+    sizes = [_whole(query.get(name, default), name) for name, default in (("batch", "1"), ("tokens", "1"),
+                                                                          ("context", "512"))]
 
     def look(served: Served) -> dict:
-        if "cluster" not in asked:
+        if "cluster" not in query:
             return {"clusters": choices()}
-        return timeline(str(served.config.path), served.config.load.get("spec"), asked["cluster"],
-                        asked.get("devices", "0"), *numbers)
+        return timeline(str(served.config.path), served.config.load.get("spec"), query["cluster"],
+                        query.get("devices", "0"), *sizes)
 
     return await _looked(service, request, look)
 

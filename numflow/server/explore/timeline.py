@@ -1,4 +1,4 @@
-"""A model on the devices of a cluster: activity of each while a batch runs, as the planner prices it."""
+"""Predicted activity of a cluster's devices while a batch runs, by the planner's cost model."""
 
 from functools import lru_cache
 from typing import Any
@@ -16,13 +16,13 @@ from numflow.partition.price.hardware import Cluster, known_clusters, read_clust
 from numflow.partition.price.planner import strategies
 from numflow.partition.price.price import Holding, Prices
 
-DEVICES, BATCH, TOKENS, CONTEXT, INTERVALS = 8, 256, 4096, 131072, 4000  # most
+DEVICES, BATCH, TOKENS, CONTEXT, INTERVALS = 8, 256, 4096, 131072, 4000  # largest values
 BACKENDS = {"cpu": Holding(cpu.weight_bytes, lambda c: cpu.cache_bytes(c, "f16", "f16"), f32_bytes),
             "cuda": Holding(cuda.weight_bytes, lambda c: cuda.cache_bytes(c, "f16", "f16"))}
 
 
 def choices() -> list[dict[str, Any]]:
-    """Clusters that come with numflow, and strings of their devices to choose from."""
+    """Clusters that come with numflow, with suggested device strings."""
     found = []
     for name, title in known_clusters().items():
         cluster = read_cluster(name)
@@ -33,9 +33,9 @@ def choices() -> list[dict[str, Any]]:
 
 def timeline(path: str, spec: str | None, cluster: str, devices: str, batch: int, tokens: int,
              context: int) -> dict[str, Any]:
-    """Two batches one after the other: intervals of each device in seconds, shares, and the rate of tokens.
+    """Simulate two batches in sequence: busy intervals of each device in seconds, shares, and tokens per second.
 
-    batch: texts. tokens: of each that run, 1 or a piece of a prompt. context: tokens before them.
+    batch: number of sequences. tokens: new tokens of each, 1 or a chunk of a prompt. context: tokens before them.
 
     Raises:
         RequestError: a number out of range, an unknown cluster or device, or devices that cannot share the model.
@@ -55,8 +55,8 @@ def timeline(path: str, spec: str | None, cluster: str, devices: str, batch: int
         plan = partition(built, placement, executors_of(placement, backend))
     except (DeviceError, NetworkError) as error:
         raise RequestError(f"devices: {error}") from None
-    own = BACKENDS[backend]
-    prices = Prices(plan, found, kv_bytes=2.0, weigh=own.weigh, hold=own.hold, holdings=BACKENDS)
+    chosen = BACKENDS[backend]
+    prices = Prices(plan, found, kv_bytes=2.0, weigh=chosen.weigh, hold=chosen.hold, holdings=BACKENDS)
     simulator = Simulator(found, lambda job, now: None)
     scripts = prices.scripts([Workload(batch, tokens, context)])
     for _ in range(2):
@@ -73,13 +73,13 @@ def timeline(path: str, spec: str | None, cluster: str, devices: str, batch: int
 
 
 def _cluster(name: str) -> Cluster:
-    if name not in known_clusters():  # no path of this machine
+    if name not in known_clusters():  # never a path on this machine
         raise RequestError(f"cluster should be one of {', '.join(known_clusters())}, is {name!r:.100}")
     return read_cluster(name)
 
 
 @lru_cache(maxsize=4)
 def _network(path: str, spec: str | None) -> Network:
-    """The model's network, each matrix product on its own."""
+    """The model's network, without fused matrix products."""
     checkpoint = formats.open_checkpoint(registry.resolve(path, offline=True, progress=False))
     return network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False)

@@ -1,4 +1,4 @@
-"""Requests in the engine, seen from asyncio: its thread tells pieces, the event loop takes them in bunches."""
+"""Bridge from the engine's thread to asyncio: pieces of generated text are handed to the event loop in batches."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ from numflow.server.http.errors import busy, shutting_down
 
 
 class Hub:
-    """Carries pieces from engines' threads to the event loop, waking it once for all that have come."""
+    """Carries pieces from engines' threads to the event loop, which is woken once for all pieces that have arrived."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
@@ -21,24 +21,24 @@ class Hub:
         self._woken = False
 
     def tell(self, run: "Run", piece: Piece | None) -> None:
-        """From any thread: a piece of a run has come, or its end."""
+        """Report a piece of a run, or its end (None); called from any thread."""
         self._arrived.append((run, piece))
         if not self._woken:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: the service has ended, and nobody listens
+            except RuntimeError:  # the event loop is closed: the service has ended
                 run.cancel()
 
     def _deliver(self) -> None:
-        self._woken = False  # first: what comes from now on wakes the loop again
+        self._woken = False  # before the loop: later pieces must wake the event loop again
         while self._arrived:
             run, piece = self._arrived.popleft()
             run.take(piece)
 
 
 class Run:
-    """One request in the engine. Iterating yields lists of pieces; `results` is complete at the end.
+    """One request in the engine. Iteration yields lists of pieces; `results` is complete at the end.
 
     Raises:
         ApiError: the queue is full.
@@ -53,7 +53,7 @@ class Run:
             raise busy(engine.stats["waiting"], retry) from None
 
     def take(self, piece: Piece | None) -> None:
-        """A piece has come, or the end; called by the hub."""
+        """Take a piece, or the end (None); called by the hub."""
         if piece is None:
             self._ended = True
         else:
@@ -74,25 +74,26 @@ class Run:
 
     @property
     def results(self) -> list[Generation]:
-        """The samples as far as they are generated."""
+        """The samples generated so far."""
         return self._job.results
 
     @property
     def phases(self) -> list[tuple[str, float, float]]:
-        """Name, begin and end (time.perf_counter()) of what it has gone through: queue, prefill, decode."""
+        """(name, begin, end) of the phases queue, prefill and decode, as far as they have ended (time.perf_counter()).
+        """
         return self._job.phases
 
     @property
     def reused(self) -> int:
-        """Tokens of the prompt that the prefix cache had."""
+        """Number of prompt tokens from the prefix cache."""
         return self._job.group.reused
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that have come, of all samples."""
+        """Number of new tokens of all samples."""
         return sum(len(result.ids) for result in self._job.results)
 
     def cancel(self) -> None:
-        """End it after the step that runs; nothing happens if it has ended."""
+        """Cancel the request after the current step; no effect if it has ended."""
         if not self._job.done.is_set():
             self._engine.model.core.cancel(self._job)

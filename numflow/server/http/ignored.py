@@ -1,4 +1,4 @@
-"""Fields of a request that have no effect: left out and told in the log and in a header, or refused if strict."""
+"""Fields of a request without effect: ignored and reported in the log and in a header, or refused if strict."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,28 +7,25 @@ from numflow.errors import did_you_mean, quoted
 from numflow.server.http.errors import bad_request
 
 HEADER = "x-numflow-ignored"
-MOST, LONGEST = 32, 64  # names in the header, characters of a name
-MOST_TOLD = 64  # names in the log
+MOST, LONGEST = 32, 64  # largest number of names in the header, and of characters of a name
+MOST_TOLD = 64  # largest number of names in the log
 _ODD = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
 
 class Ignored:
-    """Fields of one request that are left out, name -> reason.
-
-    strict: the first one is an error instead.
-    """
+    """Ignored fields of one request. why: name -> reason. strict: raise an error instead of ignoring."""
 
     def __init__(self, strict: bool = False):
         self.strict = strict
         self.why: dict[str, str] = {}
 
     def unknown(self, name: str, known: Iterable[str]) -> None:
-        """Leave out a field that no route knows."""
+        """Ignore a field that no route knows. known: the names of known fields."""
         if len(self.why) < MOST_TOLD:
             self.add(name, f"there is no field {quoted(name)}{did_you_mean(name, known)}", "unknown_field")
 
     def add(self, name: str, why: str, code: str | None = None) -> None:
-        """Leave a field out. Of very many, only the first are told.
+        """Ignore a field. Only the first MOST_TOLD are recorded.
 
         Raises:
             ApiError: the service is strict.
@@ -39,11 +36,11 @@ class Ignored:
             self.why[name[:100]] = why
 
     def update(self, why: Mapping[str, str]) -> None:
-        """Leave several out, as `add` does."""
+        """Ignore several fields, as `add` does."""
         for name, reason in why.items():
             self.add(name, reason)
 
     def header(self) -> str:
-        """The names, as a header has them: its value does not end with a space."""
+        """The names of the ignored fields as the value of the header, with odd characters replaced."""
         names = [_ODD.sub("?", name)[:LONGEST].strip() or "?" for name in self.why]
         return ", ".join(names[:MOST] + ["..."] * (len(names) > MOST))

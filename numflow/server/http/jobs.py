@@ -1,4 +1,4 @@
-"""Requests that are being answered. Each stops when its client goes, when its time is over, or with the service."""
+"""Running requests. A request is cancelled when its client disconnects, at its time limit, or at shutdown."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 class _Job:
@@ -25,7 +25,7 @@ class _Job:
 
 
 class Jobs:
-    """The running requests. limit: seconds that one request may take, waiting included."""
+    """The running requests. limit: time limit of a request in seconds, waiting included."""
 
     def __init__(self, limit: float):
         self._limit = limit
@@ -35,12 +35,12 @@ class Jobs:
         return len(self._running)
 
     async def run(self, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled as soon as its result is not wanted any more.
+        """Run `work` and return its result; cancel it when the client disconnects or the time is over.
 
-        receive: of the request, whose body has been read.
+        receive: the ASGI receive function of the request, whose body has been read.
 
         Raises:
-            ClientGone, ApiError: why it was cancelled.
+            ClientGone, ApiError: the reason for which it was cancelled.
         """
         job = _Job(asyncio.ensure_future(work))
         watcher = asyncio.ensure_future(_watch(receive, job))
@@ -50,14 +50,14 @@ class Jobs:
             return await job.task
         except asyncio.CancelledError:
             job.task.cancel()
-            raise job.reason or shutting_down() from None  # without a reason: the web server's patience is over
+            raise job.reason or shutting_down() from None  # without a reason, the web server has cancelled the request
         finally:
             self._running.discard(job)
             timer.cancel()
             watcher.cancel()
 
     def stop_all(self, reason: ApiError) -> None:
-        """End everything that runs."""
+        """Cancel all running requests."""
         for job in list(self._running):
             job.stop(reason)
 

@@ -1,5 +1,5 @@
-"""Pages of the service. Each is one file of HTML with our styles and scripts put in, so a page asks nothing of others,
-and its policy names the very texts that may run."""
+"""HTML pages of the service. Styles and scripts are inlined, so that a page loads no other resource, and its
+Content-Security-Policy lists the hashes of the inlined texts."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ _SCRIPTS = re.compile(r'(?:<script src="[\w.]+"></script>\n?)+')
 
 @cache
 def page(name: str) -> tuple[bytes, str]:
-    """A page, and the policy that browsers hold it to.
+    """The content of a page, and its Content-Security-Policy.
 
     name: its file in the folder `server/page`.
     """
@@ -39,7 +39,7 @@ def page(name: str) -> tuple[bytes, str]:
 
 
 def answer(name: str) -> Response:
-    """A page over HTTP."""
+    """The HTTP response with a page."""
     content, policy = page(name)
     return Response(content, media_type="text/html; charset=utf-8", headers={
         "Content-Security-Policy": policy, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer",

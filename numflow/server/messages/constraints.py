@@ -1,5 +1,5 @@
-"""Constraints of the text under the names that other engines have for them. Each is a JSON schema, a regular expression
-or a grammar, or it is refused: none is ever left out."""
+"""Constraints of the generated text (JSON schema, regular expression or grammar), also under the field names of other
+engines. A constraint that cannot be met is refused, never ignored."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def _text(kind: str) -> Callable[[Any, str], Found | None]:
 
 
 def _grammar(value: Any, name: str) -> Found | None:
-    """Text, or {"type", "value"} as text-generation-inference has it."""
+    """Text, or {"type", "value"} as in text-generation-inference."""
     if not isinstance(value, Mapping):
         return _text("grammar")(value, name)
     return _of_type(value, name)
@@ -36,7 +36,7 @@ def _grammar(value: Any, name: str) -> Found | None:
 
 def _choice(value: Any, name: str) -> Found | None:
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-        raise bad_request(f"{name} should be a list of texts that is not empty", name, "invalid_value")
+        raise bad_request(f"{name} should be a non-empty list of texts", name, "invalid_value")
     return "regex", "|".join(_SPECIAL.sub(r"\\\1", text) for text in value)
 
 
@@ -47,7 +47,7 @@ def _object(value: Any, name: str) -> Found | None:
 
 
 def _format(value: Any, name: str) -> Found | None:
-    """"json" or a schema, as Ollama has it."""
+    """"json" or a JSON schema, as in Ollama."""
     if value == "":
         return None
     if value == "json":
@@ -57,7 +57,8 @@ def _format(value: Any, name: str) -> Found | None:
     return _schema(value, name)
 
 
-# Inside structured_outputs of vLLM, and guided_decoding before it. The others there choose a library or are refused.
+# Fields inside vLLM's structured_outputs and its older guided_decoding. _LIBRARIES choose a library and are ignored;
+# other fields are refused.
 _PARTS: dict[str, Callable[[Any, str], Found | None]] = {
     "json": _schema, "regex": _text("regex"), "choice": _choice, "grammar": _text("grammar"), "json_object": _object}
 _LIBRARIES = ("backend", "_backend", "disable_fallback", "backend_was_auto", "_backend_was_auto")
@@ -83,7 +84,7 @@ FIELDS: dict[str, Callable[[Any, str], Found | None]] = {
     "grammar_string": _text("grammar"), "guided_choice": _choice, "format": _format,
     "structured_outputs": _table, "guided_decoding": _table}
 
-# Types of response_format (and of such objects elsewhere) -> where their content stands, and what it is.
+# Types of response_format (and of similar objects) -> names of the field with the content, and its reader.
 _TYPES: dict[str, tuple[tuple[str, ...], Callable[[Any, str], Found | None]]] = {
     "json_schema": (("json_schema", "schema", "value"), _schema), "json": (("schema", "value"), _schema),
     "json_object": (("schema", "value"), _schema), "regex": (("regex", "pattern", "value"), _text("regex")),
@@ -92,22 +93,22 @@ _TYPES: dict[str, tuple[tuple[str, ...], Callable[[Any, str], Found | None]]] = 
 
 
 def _of_type(form: Mapping[str, Any], name: str) -> Found | None:
-    """The constraint of an object with a type."""
+    """The constraint of an object with a field `type`."""
     kind = form.get("type")
     if kind == "text":
         return None
     if not isinstance(kind, str) or kind not in _TYPES:
         raise bad_request(f"{name} of type {kind!r:.80} is not supported; types: text, {', '.join(_TYPES)}",
                           f"{name}.type", "unsupported")
-    places, read = _TYPES[kind]
-    place = next((place for place in places if form.get(place) is not None), None)
-    if place is None:
+    fields, read = _TYPES[kind]
+    field = next((field for field in fields if form.get(field) is not None), None)
+    if field is None:
         if kind == "json_object":
             return "json_schema", ANY_OBJECT
-        missing = f"{name}.{places[0]}" + (".schema" if kind == "json_schema" else "")
+        missing = f"{name}.{fields[0]}" + (".schema" if kind == "json_schema" else "")
         raise bad_request(f"{name} of type {kind} needs {missing.removeprefix(name + '.')}", missing, "missing_field")
-    content, where = form[place], f"{name}.{place}"
-    if place == "json_schema":
+    content, where = form[field], f"{name}.{field}"
+    if field == "json_schema":
         content, where = content.get("schema") if isinstance(content, Mapping) else None, f"{where}.schema"
         if content is None:
             raise bad_request(f"{name} of type json_schema needs json_schema.schema", where, "missing_field")
@@ -115,10 +116,10 @@ def _of_type(form: Mapping[str, Any], name: str) -> Found | None:
 
 
 def of_format(form: ResponseFormat) -> Found | None:
-    """The constraint that response_format is.
+    """The constraint of response_format.
 
     Raises:
-        ApiError: it is none that is known, or not complete.
+        ApiError: its type is unknown, or it is incomplete.
     """
     content = _TYPES.get(form.type, ((),))[0]
     for name, value in (form.model_extra or {}).items():
@@ -128,10 +129,10 @@ def of_format(form: ResponseFormat) -> Found | None:
 
 
 def take(extra: dict[str, Any], form: ResponseFormat | None = None) -> dict[str, Any]:
-    """The settings of a request's constraint, {} without; its fields leave `extra`.
+    """The settings for a request's constraint, {} without one. Its fields are removed from `extra`.
 
     Raises:
-        ApiError: one that is wrong, or that cannot be met; several that are not the same.
+        ApiError: a constraint is invalid or cannot be met, or two constraints contradict each other.
     """
     found = {"response_format": of_format(form)} if form is not None else {}
     for name in [name for name in extra if name in FIELDS]:
@@ -150,7 +151,7 @@ def _only(found: Mapping[str, Found | None]) -> Found | None:
     return given[names[0]] if names else None
 
 
-# Fields that ask for something which an answer without would not be what was asked for, but which is not there.
+# Words and names of unsupported fields that restrict the answer: an answer that ignores them would be wrong.
 _WORDS = {"grammar", "regex", "regexp", "schema", "schemas", "guided", "structured", "structural", "ebnf", "gbnf",
           "lark", "constraint", "constraints", "constrained"}
 _NAMES = {"json", "json_mode", "json_object", "response_format", "response_mime_type", "output_format", "output_config",
@@ -161,26 +162,26 @@ _NOTHING = ("none", "auto", "text", "text/plain")
 
 
 def refuse(name: str, value: Any, path: str = "") -> None:
-    """Refuse an unknown field that is a constraint, or that has one in it.
+    """Refuse an unknown field that is a constraint or contains one.
 
     Raises:
-        ApiError: it is.
+        ApiError: it does.
     """
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name[:100])]
     asks = value not in _NOTHING and (bool(value) or (isinstance(value, (dict, list)) and name in FIELDS))
     if asks and "backend" not in words and ("_".join(words) in _NAMES or not _WORDS.isdisjoint(words)):
         where = f"{path}{name}"[:100]
-        hint = "; it belongs beside the other fields of the request" if path and name in FIELDS else ""
-        raise bad_request(f"{where} is not supported here, and is not left out as it says what the answer has to be"
-                          f"{hint}", where, "unsupported")
+        hint = "; it belongs at the top level of the request" if path and name in FIELDS else ""
+        raise bad_request(f"{where} is not supported here, and cannot be ignored, since it restricts the answer{hint}",
+                          where, "unsupported")
     refuse_inside(name, value, path)
 
 
 def refuse_inside(name: str, value: Any, path: str = "") -> None:
-    """Refuse a field that has a constraint in it, unless it is one itself.
+    """Refuse a field that contains a constraint, unless the field itself is a known constraint.
 
     Raises:
-        ApiError: it has.
+        ApiError: it contains one.
     """
     if name in FIELDS and not path:
         return

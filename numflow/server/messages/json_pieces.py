@@ -1,15 +1,15 @@
-"""JSON that is told while it is being written, so that what has been told can always be closed."""
+"""Incremental output of a JSON object while it is generated, such that the output so far can always be closed."""
 
 import json
 import math
 import re
 from typing import Any
 
-DEEPEST = 64  # objects and lists within one another
+DEEPEST = 64  # largest depth of nested objects and lists
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _HIGH, _LOW = (rf"u[dD][{digits}][0-9a-fA-F]{{2}}" for digits in ("89abAB", "c-fC-F"))  # halves of a character
 _ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|{_HIGH}\\{_LOW}|u[0-9a-fA-F]{{4}})')
-_BEGUN = re.compile(rf"\\(?:{_HIGH}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?|u[0-9a-fA-F]{{0,3}})?")  # more text may complete it
+_BEGUN = re.compile(rf"\\(?:{_HIGH}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?|u[0-9a-fA-F]{{0,3}})?")  # an incomplete escape
 _SCALAR = re.compile(r"[-+.\w]+")
 _SPACE = " \t\r\n"
 _CLOSE = {"{": "}", "[": "]"}
@@ -20,7 +20,7 @@ def _no_constant(text: str) -> None:
 
 
 def _finite(text: str) -> float:
-    """A number of JSON that other programs can read too."""
+    """The value of a JSON number; ValueError if it overflows to infinity."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is too large")
@@ -36,39 +36,39 @@ def written(value: Any) -> str:
 
 
 class JsonPieces:
-    """An object of JSON as it comes, told as `json.dumps` writes it. Texts of values are told as they come, keys and
-    other values when they are whole.
+    """A JSON object that arrives in pieces, rewritten in the format of `json.dumps`. String values are output as they
+    arrive; keys and other values when they are complete.
 
-    state:  "open", "done" (it has ended) or "bad" (it is none).
-    inside: it has begun already, and a value of it has come.
+    state:  "open", "done" (the object has ended) or "bad" (it is no valid JSON).
+    inside: start within an object, after one of its values.
     """
 
     def __init__(self, inside: bool = False):
         self.state = "open"
         self._stack = ["{"] if inside else []
-        # What comes next: "value", "first" (a value or the end of a list), "key", "member" (a key or the end of an
-        # object), "colon", "after" (a comma or an end), "text" (within a value), "name" (within a key).
+        # The expected next token: "value", "first" (a value or the end of a list), "key", "member" (a key or the end
+        # of an object), "colon", "after" (a comma or an end), "text" (inside a value), "name" (inside a key).
         self._next = "after" if inside else "value"
-        self._untold = ""  # has been read, and is not told before a value follows
+        self._pending = ""  # was read, but is output only when a value follows
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The text that can be told now, and the rest of it: all that comes behind the end, or that is no JSON;
-        while it is open the beginning of what more text completes, to be given again."""
-        told, at = "", 0
-        while self.state == "open" and at < len(text):
+        """Take text; return the output, and the rest of the text: everything after the end of the object, or from the
+        invalid JSON on. While the object is open, the rest is an incomplete token, to be fed again with more text."""
+        written, offset = "", 0
+        while self.state == "open" and offset < len(text):
             step = self._string if self._next in ("text", "name") else self._step
-            found = step(text, at)
+            found = step(text, offset)
             if found is None:
                 break
-            at, now = found
-            told += now
-        rest = text[at:]
+            offset, output = found
+            written += output
+        rest = text[offset:]
         if self.state == "bad":
-            rest, self._untold = self._untold + rest, ""
-        return told, rest
+            rest, self._pending = self._pending + rest, ""
+        return written, rest
 
     def close(self) -> str:
-        """The end of it, where no more of it comes."""
+        """The text that closes the object, if no more text follows."""
         self.state = "done"
         return '"' * (self._next == "text") + "".join(map(_CLOSE.__getitem__, reversed(self._stack)))
 
@@ -77,11 +77,11 @@ class JsonPieces:
         return at, ""
 
     def _tell(self, text: str) -> str:
-        text, self._untold = self._untold + text, ""
+        text, self._pending = self._pending + text, ""
         return text
 
     def _string(self, text: str, at: int) -> tuple[int, str] | None:
-        """A piece of a string."""
+        """Read a piece inside a string: (new offset, output), or None if the piece is incomplete."""
         if text[at] == '"':
             key, self._next = self._next == "name", "colon" if self._next == "name" else "after"
             return at + 1, self._hold('"') if key else '"'
@@ -95,11 +95,11 @@ class JsonPieces:
         return found.end(), self._hold(now) if self._next == "name" else now
 
     def _hold(self, text: str) -> str:
-        self._untold += text
+        self._pending += text
         return ""
 
     def _step(self, text: str, at: int) -> tuple[int, str] | None:
-        """A piece of what stands outside of strings."""
+        """Read a piece outside of strings: (new offset, output), or None if the piece is incomplete."""
         char, wanted = text[at], self._next
         if char in _SPACE:
             return at + 1, ""

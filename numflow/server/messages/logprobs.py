@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's replies show them."""
+"""Log-probabilities in OpenAI's shapes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from numflow.decoding.logprobs import TokenLogprob
 
 
 def token_text(tokenizer, id: int) -> tuple[str, list[int]]:
-    """A token's text and bytes. A special token's text is its name; a part of a character is shown as bytes."""
+    """A token's text and bytes. A special token's text is its name; incomplete UTF-8 is shown as bytes."""
     if tokenizer is None:
         return f"token:{id}", []
     if id in tokenizer.special_ids:
@@ -21,7 +21,7 @@ def token_text(tokenizer, id: int) -> tuple[str, list[int]]:
 
 
 def chat_entries(tokenizer, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """choices[].logprobs.content of a chat. special: the token is none of the text's, such as the one that ends it."""
+    """choices[].logprobs.content of a chat answer. special: the token is a special one, not part of the text."""
     def shown(id: int, logprob: float) -> dict[str, Any]:
         text, raw = token_text(tokenizer, id)
         special = tokenizer is not None and id in tokenizer.special_ids
@@ -34,21 +34,21 @@ def chat_entries(tokenizer, entries: Iterable[TokenLogprob]) -> list[dict[str, A
 class CompletionLogprobs:
     """choices[].logprobs of a text completion, token by token.
 
-    top: how many alternatives were asked for. at: characters of the text before.
+    top: number of alternatives. offset: characters of the text before.
     """
 
-    def __init__(self, tokenizer, top: int, at: int = 0):
-        self._tokenizer, self._top, self._at = tokenizer, top, at
+    def __init__(self, tokenizer, top: int, offset: int = 0):
+        self._tokenizer, self._top, self._offset = tokenizer, top, offset
 
     def add(self, entries: Sequence[TokenLogprob | None], texts: Sequence[str]) -> dict[str, Any]:
-        """The arrays for more tokens. An entry None is the very first token, which nothing comes before.
+        """The arrays for further tokens. An entry None is the first token of a prompt, which has no probability.
 
-        texts: what each token adds to the text, so that offsets are right inside a character of several tokens.
+        texts: the text that each token adds, so that offsets are right for characters of several tokens.
         """
         offsets = []
         for text in texts:
-            offsets.append(self._at)
-            self._at += len(text)
+            offsets.append(self._offset)
+            self._offset += len(text)
         return {"tokens": [text if entry is None else token_text(self._tokenizer, entry.id)[0]
                            for entry, text in zip(entries, texts, strict=True)],
                 "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
@@ -56,7 +56,7 @@ class CompletionLogprobs:
                 "text_offset": offsets}
 
     def _alternatives(self, entry: TokenLogprob | None) -> dict[str, float] | None:
-        """Token -> log-probability; the token itself is always among them, and the likelier of two with one text."""
+        """Token text -> log-probability, always with the token itself. Of two tokens with equal text the likelier."""
         if entry is None:
             return None
         found: dict[str, float] = {}
@@ -66,5 +66,5 @@ class CompletionLogprobs:
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity: a token that cannot come has OpenAI's -9999."""
+    """A log-probability for JSON: -9999 instead of -inf, as in OpenAI's interface."""
     return max(float(logprob), -9999.0)

@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's Messages routes."""
+"""Request bodies of Anthropic's Messages routes."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from numflow.server.messages.schemas import Open, Settled, Strict, Whole
 
 
 class MessageBlock(Open):
-    """A block of content; which fields it has depends on its type."""
+    """A block of content; its fields depend on its type."""
 
     type: str
     text: str | None = None
@@ -40,7 +40,7 @@ class MessagesTool(Open):
 
 
 class MessagesChoice(Strict):
-    """A choice of a tool."""
+    """The tool choice."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -48,7 +48,7 @@ class MessagesChoice(Strict):
 
 
 class MessagesThinking(Strict):
-    """Thinking before the answer."""
+    """Options of thinking before the answer."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Whole, Field(ge=0)] | None = None
@@ -56,7 +56,7 @@ class MessagesThinking(Strict):
 
 
 class MessagesFormat(Strict):
-    """Form of the text."""
+    """Format of the answer's text."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -64,14 +64,14 @@ class MessagesFormat(Strict):
 
 
 class MessagesOutput(Strict):
-    """Output of the model."""
+    """Options of the model's output."""
 
     effort: str | None = None
     format: MessagesFormat | None = None
 
 
 class CountRequest(Open):
-    """POST /v1/messages/count_tokens, and what an answer needs beside it."""
+    """POST /v1/messages/count_tokens; also fields that only POST /v1/messages uses."""
 
     model: str | None = None
     messages: Annotated[list[MessageTurn], Field(min_length=1)]

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's routes."""
+"""Request bodies of Ollama's routes."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,11 +6,11 @@ from pydantic import BeforeValidator, Field
 
 from numflow.server.messages.schemas import Count, Open, Settled, Strict, Tool, Whole
 
-Streams = Annotated[bool, BeforeValidator(lambda value: True if value is None else value)]  # unless it says no
+Streams = Annotated[bool, BeforeValidator(lambda value: True if value is None else value)]  # default: true
 
 
 class OllamaFunction(Open):
-    """A call that the model made; arguments are an object."""
+    """A function call of the model; arguments are an object."""
 
     name: str
     arguments: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class OllamaMessage(Open):
 
 
 class OllamaSettled(Settled):
-    """Fields of both generating routes."""
+    """Fields of chat and generate requests."""
 
     model: str | None = None
     stream: Streams = True
@@ -79,7 +79,7 @@ class OllamaEmbed(Strict):
 
 
 class OllamaEmbedding(Strict):
-    """POST /api/embeddings, the older route for one text."""
+    """POST /api/embeddings, the older route for a single text."""
 
     model: str | None = None
     prompt: str

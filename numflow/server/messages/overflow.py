@@ -1,4 +1,4 @@
-"""Conversations that are longer than the context: the oldest turns are dropped, where that is asked for."""
+"""Conversations that are longer than the context: dropping of the oldest turns (option overflow)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,16 +11,17 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def turns(messages: Messages) -> list[int]:
-    """Beginnings of turns: behind the leading system messages, and with each further question."""
-    first = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
-    return [at for at in range(first, len(messages)) if at == first or messages[at]["role"] == "user"]
+    """Indices of the messages that begin a turn: the first one after leading system messages, and each user message."""
+    first = next((index for index, one in enumerate(messages) if one["role"] not in ("system", "developer")),
+                 len(messages))
+    return [index for index in range(first, len(messages)) if index == first or messages[index]["role"] == "user"]
 
 
 def fitting(messages: Messages, ids_of: Callable[[Messages], Ids], most: int, answer: int | None) -> tuple[Ids, int]:
-    """Ids of a conversation, and how many of its oldest turns were dropped: none where it fits, else as many as leave
-    room for an answer too, but never the last.
+    """Token ids of a conversation, and the number of dropped turns: 0 if it fits, else enough to leave room for an
+    answer. The last turn is never dropped.
 
-    most: tokens of a prompt. answer: tokens that the answer may have; None: nobody knows.
+    most: largest number of prompt tokens. answer: largest number of tokens of the answer; None: unknown.
 
     Raises:
         RequestError: the last turn alone is far too long.
@@ -28,9 +29,9 @@ def fitting(messages: Messages, ids_of: Callable[[Messages], Ids], most: int, an
     begins = turns(messages)
 
     def rendered(dropped: int) -> Ids | None:
-        kept = messages if not dropped else [*messages[:begins[0]], *messages[begins[dropped]:]]
+        shortened = messages if not dropped else [*messages[:begins[0]], *messages[begins[dropped]:]]
         try:
-            return ids_of(kept)
+            return ids_of(shortened)
         except RequestError as error:
             if error.code != "context_length_exceeded" or dropped + 1 >= len(begins):
                 raise

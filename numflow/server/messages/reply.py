@@ -1,4 +1,4 @@
-"""A model's text cut into answer, thinking and tool calls as it comes; streamed and whole replies use the same code."""
+"""Incremental splitting of a model's text into answer, thinking and tool calls, for streamed and whole replies."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -11,40 +11,43 @@ from numflow.server.messages.tool_formats import FORMATS, ToolCall, ToolFormat
 
 
 class ThinkMarks(NamedTuple):
-    """A pair of texts before and behind thinking."""
+    """The marks before and after thinking."""
 
     begin: str
     end: str
 
 
-# A chat template shows which of them the model writes; where it shows none, the first.
+# The chat template shows which pair the model uses; if it shows none, the first.
 THINKING = (ThinkMarks("<think>", "</think>"), ThinkMarks("[THINK]", "[/THINK]"),
             ThinkMarks("<seed:think>", "</seed:think>"), ThinkMarks("<thinking>", "</thinking>"),
             ThinkMarks("<thought>", "</thought>"), ThinkMarks("◁think▷", "◁/think▷"))
-_BETWEEN = " \t\r\n;,]"  # what may stand behind a call whose arguments were told in pieces
+_BETWEEN = " \t\r\n;,]"  # characters that may follow a call whose arguments were streamed
 
 
 def special_marks(tokenizer: Any, texts: Iterable[str]) -> dict[int, str]:
-    """Marks among these that are special tokens, which decoding leaves out: id -> text."""
+    """The given marks that are special tokens, which decoding leaves out: id -> text."""
     wanted = set(texts)
     return {id: text for id in tokenizer.special_ids if (text := tokenizer.token_text(id)) in wanted}
 
 
 def shown_marks(chat_template: str | None) -> ThinkMarks | None:
-    """The marks of thinking that a chat template shows."""
+    """The thinking marks in a chat template; None if there are none."""
     return next((marks for marks in THINKING if any(mark in (chat_template or "") for mark in marks)), None)
 
 
 def opens_thinking(tokenizer: Any, ids: Sequence[int], marks: ThinkMarks = THINKING[0]) -> bool:
-    """Whether a prompt ends within thinking, as some chat templates end it."""
+    """Whether a prompt ends with the opening mark of thinking, as with some chat templates."""
     end = tokenizer.decode(list(ids[-8:]), skip_special=False).rstrip()
     return end.endswith(marks.begin)
 
 
 @dataclass(frozen=True)
 class ReplyPart:
-    """Text of one kind ("content" or "reasoning"), or of a call: its beginning ("call"), JSON text of its arguments
-    ("arguments"), as often as some comes, and its end ("called"), with all of them. index: of the call."""
+    """A part of a reply.
+
+    kind: "content" or "reasoning" with text; "call" is the beginning of a tool call, "arguments" a piece of the JSON
+    text of its arguments, and "called" its end, with the complete call. index: index of the call.
+    """
 
     kind: str
     text: str = ""
@@ -54,9 +57,9 @@ class ReplyPart:
 
 @dataclass(frozen=True)
 class ReplyCall:
-    """A call with its place among the reply's calls and an id of its own.
+    """A call with its index among the reply's calls and its id.
 
-    broken: its arguments broke off, and were closed so that they are JSON.
+    broken: the arguments were incomplete, and were closed to be valid JSON.
     """
 
     index: int
@@ -65,21 +68,21 @@ class ReplyCall:
     broken: bool = False
 
     def message(self) -> dict:
-        """As it stands in a message."""
+        """The call in the shape of a chat message."""
         return {"id": self.id, "type": "function",
                 "function": {"name": self.call.name, "arguments": self.call.arguments}}
 
 
 @dataclass
 class Reply:
-    """Everything of a reply so far."""
+    """The reply so far."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ReplyCall] = field(default_factory=list)
 
     def add(self, part: ReplyPart) -> None:
-        """Take one more part."""
+        """Append a part."""
         if part.call is not None:
             self.calls += [part.call] * (part.kind == "called")
         elif part.kind == "arguments":
@@ -91,15 +94,15 @@ class Reply:
 
 
 class Splitter:
-    """Takes text, gives Parts; holds back what may be the beginning of a mark, and calls until they are complete, or,
-    with `pieces`, until their arguments begin.
+    """Splits a text into ReplyParts. Text that may be the beginning of a mark is held back. A call is held back until
+    it is complete or, with `pieces`, until its arguments begin.
 
-    tools:    format of the calls to look for, None: none. names: functions that exist.
-    forced:   the whole text is one call, a JSON object unless `tools` reads it.
-    thinking: look for thinking between `marks`. inside: the prompt ended with the first of them.
-    single:   only the first call counts; others are left out.
-    pieces:   arguments of calls are told as they come, where the format's are an object of JSON. What has been told
-              stays: arguments that break off are closed where they would make the call a text otherwise.
+    tools:    format of the calls; None: no calls. names: names of the functions.
+    forced:   the whole text is one call: a JSON object, or as `tools` reads it.
+    thinking: look for thinking between `marks`. inside: the prompt ended with the opening mark.
+    single:   keep only the first call.
+    pieces:   stream the arguments of calls, if they are a JSON object in this format. Streamed text cannot be taken
+              back: incomplete arguments are closed, where the call would otherwise be treated as text.
     """
 
     def __init__(self, tools: ToolFormat | None = None, names: frozenset[str] = frozenset(), forced: bool = False,
@@ -107,24 +110,24 @@ class Splitter:
                  pieces: bool = False, marks: ThinkMarks = THINKING[0]):
         self.reply = Reply()
         self._begin, self._end = (tools.begin, tools.end) if tools is not None else ("", "")
-        self._whole_text = tools is not None and not tools.begin  # which may be calls and nothing else
+        self._whole_text = tools is not None and not tools.begin  # the whole text may be calls
         form = FORMATS["tag_json"] if tools is None else tools
         self._calls_of, self._head, self._wrapped = form.read, form.head if pieces else None, form.wrapped
-        self._json, self._made = JsonPieces(), ReplyCall(0, "", ToolCall("", ""))  # of the call that is being told
-        self._shown = self._begin  # of a body that turns out to be no call
+        self._json, self._made = JsonPieces(), ReplyCall(0, "", ToolCall("", ""))  # of the call that is being streamed
+        self._shown = self._begin  # text before a body, shown if the body is no call
         self._names, self._forced, self._single = names, forced, single
         self._thinking, self._marks = thinking and not inside, marks
         self._mode = "reasoning" if thinking and inside else "content"
-        self._held, self._fresh = "", True  # fresh: nothing but space has come since the text or a call or thinking
-        self._trim = False  # line ends that come next are dropped
+        self._held, self._fresh = "", True  # fresh: only white space since the start, a call or thinking
+        self._trim = False  # whether to drop the next line ends
 
     @property
     def thinks(self) -> bool:
-        """Whether what comes next is thinking."""
+        """Whether the following text is thinking."""
         return self._mode == "reasoning"
 
     def feed(self, text: str, end: bool = False) -> list[ReplyPart]:
-        """Parts of the reply that more text cannot change. end: no more text comes."""
+        """Take text; return the parts of the reply that further text cannot change. end: the text is complete."""
         self._held += text
         parts: list[ReplyPart] = []
         while True:
@@ -168,11 +171,11 @@ class Splitter:
             self._mode, self._held, self._shown = "call", after, self._begin
             return self._text("content", "" if self._fresh and not before.strip() else before)
         if self._fresh and not end and self._begin.startswith(self._held.lstrip()):
-            return None  # the space before a call is dropped
+            return None  # white space before a call is dropped
         return self._release("content", (self._begin,), end)
 
     def _call(self, end: bool) -> list[ReplyPart] | None:
-        """Between the marks of a call."""
+        """Text between the marks of a call."""
         if (begun := self._begin_call()) is not None:
             return begun
         body, mark, after = self._held.partition(self._end) if self._end else (self._held, "", "")
@@ -183,21 +186,21 @@ class Splitter:
         if calls is not None:
             self._fresh = True
             return calls
-        return self._text("content", self._shown + body + mark)  # no call: shown, not swallowed
+        return self._text("content", self._shown + body + mark)  # an invalid call is shown as text
 
     def _whole(self, end: bool) -> list[ReplyPart] | None:
-        """All of the text may be a call."""
+        """A text that may be a call as a whole."""
         if (begun := self._begin_call()) is not None:
             return begun
         if not end or not self._held:
             return None
         text, self._held = self._held, ""
         calls = self._read(text)
-        known = self._forced or all(part.call is None or part.call.call.name in self._names for part in calls or [])
-        return calls if calls and known else self._text("content", text)
+        all_known = self._forced or all(part.call is None or part.call.call.name in self._names for part in calls or [])
+        return calls if calls and all_known else self._text("content", text)
 
     def _begin_call(self) -> list[ReplyPart] | None:
-        """The beginning of a call whose arguments are told in pieces; None if none has come."""
+        """The beginning of a call whose arguments are streamed; None if the text has none."""
         found = self._head.match(self._held) if self._head is not None else None
         if found is None or found[1] not in self._names or (self._single and self.reply.calls):
             return None
@@ -206,15 +209,15 @@ class Splitter:
         return [ReplyPart("call", call=self._made, index=self._made.index)]
 
     def _arguments(self, end: bool) -> list[ReplyPart] | None:
-        """Within the arguments of such a call."""
-        told, self._held = self._json.feed(self._held)
+        """Text inside the arguments of a streamed call."""
+        arguments, self._held = self._json.feed(self._held)
         broken = self._json.state == "bad" or (end and self._json.state == "open")
         if self._json.state == "open" and end:
-            self._held = ""  # half a key or half a number
-        told += self._json.close() if broken else ""
+            self._held = ""  # an incomplete key or number
+        arguments += self._json.close() if broken else ""
         call = self._made.call
-        self._made = replace(self._made, call=ToolCall(call.name, call.arguments + told), broken=broken)
-        parts = [ReplyPart("arguments", told, index=self._made.index)] if told else []
+        self._made = replace(self._made, call=ToolCall(call.name, call.arguments + arguments), broken=broken)
+        parts = [ReplyPart("arguments", arguments, index=self._made.index)] if arguments else []
         if self._json.state == "open":
             return parts or None
         if broken:
@@ -226,7 +229,7 @@ class Splitter:
         return [*parts, ReplyPart("called", call=self._made, index=self._made.index)]
 
     def _behind(self, end: bool) -> list[ReplyPart] | None:
-        """The rest of the object around the arguments."""
+        """Text after the arguments, inside the JSON object around them."""
         _, self._held = self._json.feed(self._held)
         if self._json.state == "open" and not end:
             return None
@@ -238,7 +241,7 @@ class Splitter:
         return []
 
     def _between(self, end: bool) -> list[ReplyPart] | None:
-        """Behind a call that was told in pieces."""
+        """Text after a streamed call."""
         rest = self._held = self._held.lstrip(_BETWEEN)
         ended = bool(self._end) and rest.startswith(self._end)
         if not ended and not end and self._end.startswith(rest):
@@ -248,16 +251,16 @@ class Splitter:
         return []
 
     def _read(self, body: str) -> list[ReplyPart] | None:
-        """The calls that a text is; None if it is none."""
+        """Parts of the calls in a body; None if it has none."""
         try:
             found = self._calls_of(body)
         except (ValueError, RecursionError):
             return None
         if not found:
             return None
-        begin = len(self.reply.calls)
-        found = found[:1 - begin] if self._single else found
-        made = [self._new_call(begin + at, call) for at, call in enumerate(found)]
+        first = len(self.reply.calls)
+        found = found[:1 - first] if self._single else found
+        made = [self._new_call(index, call) for index, call in enumerate(found, first)]
         return [part for one in made for part in (
             ReplyPart("call", call=replace(one, call=ToolCall(one.call.name, "")), index=one.index),
             ReplyPart("arguments", one.call.arguments, index=one.index),
@@ -267,7 +270,7 @@ class Splitter:
         return ReplyCall(index, f"call_{secrets.token_hex(12)}", call)
 
     def _release(self, kind: str, marks: tuple[str, ...], end: bool) -> list[ReplyPart] | None:
-        """The held text, but for an end that may begin one of the marks."""
+        """The held text without an end that may be the beginning of a mark."""
         keep = 0 if end else held_back(self._held, marks)
         text, self._held = self._held[:len(self._held) - keep], self._held[len(self._held) - keep:]
         return self._text(kind, text) if text else None

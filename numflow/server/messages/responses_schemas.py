@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's Responses routes."""
+"""Request bodies of OpenAI's Responses routes."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ Content = str | list[ContentPart]
 
 
 class ResponsesItem(Open):
-    """An item of a conversation: a message, thinking, a call or its result; which fields it has depends on its type."""
+    """An item of a conversation: a message, thinking, a call or its result; its fields depend on its type."""
 
     type: str | None = None
     role: str | None = None
@@ -26,7 +26,7 @@ class ResponsesItem(Open):
 
 
 class ResponsesTool(Open):
-    """A function, a tool that takes text (custom), several under one name (namespace), or one of OpenAI's own."""
+    """A function, a custom tool (text input), a namespace with several tools, or one of OpenAI's own tools."""
 
     type: str
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] | None = None
@@ -38,7 +38,7 @@ class ResponsesTool(Open):
 
 
 class ResponsesChoice(Open):
-    """A choice of one tool, or of some of them."""
+    """A choice of one tool, or of a subset of the tools."""
 
     type: str
     name: str | None = None
@@ -47,7 +47,7 @@ class ResponsesChoice(Open):
 
 
 class ResponsesFormat(Strict):
-    """Form of the text."""
+    """Format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -57,27 +57,27 @@ class ResponsesFormat(Strict):
 
 
 class ResponsesText(Strict):
-    """Text of the answer."""
+    """Options of the answer's text."""
 
     format: ResponsesFormat | None = None
     verbosity: str | None = None
 
 
 class ResponsesReasoning(Strict):
-    """Thinking before the answer."""
+    """Options of thinking before the answer."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class ResponsesStreamOptions(Strict):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_obfuscation: bool | None = None
 
 
 class ResponsesInput(Open):
-    """POST /v1/responses/input_tokens, and what an answer needs beside it."""
+    """POST /v1/responses/input_tokens; also fields that only POST /v1/responses uses."""
 
     model: str | None = None
     input: str | list[ResponsesItem] | None = None

@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's routes, as far as numflow has them, with fields for numflow's own settings."""
+"""Request bodies of OpenAI's chat and completion routes and of Inferflow's route, with numflow's own settings."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -18,21 +18,21 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Count], Field(min_length=1)]
-Name = Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")]  # of a tool
+Name = Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")]  # name of a tool
 Stop = str | Annotated[list[str], Field(max_length=16)]
 
 
 def whole(value: Any) -> Any:
-    """A number without a fraction as a whole one: JSON has one kind of number, and some clients write 16.0."""
+    """Convert a float without a fraction to an integer: some clients write 16.0 for 16."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(whole)]  # for single numbers: the items of long lists are not worth the time
+Whole = Annotated[int, BeforeValidator(whole)]  # for single numbers; too slow for the items of long lists
 Limit = Annotated[Whole, Field(ge=-1, lt=2**31)]  # of new tokens; -1: as many as fit
 
 
 def _fail_fast(schema: Any) -> None:
-    """Let all lists of a schema stop at their first wrong item."""
+    """Make all lists of a schema stop at their first invalid item."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -44,9 +44,9 @@ def _fail_fast(schema: Any) -> None:
 
 
 class CheckedFields(BaseModel):
-    """A JSON object whose check stops at the first wrong item of a list, and at the first unknown name.
+    """A JSON object whose validation stops at the first invalid item of a list, and at the first unknown field.
 
-    A list of all that is wrong with a large body takes far more time and memory than the body.
+    A list of all errors of a large body would take far more time and memory than the body.
     """
 
     @classmethod
@@ -60,13 +60,15 @@ class CheckedFields(BaseModel):
     def _one_unknown(cls, data: Any, info: ValidationInfo) -> Any:
         if info.context == "open" or cls.model_config.get("extra") != "forbid" or not isinstance(data, dict):
             return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [name for name in data if name not in known]
-        return {name: data[name] for name in (*(known & data.keys()), *unknown[:1])} if len(unknown) > 1 else data
+        known_fields = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = [name for name in data if name not in known_fields]
+        if len(unknown) < 2:
+            return data
+        return {name: data[name] for name in (*(known_fields & data.keys()), unknown[0])}
 
 
 def _numbers(bias: Any) -> Any:
-    """The first value that is no number is told, not all."""
+    """Check that all values are numbers; report only the first that is not."""
     if isinstance(bias, Mapping):
         for name, value in bias.items():
             if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -76,23 +78,23 @@ def _numbers(bias: Any) -> Any:
 
 
 class Strict(CheckedFields):
-    """No value of another type, and no field but those declared: further ones are left out (wire.parse)."""
+    """An object with strict types and only the declared fields; others are ignored or refused (wire.parse)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Open(CheckedFields):
-    """May have more fields; whoever reads them checks them."""
+    """An object that may have further fields, which its reader checks."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class Settled(Open):
-    """A body that asks for a text: its further fields are settings of numflow's (top_k, min_p, regex, ...)."""
+    """A body of a route that generates text. Its further fields are numflow's settings (top_k, min_p, regex, ...)."""
 
 
 class Without(Strict):
-    """Fields that clients send and that can have no effect on an answer."""
+    """Fields that clients send and that have no effect on an answer."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -103,28 +105,28 @@ class Without(Strict):
 
 
 class StreamOptions(Strict):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class ContentPart(Open):
-    """A piece of a message."""
+    """A part of a message's content."""
 
     type: str
     text: str | None = None
 
 
 class FunctionCall(Strict):
-    """A call that the model made."""
+    """A function call of the model."""
 
     name: str
     arguments: str
 
 
 class CustomInput(Strict):
-    """A call of a custom tool: the text that it takes."""
+    """A call of a custom tool, with its input text."""
 
     name: str
     input: str
@@ -147,7 +149,7 @@ class CustomMessageCall(Strict):
 
 
 def _kind(value: Any) -> str:
-    """The kind of a tool, of a call or of a choice. Faults are then told of that kind alone."""
+    """The kind of a tool, a call or a choice, for the discriminator: errors are reported for this kind only."""
     given = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     return "Custom" if given == "custom" else "Function"
 
@@ -157,7 +159,7 @@ AnyCall = Annotated[Annotated[MessageCall, Tag("Function")] | Annotated[CustomMe
 
 
 class Message(Open):
-    """One message of a conversation; templates may know further fields."""
+    """One message of a conversation; it may have further fields for the chat template."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
@@ -184,21 +186,21 @@ class Tool(Strict):
 
 
 class GrammarText(Strict):
-    """A grammar, and what it is written in."""
+    """A grammar and its syntax."""
 
     syntax: Literal["lark", "regex"]
     definition: str
 
 
 class CustomFormat(Strict):
-    """Form of the text that a custom tool takes."""
+    """Format of a custom tool's input text."""
 
     type: Literal["text", "grammar"]
     grammar: GrammarText | None = None
 
 
 class Custom(Strict):
-    """The name, the description and the form of a custom tool."""
+    """Name, description and input format of a custom tool."""
 
     name: Name
     description: str | None = None
@@ -206,7 +208,7 @@ class Custom(Strict):
 
 
 class CustomTool(Strict):
-    """A tool that takes a text."""
+    """A custom tool, whose input is a text."""
 
     type: Literal["custom"]
     custom: Custom
@@ -222,14 +224,14 @@ class Named(Strict):
 
 
 class ToolChoice(Strict):
-    """The function that the model has to call."""
+    """The function that the model must call."""
 
     type: Literal["function"]
     function: Named
 
 
 class CustomChoice(Strict):
-    """The custom tool that the model has to call."""
+    """The custom tool that the model must call."""
 
     type: Literal["custom"]
     custom: Named
@@ -240,21 +242,21 @@ AnyChoice = Annotated[Annotated[ToolChoice, Tag("Function")] | Annotated[CustomC
 
 
 class AllowedTools(Strict):
-    """Some of the tools, of which the model may call any, or has to call one (required)."""
+    """A subset of the tools. The model may call any of them (auto), or must call one (required)."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AnyChoice], Field(min_length=1)]
 
 
 class AllowedChoice(Strict):
-    """A choice of some of the tools."""
+    """A tool choice that allows a subset of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 class JsonSchema(Strict):
-    """A JSON schema with its name."""
+    """A named JSON schema."""
 
     name: str | None = None
     description: str | None = None
@@ -263,14 +265,14 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Open):
-    """Form of the answer: text, json_object, json_schema, or a type of other engines (constraints.py)."""
+    """Format of the answer: text, json_object, json_schema, or a type of other engines (constraints.py)."""
 
     type: str
     json_schema: JsonSchema | None = None
 
 
 class GeneratingBody(Without, Settled):
-    """Fields of both generating routes."""
+    """Fields of chat and completion requests."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -319,7 +321,7 @@ class CompletionRequest(GeneratingBody):
 
 
 class NativeHeader(Strict):
-    """Of Inferflow's request: which function is wanted; "" and "generate" generate."""
+    """Header of Inferflow's request. fn: the function; "" and "generate" generate text."""
 
     fn: Literal["", "generate", "get_stat"] = ""
     user: str | None = None
@@ -327,7 +329,7 @@ class NativeHeader(Strict):
 
 
 class NativeRequest(Settled):
-    """POST /: Inferflow's request."""
+    """POST /: a request of Inferflow's interface."""
 
     text: Annotated[str, Field(min_length=1)] | None = None
     system_prompt: str | None = None

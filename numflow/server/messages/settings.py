@@ -1,4 +1,4 @@
-"""From a request's fields to the engine's settings."""
+"""Convert a request's fields to the engine's settings."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -12,23 +12,23 @@ from numflow.server.http.ignored import Ignored
 from numflow.server.messages.constraints import FIELDS, refuse, take
 from numflow.server.messages.schemas import ChatRequest, CompletionRequest, GeneratingBody, Open, ResponseFormat, whole
 
-# Settings that requests do not give by these names, or not at all.
+# Settings that requests give under other names, or not at all.
 HIDDEN = {"chat", "decoder_ids", "dry_breakers", "echo", "prompt_logprobs", "best_of", "logprobs", "n", "ignored",
           "json_schema", "regex", "grammar"}
 OWN = {field.name for field in fields(Settings)} - HIDDEN | {"decoding_alg"}
 COMMON = ("temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias")
-STRATEGIES = {*FILTERS, "mirostat", "fsd", "samplers"} - {"temperature"}  # each makes a strategy of the request's own
-LIKELIEST = 1e-6  # of top_p: the likeliest token alone holds as much, which is what clients mean by 0
-COMPLETION_TOKENS = 16  # new tokens of /v1/completions without max_tokens, as OpenAI documents
+STRATEGIES = {*FILTERS, "mirostat", "fsd", "samplers"} - {"temperature"}  # each replaces the configured strategy
+LIKELIEST = 1e-6  # top_p for a request's top_p of 0: only the likeliest token
+COMPLETION_TOKENS = 16  # default max_tokens of /v1/completions, as OpenAI documents
 
 
 def own_settings(body: Open, ignored: Ignored, form: ResponseFormat | None = None) -> dict[str, Any]:
-    """Fields beside the declared ones: settings of numflow's, and constraints under the names of other engines.
+    """Settings from undeclared fields: numflow's settings, and constraints under the names of other engines.
 
     form: the request's response_format.
 
     Raises:
-        ApiError: one is a constraint that cannot be met.
+        ApiError: a constraint cannot be met.
     """
     extra = dict(body.model_extra or {})
     given = take(extra, form)
@@ -42,39 +42,38 @@ def own_settings(body: Open, ignored: Ignored, form: ResponseFormat | None = Non
 
 
 def generating(body: GeneratingBody, defaults: Mapping[str, Any], ignored: Ignored, talks: bool) -> dict[str, Any]:
-    """Settings that both of OpenAI's routes share. defaults: of the model, from the service's configuration. talks:
-    the prompt is a conversation."""
+    """Settings that OpenAI's chat and completion routes share. defaults: the configured defaults of the model. talks:
+    whether the prompt is a conversation."""
     given = {name: getattr(body, name) for name in COMMON if getattr(body, name) is not None}
     if given.get("top_p") == 0:
         given["top_p"] = LIKELIEST
     if "stop" in given:
         given["stop"] = stops(given["stop"], ignored)
     if body.stream_options is not None and not body.stream:
-        ignored.add("stream_options", "stream_options is only for streams: set stream")
+        ignored.add("stream_options", "stream_options has no effect without stream: true")
     return with_defaults({**own_settings(body, ignored, body.response_format), **given}, defaults, talks)
 
 
 def stops(stop: str | list[str], ignored: Ignored) -> list[str]:
-    """Stop strings. An empty one, which some clients send for none, ends nothing."""
+    """Stop strings without empty ones, which some clients send for none."""
     given = [stop] if isinstance(stop, str) else stop
     found = [text for text in given if text]
     if len(found) < len(given):
-        ignored.add("stop", "stop has an empty text, which ends nothing")
+        ignored.add("stop", "an empty stop string has no effect")
     return found
 
 
 def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any], talks: bool) -> dict[str, Any]:
-    """Settings of a request, with the configured strategy and temperature where it has none.
+    """Settings of a request, with the configured strategy and temperature as defaults.
 
-    A request that names a strategy or a filter of its own gets no other; one that wants the likeliest token where the
-    configuration draws, or the reverse, decides. Where neither says anything, the model does
-    (engine/request/sampling.py) for a conversation, and a text that is continued gets OpenAI's and Inferflow's
-    temperature of 1.
+    The configured strategy is not used if the request has its own strategy or filter, or if one of the two is greedy
+    and the other samples. Without any of these, a conversation gets the model's defaults (engine/request/sampling.py),
+    and a text completion gets temperature 1, as in OpenAI's and Inferflow's interfaces.
     """
     if "decoding_alg" in given or "num_beams" in given:
         return given
-    own = {"temperature": defaults["temperature"]} if "temperature" in defaults else {}
-    strategy, chosen = defaults.get("decoding_strategy"), {**own, **given}
+    default = {"temperature": defaults["temperature"]} if "temperature" in defaults else {}
+    strategy, chosen = defaults.get("decoding_strategy"), {**default, **given}
     if strategy is None or any(name in given for name in STRATEGIES):
         return chosen if talks else {"temperature": 1.0, **chosen}
     if "temperature" in chosen and (chosen["temperature"] == 0) != (inferflow(strategy)["temperature"] == 0):
@@ -83,10 +82,10 @@ def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any], talks: boo
 
 
 def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
-    """Settings of a chat request, but for what tools add.
+    """Settings of a chat request, without those for tools.
 
     Raises:
-        ApiError: fields that contradict each other, or a constraint that cannot be met.
+        ApiError: fields contradict each other, or a constraint cannot be met.
     """
     settings = generating(body, defaults, ignored, talks=True)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
@@ -104,10 +103,10 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], ig
     """Settings of a text completion.
 
     Raises:
-        ApiError: fields that contradict each other, or a constraint that cannot be met.
+        ApiError: fields contradict each other, or a constraint cannot be met.
     """
     if body.suffix and body.echo:
-        raise bad_request("echo repeats a prompt that the text continues; with suffix it is filled in", "echo")
+        raise bad_request("echo cannot be combined with suffix", "echo")
     settings = generating(body, defaults, ignored, talks=False)
     settings["max_tokens"] = COMPLETION_TOKENS if body.max_tokens is None else _least([body.max_tokens])
     if body.logprobs is not None:
@@ -120,11 +119,11 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], ig
         if body.best_of < (body.n or 1):
             raise bad_request("best_of is less than n", "best_of")
         if body.stream:
-            raise bad_request("best_of chooses at the end: it cannot be streamed", "best_of")
+            raise bad_request("best_of cannot be streamed: the texts are chosen at the end", "best_of")
         settings["best_of"] = body.best_of
     return settings
 
 
 def _least(limits: list[int]) -> int | None:
-    """The limit that all the limits of new tokens together are; None: as many as fit."""
+    """The smallest limit of new tokens; None if there is none (-1: as many as fit)."""
     return min((limit for limit in limits if limit >= 0), default=None)

@@ -1,4 +1,4 @@
-"""Bodies of routes around text: gaps, embeddings, relevance, tokens, templates, translation, slots, adapters."""
+"""Request bodies of further routes: infill, embeddings, ranking, tokenizer, templates, translation, slots, adapters."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,14 +23,14 @@ AdapterName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class InfillFile(Open):
-    """Another file, which the model sees first."""
+    """Another file of the project, put in front of the prompt."""
 
     filename: str | None = None
     text: str
 
 
 class InfillRequest(Settled):
-    """POST /infill. Names of settings are those of the program that this route is from."""
+    """POST /infill, with the field names of the server that introduced this route."""
 
     model: str | None = None
     input_prefix: str
@@ -67,8 +67,11 @@ class SlotRequest(Strict):
 
 
 class TokenizeRequest(Strict):
-    """POST /tokenize: a text, or a conversation. prompt: another name of text. content: as text, but without the
-    model's own tokens around it unless add_special says so. add_special_tokens: another name of add_special."""
+    """POST /tokenize: a text, or a conversation.
+
+    prompt: another name of text. content: like text, but without the model's special tokens unless add_special is true.
+    add_special_tokens: another name of add_special.
+    """
 
     model: str | None = None
     text: str | None = None
@@ -119,7 +122,7 @@ class FillMaskRequest(Strict):
 
 
 class RankedText(Open):
-    """A document with further fields, which are not looked at."""
+    """A document with further fields, which are ignored."""
 
     text: Annotated[str, Field(min_length=1)]
 
@@ -128,8 +131,8 @@ Documents = Annotated[list[Annotated[str, Field(min_length=1)] | RankedText], Fi
 
 
 class RerankRequest(Strict):
-    """POST /v1/rerank. texts, return_text: as text-embeddings-inference calls documents and return_documents; the
-    answer is a plain list then."""
+    """POST /v1/rerank. texts, return_text: names of documents and return_documents in text-embeddings-inference; with
+    texts the answer is a plain list."""
 
     model: str | None = None
     query: Annotated[str, Field(min_length=1)]
@@ -143,7 +146,7 @@ class RerankRequest(Strict):
 
 
 class ScoreRequest(Strict):
-    """POST /v1/score: pairs of texts; one text_1 goes with every text_2."""
+    """POST /v1/score: pairs of texts. A single text_1 is paired with every text_2."""
 
     model: str | None = None
     text_1: Texts

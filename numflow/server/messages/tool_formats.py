@@ -1,4 +1,4 @@
-"""Formats of tool calls. A format is a pair of marks around a body; the chat template shows the one to use."""
+"""Formats of tool calls. A format has a pair of marks around a body. The chat template shows which format to use."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ from numflow.server.messages.json_pieces import DECODER as _DECODER
 
 
 class ToolCall(NamedTuple):
-    """A function's name, and its arguments as JSON text."""
+    """A call: the function's name, and its arguments as JSON text."""
 
     name: str
     arguments: str
@@ -25,16 +25,16 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """One way of writing calls.
+    """A format of tool calls.
 
-    begin, end: marks around the body; end "" is the end of the text. begin "": the whole text is the body.
-    read:       the body's calls; raises ValueError if it is none.
-    clues:      texts that a chat template of this format contains, all of them.
-    opening:    what comes before a JSON object with the call, when the model is made to call.
+    begin, end: marks around the body; end "": the end of the text. begin "": the whole text is the body.
+    read:       parses a body to calls; raises ValueError if it has none.
+    clues:      texts that all occur in a chat template of this format.
+    opening:    text before the JSON object of a call, when the model is forced to call.
     inner:      marks inside the body.
-    write:      the body of a call, by name and arguments.
-    head:       the beginning of a body up to the object of the arguments, with the name, so that they can be told as
-                they come; None: calls are told when they are whole. wrapped: the object stands within another one.
+    write:      makes the body of a call from name and arguments.
+    head:       pattern of the beginning of a body, with the name, up to the arguments, so that they can be streamed;
+                None: calls are sent when they are complete. wrapped: the arguments are inside another JSON object.
     """
 
     begin: str
@@ -49,12 +49,12 @@ class ToolFormat:
     wrapped: bool = False
 
     def text(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call as the model would write it."""
+        """A call in this format."""
         return f"{self.begin}{self.write(name, arguments)}{self.end}"
 
     @property
     def marks(self) -> set[str]:
-        """Texts that may be special tokens and still count."""
+        """All marks, which may be special tokens."""
         return {self.begin, self.end, *self.inner} - {""}
 
 
@@ -82,7 +82,7 @@ def _write_fenced(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _arguments(values: Any) -> str:
-    """Arguments as JSON text. Raises ValueError where they are no object, or hold something that JSON has not."""
+    """Arguments as JSON text. Raises ValueError if they are no object or contain values that JSON does not have."""
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise ValueError("arguments are no object")
@@ -93,7 +93,7 @@ def _arguments(values: Any) -> str:
 
 
 def _json_calls(body: str) -> list[ToolCall]:
-    """{"name": ..., "arguments": {...}}, a list of such objects, or several after one another."""
+    """Parse {"name": ..., "arguments": {...}}, a list of such objects, or several in sequence."""
     values, decoder, rest = [], _DECODER, body.strip()
     while rest:
         value, end = decoder.raw_decode(rest)
@@ -116,7 +116,7 @@ def _call_of(value: Any) -> ToolCall:
 
 
 def _named_calls(body: str) -> list[ToolCall]:
-    """NAME[ARGS]{...}, several after one another, with or without the opening mark between them."""
+    """Parse NAME[ARGS]{...}, one or more in sequence, with or without the opening mark between them."""
     calls, decoder, rest = [], _DECODER, body.strip()
     while rest:
         name, mark, rest = rest.removeprefix("[TOOL_CALLS]").partition("[ARGS]")
@@ -133,10 +133,10 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*", r
 
 
 def _tagged_calls(body: str) -> list[ToolCall]:
-    """<function=NAME> with a JSON object in it, or with <parameter=KEY>value</parameter> lines; then </function>."""
-    calls, at = [], 0
-    while at < len(body):
-        found = _FUNCTION.match(body, at)
+    """Parse <function=NAME>...</function> with a JSON object or <parameter=KEY>value</parameter> lines inside."""
+    calls, offset = [], 0
+    while offset < len(body):
+        found = _FUNCTION.match(body, offset)
         if found is None:
             raise ValueError("no function")
         name, inside = found[1], found[2].strip()
@@ -145,23 +145,23 @@ def _tagged_calls(body: str) -> list[ToolCall]:
             calls.append(ToolCall(name, inside))
         else:
             calls.append(ToolCall(name, _arguments(_parameters(inside))))
-        at = found.end()
+        offset = found.end()
     return calls
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    values, at = {}, 0
-    while at < len(text):
-        found = _PARAMETER.match(text, at)
+    values, offset = {}, 0
+    while offset < len(text):
+        found = _PARAMETER.match(text, offset)
         if found is None:
             raise ValueError("no parameter")
         values[found[1]] = _value(found[2])
-        at = found.end()
+        offset = found.end()
     return values
 
 
 def _value(text: str) -> Any:
-    """A parameter's value: JSON where it is some, else text."""
+    """A parameter's value: parsed JSON, or the text if it is no JSON."""
     try:
         return _DECODER.decode(text)
     except ValueError:
@@ -169,10 +169,10 @@ def _value(text: str) -> Any:
 
 
 def _python_calls(body: str) -> list[ToolCall]:
-    """[name(key=value, ...), ...] with literal values."""
+    """Parse [name(key=value, ...), ...] with literal values."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a model's text may have escapes that Python doubts
+            warnings.simplefilter("ignore")  # a model's text may have invalid escapes, of which Python warns
             tree = syntax.parse(body.strip(), "eval").body
         nodes = tree.elts if isinstance(tree, ast.List) else [tree]
         return [_python_call(node) for node in nodes]
@@ -190,7 +190,7 @@ def _python_call(node: ast.expr) -> ToolCall:
 
 
 def _fenced_calls(body: str) -> list[ToolCall]:
-    """function<sep>NAME, then a JSON block, one after another between their own marks."""
+    """Parse function<sep>NAME followed by a JSON block, one or more, each between its own marks."""
     found = re.findall(r"<｜tool▁call▁begin｜>(?:function)?<｜tool▁sep｜>([^\n`{]+)\s*(?:```json)?\s*(\{.*?\})\s*"
                        r"(?:```)?\s*<｜tool▁call▁end｜>", body, re.S)
     if not found:
@@ -204,7 +204,7 @@ _NAMED_HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\[\]{}\s]+)\s*(?:\[CALL_I
 _TAG_HEAD = re.compile(r"([^>\s]+)>\s*(?=\{)")
 _json_format = partial(ToolFormat, head=_JSON_HEAD, wrapped=True)
 
-# Looked through in this order: the first whose clues are all in the chat template is the model's.
+# In order of detection: the first format whose clues are all in the chat template is the model's.
 FORMATS = {
     "tag_parameters": ToolFormat("<tool_call>", "</tool_call>", _tagged_calls, ("<tool_call>", "<parameter="),
                                  write=_write_tagged),
@@ -225,14 +225,15 @@ FORMATS = {
 }
 
 
-GENERIC = FORMATS["plain_json"]  # where a template shows none
+GENERIC = FORMATS["plain_json"]  # for templates that show no format
 
-# What other engines call these formats -> ours; of several the one that the chat template shows, else the last.
+# Names of other engines -> our names; of several the one that the chat template shows, else the last.
 ALIASES: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def find_format(chat_template: str | None, name: str | None = None) -> ToolFormat | None:
-    """The format named, by our name or another engine's, else the one that the chat template shows, else None.
+    """The format with this name (ours or another engine's). Without a name: the format that the chat template shows, or
+    None.
 
     Raises:
         RequestError: there is no format of that name.

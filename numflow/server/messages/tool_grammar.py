@@ -1,5 +1,5 @@
-"""Grammars for answers of a model that may call tools: either any text, or calls whose arguments fit their schemas.
-What is chosen is the model's affair."""
+"""Grammars for answers of a model that may call tools: any text, or tool calls whose arguments follow their schemas.
+The model chooses between the two."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 from numflow.server.messages.tool_formats import ToolFormat
 
-_SPACE = r"\s{0,8}"  # as much white space as a call may have at a place
+_SPACE = r"\s{0,8}"  # allowed white space between the parts of a call
 _ANY = {"type": "object"}
 Functions = Sequence[Mapping[str, Any]]  # name and parameters of each
 
@@ -19,28 +19,28 @@ def _opening(space: str) -> str:
 
 
 def _rules(functions: Functions) -> list[str]:
-    """Rules of an object that is a call of one of the functions (`call`), and of the first of a list (`first`)."""
-    places = range(len(functions))
-    rules = [f"{kind}: {' | '.join(f'{kind}{at}' for at in places)}" for kind in ("call", "first")]
-    for at, function in enumerate(functions):
+    """Rules of a JSON object that calls one of the functions (`call`), and of the first object of a list (`first`)."""
+    rules = [f"{kind}: {' | '.join(f'{kind}{i}' for i in range(len(functions)))}" for kind in ("call", "first")]
+    for i, function in enumerate(functions):
         name = re.escape(function["name"])
-        rules += [f"call{at}: OPEN{at} rest{at}", f"first{at}: LIST{at} rest{at}",
-                  f"OPEN{at}: /{_opening(_SPACE)}{name}\"/", f"LIST{at}: /{_SPACE}\\[{_opening(_SPACE)}{name}\"/",
-                  f'rest{at}: /{_SPACE},{_SPACE}"(arguments|parameters)"{_SPACE}:{_SPACE}/ {_json(function)} '
+        rules += [f"call{i}: OPEN{i} rest{i}", f"first{i}: LIST{i} rest{i}",
+                  f"OPEN{i}: /{_opening(_SPACE)}{name}\"/", f"LIST{i}: /{_SPACE}\\[{_opening(_SPACE)}{name}\"/",
+                  f'rest{i}: /{_SPACE},{_SPACE}"(arguments|parameters)"{_SPACE}:{_SPACE}/ {_json(function)} '
                   f"/{_SPACE}\\}}/"]
     return rules
 
 
 def _json(function: Mapping[str, Any]) -> str:
-    """The arguments of a function."""
+    """Grammar of a function's arguments."""
     return "%json " + json.dumps({"x-guidance": {"whitespace_flexible": False}, **(function.get("parameters") or _ANY)})
 
 
 def calls_or_text(functions: Functions, several: bool) -> str:
-    """The grammar, as llguidance takes it, of a text that is nothing but calls, or any text. several: more than one.
+    """The grammar (for llguidance) of a text that consists of calls only, or of any text. several: allow more than one
+    call.
 
-    A text that begins as a call of one of the functions goes on as one; the first bytes of both are the same, so each
-    beginning of a call is one lexeme, that ends where the text cannot go on as anything else.
+    A text that begins like a call of one of the functions must continue as a call. Since a text and a call may have the
+    same first bytes, the beginning of a call up to the function's name is one lexeme.
     """
     names = "|".join(re.escape(function["name"]) for function in functions)
     space = r"\s*"
@@ -50,9 +50,9 @@ def calls_or_text(functions: Functions, several: bool) -> str:
 
 
 def marked_calls(form: ToolFormat, functions: Functions, several: bool, special: Mapping[str, int]) -> str:
-    """The grammar of a text in which calls stand between the format's marks; "" where arguments are no JSON.
+    """The grammar of a text with calls between the format's marks; "" for a format whose arguments are no JSON.
 
-    several: more than one call. special: ids of marks that are tokens of their own, those of thinking among them.
+    several: allow more than one call. special: ids of the marks (of calls and of thinking) that are special tokens.
     """
     if form.head is None or not form.begin:
         return ""
@@ -66,16 +66,16 @@ def marked_calls(form: ToolFormat, functions: Functions, several: bool, special:
     begin, rules = mark(form.begin), []
     if form.begin not in special:
         begin, rules = "begin", [f"begin[lazy]: /(?s:.*){words}/"]
-    rules += [f"free: TEXT? (({others}) TEXT?)*" if others else "free: TEXT?", plain]  # two TEXTs could hide a mark
+    rules += [f"free: TEXT? (({others}) TEXT?)*" if others else "free: TEXT?", plain]  # TEXT TEXT could hide a mark
     call = "call"
     if form.wrapped:
         rules += _rules(functions)
     else:
         inner = f"/>{_SPACE}/" if not form.inner else f"{mark(form.inner[0])} /{_SPACE}/"
         named = [f"{json.dumps(one['name'])} {inner} {_json(one)}" for one in functions]
-        rules += [f"named{at}: {one}" for at, one in enumerate(named)]
-        rules += ["call: " + " | ".join(f"named{at}" for at in range(len(named)))]
-    if form.end:  # text may stand behind a call
+        rules += [f"named{i}: {one}" for i, one in enumerate(named)]
+        rules += ["call: " + " | ".join(f"named{i}" for i in range(len(named)))]
+    if form.end:  # text may follow a call
         return "\n".join([f"start: free ({begin} {call} /{_SPACE}/ {mark(form.end)} free){'*' if several else '?'}",
                           *rules, ""])
     more = "(/,/ call)*" if several else ""
@@ -85,7 +85,7 @@ def marked_calls(form: ToolFormat, functions: Functions, several: bool, special:
 
 
 def moved(schema: Any, to: str) -> Any:
-    """A schema that stands inside another one, at the JSON pointer `to`: its own references go along."""
+    """A schema that is nested in another schema at the JSON pointer `to`: its references are adjusted."""
     if isinstance(schema, Mapping):
         return {name: f"#{to}{value[1:]}" if name == "$ref" and isinstance(value, str) and value.startswith("#")
                 else moved(value, to) for name, value in schema.items()}

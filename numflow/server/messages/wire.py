@@ -1,4 +1,4 @@
-"""Bytes on the wire: JSON answers, request bodies, event streams."""
+"""HTTP bodies: JSON answers, parsing of request bodies, event streams."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ from numflow.server.messages.schemas import Open, Settled
 Body = TypeVar("Body", bound=BaseModel)
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-DROPPED = 32 * 2**20  # bytes beyond the limit that are read before a body is refused
-PIECE = 2048  # items of a list that are written in one go
+DROPPED = 32 * 2**20  # bytes beyond the limit that are read and dropped before the connection is closed
+PIECE = 2048  # items of a list that are serialised in one call
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def dump(value: Any) -> bytes:
-    """Compact JSON in UTF-8; a lone surrogate, which no client could read, becomes "?"."""
+    """Compact JSON in UTF-8. A lone surrogate becomes "?"."""
     return _JSON.encode(value).encode("utf-8", "replace")
 
 
@@ -36,23 +36,24 @@ def event(value: Any) -> bytes:
 
 
 def named_event(name: str, value: Any) -> bytes:
-    """A server-sent event that has a name beside its JSON value."""
+    """A server-sent event with a name and a JSON value."""
     return b"event: " + name.encode() + b"\n" + event(value)
 
 
 def dump_long(value: Any) -> bytes:
-    """As `dump`, for a thread: what is long is written piece by piece, so that others run in between."""
+    """As `dump`, for use in a thread: long lists are serialised in pieces, so that other threads run in between."""
     if isinstance(value, dict):
         return b"{" + b",".join(dump(name) + b":" + dump_long(item) for name, item in value.items()) + b"}"
     if isinstance(value, list) and len(value) > PIECE:
-        return b"[" + b",".join(dump(value[at:at + PIECE])[1:-1] for at in range(0, len(value), PIECE)) + b"]"
+        return b"[" + b",".join(dump(value[first:first + PIECE])[1:-1]
+                                for first in range(0, len(value), PIECE)) + b"]"
     if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
         return b"[" + b",".join(map(dump_long, value)) + b"]"
     return dump(value)
 
 
 class Json(Response):
-    """A JSON answer: of an object, or of the bytes that it has become already."""
+    """A JSON answer, from an object or from serialised bytes."""
 
     media_type = "application/json"
 
@@ -61,12 +62,12 @@ class Json(Response):
 
 
 def error_response(error: ApiError, method: str, path: str) -> Json:
-    """An ApiError as an answer, in the shape that the clients of a route look at."""
+    """An ApiError as an answer, in the shape of the route's protocol."""
     return Json(error.shaped(method, path), error.status, error.headers)
 
 
 def error_part(error: ApiError, method: str, path: str) -> bytes:
-    """An ApiError as the last part of a stream."""
+    """An ApiError as the last part of a stream, in the shape of the route's protocol."""
     body, kind = error.shaped(method, path), shape_of(method, path)
     if kind == "messages":
         return named_event("error", body)
@@ -74,10 +75,10 @@ def error_part(error: ApiError, method: str, path: str) -> bytes:
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """The request's body.
+    """Read the request's body.
 
     Raises:
-        ApiError: longer than `limit` bytes, or not there after `seconds`.
+        ApiError: it is longer than `limit` bytes, or does not arrive within `seconds`.
     """
     too_long = ApiError(413, f"the request's body is longer than {limit} bytes", code="body_too_long",
                         headers={"Connection": "close"})
@@ -88,7 +89,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     parts, size = [], 0
     try:
         async with asyncio.timeout(seconds):
-            async for part in request.stream():  # what is too long is read and dropped, so that the answer is read
+            async for part in request.stream():  # a body that is too long is dropped; then the client reads the answer
                 size += len(part)
                 too_much = too_much or size > limit
                 if size > limit + DROPPED:
@@ -96,7 +97,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
                 if not too_much:
                     parts.append(part)
     except TimeoutError:
-        raise ApiError(408, f"the request's body did not come within {seconds:g} s", code="body_timeout",
+        raise ApiError(408, f"the request's body did not arrive within {seconds:g} s", code="body_timeout",
                        headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise ClientGone from None
@@ -106,16 +107,15 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
 
 
 def parse(kind: type[Body], data: bytes, ignored: Ignored | None = None) -> Body:
-    """A body as an object of its schema. Fields that the schema does not have go to `ignored`; without it they are
-    refused.
+    """Parse a body by its schema. Unknown fields go to `ignored`; without it they are refused.
 
     Raises:
-        ApiError: 400, with the first field that is wrong, or that is a constraint and unknown.
+        ApiError: 400 with the first invalid field, or an unknown field that is a constraint.
     """
     ignored = Ignored(strict=True) if ignored is None else ignored
     try:
-        how: Any = {} if ignored.strict else {"extra": "allow", "context": "open"}
-        body = kind.model_validate_json(data or b"{}", **how)
+        options: Any = {} if ignored.strict else {"extra": "allow", "context": "open"}
+        body = kind.model_validate_json(data or b"{}", **options)
     except ValidationError as error:
         raise explained(kind, error) from None
     except RecursionError:
@@ -125,19 +125,19 @@ def parse(kind: type[Body], data: bytes, ignored: Ignored | None = None) -> Body
 
 
 def _leave_out(body: Any, ignored: Ignored, path: str = "") -> None:
-    """Take fields that no schema has out of a body and of what is in it, but for schemas that are open."""
+    """Remove unknown fields from a body and its nested objects, except from Open schemas."""
     if isinstance(body, list) and body and isinstance(body[0], BaseModel):
-        for at, part in enumerate(body):
-            _leave_out(part, ignored, f"{path.removesuffix('.')}[{at}].")
+        for index, part in enumerate(body):
+            _leave_out(part, ignored, f"{path.removesuffix('.')}[{index}].")
     if not isinstance(body, BaseModel):
         return
     if body.model_extra and not isinstance(body, Open):
-        known = [path + name for name in _names(type(body))]
+        field_names = [path + name for name in _names(type(body))]
         for name, value in body.model_extra.items():
             refuse(name, value, path)
-            ignored.unknown(path + name, known)
+            ignored.unknown(path + name, field_names)
         body.model_extra.clear()
-    elif isinstance(body, Settled):  # whoever reads the others knows them; not what is in them
+    elif isinstance(body, Settled):  # the readers check further fields, but not constraints nested in them
         for name, value in (body.model_extra or {}).items():
             refuse_inside(name, value)
     for name in type(body).model_fields:
@@ -145,9 +145,9 @@ def _leave_out(body: Any, ignored: Ignored, path: str = "") -> None:
 
 
 def explained(kind: type[BaseModel], error: ValidationError) -> ApiError:
-    """The first fault that pydantic found, in words for the sender."""
+    """The first validation error of pydantic as a 400 with a readable message."""
     faults: Sequence[Mapping[str, Any]] = error.errors(include_url=False, include_context=False)
-    # A field of several types has a fault for each: the one that got furthest is what was meant.
+    # A field of a union type has an error for each type: the one with the longest path is probably meant.
     fault = max((other for other in faults if other["loc"][:1] == faults[0]["loc"][:1]),
                 key=lambda other: _path(other["loc"]).count("["))
     field = _path(fault["loc"])
@@ -169,10 +169,10 @@ def _names(kind: type[BaseModel]) -> list[str]:
     return list(kind.model_fields)
 
 
-def _path(place: tuple) -> str:
-    """("messages", 0, "content", "str") as messages[0].content: names of types are left out."""
+def _path(location: tuple) -> str:
+    """("messages", 0, "content", "str") as "messages[0].content", without names of types."""
     text = ""
-    for part in place:
+    for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
         elif part.islower() and part not in ("str", "bool", "int", "float") and not set("[]-") & set(part):
@@ -181,10 +181,10 @@ def _path(place: tuple) -> str:
 
 
 class EventStream(Response):
-    """A body that is sent piece by piece, while the client listens.
+    """A streamed body.
 
-    parts:   what to send, each in one go. An exception becomes a last part made by `failed`.
-    closed:  called in the end, whatever happened.
+    parts:   the parts to send. After an exception, `failed` makes the last part.
+    closed:  called at the end in any case.
     """
 
     def __init__(self, jobs: Jobs, request: Request, parts: AsyncGenerator[bytes, None], closed: Callable[[], None], *,
@@ -221,7 +221,7 @@ class EventStream(Response):
                 idle.cancel()
 
     async def _stay_alive(self, send) -> None:
-        """Comments while nothing else is sent, so that nobody on the way closes the connection."""
+        """Send comments while nothing else is sent, so that proxies don't close the connection."""
         while True:
             self._quiet = True
             await asyncio.sleep(self._keep_alive)

@@ -1,4 +1,4 @@
-"""Facts on the files of a model, by their headers, whether it is loaded or not."""
+"""Facts on a model's files, from their headers; the model need not be loaded."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from numflow.server.config.config import ModelConfig
 class FileFacts:
     """Facts on a model's files.
 
-    kind: decoder, encoder or encoder-decoder. family: name of its specification. parameters: numbers of all tensors.
-    type: stored type of most bytes. context: longest text in tokens. digest: of names, sizes and times of the files.
-    modified: the latest of these.
+    kind: decoder, encoder or encoder-decoder. family: name of the specification. parameters: number of elements of all
+    tensors. type: the stored type with most bytes. context: context length in tokens. digest: hash of names, sizes and
+    modification times of the files. modified: the latest modification time.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class FileFacts:
 
     @property
     def short(self) -> str:
-        """The number of parameters, as people say it."""
+        """The number of parameters with a unit, such as 7B."""
         for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
             if self.parameters >= unit:
                 return f"{self.parameters / unit:.3g}{name}"
@@ -42,7 +42,7 @@ class FileFacts:
 
 
 def file_facts(config: ModelConfig) -> FileFacts | None:
-    """Facts on a configured model; None: its files are not here, or cannot be read."""
+    """Facts on a configured model; None if its files are not on this disk or cannot be read."""
     try:
         return _read(str(config.path), config.load.get("spec"))
     except (NumflowError, OSError):
@@ -51,8 +51,8 @@ def file_facts(config: ModelConfig) -> FileFacts | None:
 
 @lru_cache(maxsize=256)
 def _read(path: str, spec: str | None) -> FileFacts:
-    place = Path(registry.resolve(path, offline=True, progress=False))
-    checkpoint = formats.open_checkpoint(place)
+    location = Path(registry.resolve(path, offline=True, progress=False))
+    checkpoint = formats.open_checkpoint(location)
     chosen = network.choose_spec(checkpoint, spec)
     bytes_of: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
@@ -68,15 +68,15 @@ def _read(path: str, spec: str | None) -> FileFacts:
 
 
 def weight_files(path: str) -> list[Path]:
-    """The files of a model that is on this disk; empty if it is not."""
+    """The files of a model; empty if it is not on this disk."""
     try:
-        place = Path(registry.resolve(path, offline=True, progress=False))
+        location = Path(registry.resolve(path, offline=True, progress=False))
     except NumflowError:
         return []
-    return sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
+    return sorted(file for file in location.rglob("*") if file.is_file()) if location.is_dir() else [location]
 
 
 def quantisation(config: ModelConfig, facts: FileFacts) -> str:
-    """The type that most of the weights have when the model runs."""
+    """The type of most weights when the model runs."""
     chosen: Any = config.load.get("weights")
     return str(chosen).upper() if chosen else facts.type

@@ -1,5 +1,5 @@
-"""Conversations for templates that refuse what agent programs send: several system messages, ones between other turns,
-or two messages of the user in a row."""
+"""Rewriting of conversations for templates that refuse what agent programs send: several system messages, system
+messages between other turns, or two user messages in a row."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,24 +8,25 @@ SYSTEM = ("system", "developer")
 
 
 def folded(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """The conversation with all its text in fewer messages: one system message, at the beginning; then none at all."""
-    first = next((at for at, one in enumerate(messages) if one["role"] not in SYSTEM), len(messages))
-    told = [one["content"] for one in messages[:first]]
-    if told:
-        yield [{"role": "system", "content": "\n\n".join(told)}, *_joined([], messages[first:])]
-    yield _joined(told, messages[first:])
+    """Versions of the conversation with the same text in fewer messages: with one system message at the beginning, then
+    without system messages."""
+    first = next((index for index, one in enumerate(messages) if one["role"] not in SYSTEM), len(messages))
+    system = [one["content"] for one in messages[:first]]
+    if system:
+        yield [{"role": "system", "content": "\n\n".join(system)}, *_joined([], messages[first:])]
+    yield _joined(system, messages[first:])
 
 
-def _joined(told: list[str], messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages of which no two of the user stand in a row. System messages, and texts that come before all, are part of
-    the user's message before them, else of the next one."""
+def _joined(system: list[str], messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages without two user messages in a row. System messages are appended to the user message before them, or
+    else put before the next one; `system` are the texts of leading system messages."""
     found: list[Mapping[str, Any]] = []
-    waiting = list(told)
+    waiting = list(system)
     for message in messages:
-        asks = found and found[-1]["role"] == "user"
-        if message["role"] in SYSTEM and not asks:
+        after_user = found and found[-1]["role"] == "user"
+        if message["role"] in SYSTEM and not after_user:
             waiting.append(message["content"])
-        elif asks and message["role"] in ("user", *SYSTEM):
+        elif after_user and message["role"] in ("user", *SYSTEM):
             found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n\n{message['content']}"}
         elif message["role"] == "user" and waiting:
             found.append({**message, "content": "\n\n".join([*waiting, message["content"]])})

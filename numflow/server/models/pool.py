@@ -1,5 +1,5 @@
-"""The models of the service by name: loaded when first asked for, unloaded when others need their memory, loaded again
-when their device has died."""
+"""The pool of the service's models: loading on demand, unloading of the least recently used, reloading after the death
+of a device."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ from numflow.server.models.facts import weight_files
 from numflow.server.models.served import Served
 
 log = logging.getLogger("numflow.server")
-WATCH_S = 1.0    # how often models are looked after
-CALM_S = 60.0    # seconds without a loss after which earlier ones are forgotten
-PAUSES = (0.0, 0.0, 2.0, 5.0, 15.0, 30.0)  # seconds before a model is loaded again, by its losses lately; then the last
+WATCH_S = 1.0    # seconds between checks of the models
+CALM_S = 60.0    # seconds without a failure after which the count of failures starts again
+PAUSES = (0.0, 0.0, 2.0, 5.0, 15.0, 30.0)  # seconds before a model is loaded again, by its count of failures
 
 
 def _pause(losses: int) -> float:
@@ -23,7 +23,7 @@ def _pause(losses: int) -> float:
 
 
 class Lease:
-    """A model in use; it stays loaded until the lease is released. adapter: that its name asks for."""
+    """A model in use, which stays loaded until the lease is released. adapter: the adapter in the requested name."""
 
     def __init__(self, slot: "_Slot", served: Served, adapter: str | None = None):
         self._slot: _Slot | None = slot
@@ -33,7 +33,7 @@ class Lease:
         self.served = served
 
     def release(self) -> None:
-        """The model is not needed any more; may be called twice."""
+        """Release the model; may be called twice."""
         if self._slot is not None:
             self._slot.users -= 1
             self._slot.used = time.monotonic()
@@ -47,95 +47,98 @@ class Lease:
 
 
 class _Slot:
-    """A name's place. failed: why the last attempt to load it did not succeed, or why it was lost. losses: how often
-    that was so lately; next: when it may be loaded again (time.monotonic), since: when it was loaded."""
+    """State of one configured model.
+
+    failed: error of the last load, or the failure of its device. losses: recent failures. next: time from which on it
+    may be loaded again. since: time when it was loaded. used: time of its last use (all time.monotonic).
+    """
 
     def __init__(self, config: ModelConfig):
         self.config = config
         self.served: Served | None = None
-        self.gone: Served | None = None  # a lost one, still to be closed
+        self.gone: Served | None = None  # a failed model, still to be closed
         self.users, self.used, self.size = 0, 0.0, 0
-        self.keep: float | None = None  # seconds that it stays unused, as a request has said; None: as the option
+        self.keep: float | None = None  # seconds unused before unloading, from a request; None: option unload_after
         self.failed: Exception | None = None
         self.loading: asyncio.Task | None = None
         self.losses, self.next, self.since, self.is_lost = 0, 0.0, 0.0, False
 
 
 class ModelPool:
-    """All models that the configuration names.
+    """All configured models.
 
-    load: makes a Served of a ModelConfig; runs in a thread of its own.
+    load: makes a Served from a ModelConfig and the queue size; called in a thread.
     """
 
     def __init__(self, config: Config, load: Callable[[ModelConfig, int], Served] = Served):
         self._config, self._load = config, load
         self._slots = {model.name: _Slot(model) for model in config.models}
         self._names = {name: model.name for model in config.models for name in (model.name, *model.aliases)}
-        self._room = asyncio.Lock()  # one at a time makes room and loads
+        self._room = asyncio.Lock()  # only one model at a time makes room and is loaded
         self.ready = False
 
     @property
     def default(self) -> str:
-        """The name that a request without one means."""
+        """Name of the model for requests without a model name."""
         return self._config.models[0].name
 
     def find(self, name: str | None) -> str:
-        """A model's own name.
+        """The configured name of the model that a request asks for.
 
         Raises:
-            ApiError: there is none of that name.
+            ApiError: there is no such model.
         """
         if not name:
             return self.default
-        if (own := self.named(name)) is not None:
-            return own
+        if (model := self.named(name)) is not None:
+            return model
         if (pair := self.with_adapter(name)) is not None:
             return pair[0]
         rule = self._config.unknown_model
         if rule == "default" or (rule == "auto" and len(self._slots) == 1 and not self._config.strict):
-            return self.default  # many programs have a name built in; the answer says which model it was
+            return self.default  # many programs have a fixed model name; the answer has the name of the model used
         raise ApiError(404, f"there is no model {name!r:.200}; models: {', '.join(self._slots)}", param="model",
                        code="model_not_found")
 
     def named(self, name: str) -> str | None:
-        """The own name of a model that goes by a name, with or without Ollama's ":latest"; None: there is none."""
+        """The configured name for a name or alias, with or without Ollama's ":latest"; None if there is no model."""
         return self._names.get(name) or self._names.get(name.removesuffix(":latest"))
 
     def with_adapter(self, name: str | None) -> tuple[str, str] | None:
-        """A model's own name and an adapter's, of "MODEL:ADAPTER"; None where the model has no adapters to choose."""
+        """(model, adapter) of a name "MODEL:ADAPTER"; None if it is no such name, or the model has no adapters."""
         text = name or ""
         if self.named(text) is not None:
             return None
-        for at in (at for at, letter in enumerate(text) if letter == ":"):
-            own = self._names.get(text[:at])
-            if own is not None and self._slots[own].config.load.get("adapters") is not None:
-                return own, text[at + 1:]
+        for colon in (index for index, letter in enumerate(text) if letter == ":"):
+            model = self._names.get(text[:colon])
+            if model is not None and self._slots[model].config.load.get("adapters") is not None:
+                return model, text[colon + 1:]
         return None
 
     async def unload(self, name: str) -> bool:
-        """Whether a model, by its own name, is not in memory any more: one that is in use stays."""
+        """Unload a model, unless it is in use. Return whether it is unloaded."""
         slot = self._slots[name]
         if slot.served is not None and not slot.users:
             await self._unload(slot)
         return slot.served is None
 
     def loaded(self) -> list[Served]:
-        """The models that are in memory."""
+        """The loaded models."""
         return [slot.served for slot in self._slots.values() if slot.served is not None]
 
     def listing(self) -> list[tuple[ModelConfig, Served | None, Exception | None]]:
-        """Every model: how it is configured, and what became of it."""
+        """(configuration, loaded model or None, error or None) of every model."""
         return [(slot.config, slot.served, slot.failed) for slot in self._slots.values()]
 
     async def acquire(self, name: str | None) -> Lease:
-        """A model, loaded. Who takes the lease releases it.
+        """Load a model, if necessary, and lease it. The caller releases the lease.
 
         Raises:
-            ApiError: no such model, it cannot be loaded, or others that are in use leave no memory for it.
-            DeviceFaultError: its device has died, and the service ends then.
+            ApiError: there is no such model, it cannot be loaded, or models in use leave no memory for it.
+            DeviceFaultError: its device has died, and the service shuts down (on_failure = "exit").
         """
         slot = self._slots[self.find(name)]
-        while (served := slot.served) is None or served.failure:  # again, if others took its memory before its use
+        while (served := slot.served) is None or served.failure:  # repeat, if it was unloaded again before its use
             if served is not None:
                 self._lose(slot, served.failure)
             await self._filled(slot)
@@ -146,10 +149,10 @@ class ModelPool:
         return Lease(slot, served, pair and pair[1])
 
     async def preload(self) -> None:
-        """Load the models that are wanted from the beginning.
+        """Load the models with the option preload.
 
         Raises:
-            NumflowError: the first of them cannot be loaded.
+            NumflowError: a model cannot be loaded.
         """
         for slot in self._slots.values():
             if slot.config.preload and slot.served is None:
@@ -157,7 +160,7 @@ class ModelPool:
         self.ready = True
 
     def failing(self) -> dict[str, str]:
-        """Reasons of failure, by name of the model: a model whose device has died fails until it is loaded again."""
+        """Reasons of failure by model. A model whose device has died fails until it is loaded again."""
         found = {}
         for name, slot in self._slots.items():
             why = slot.served.failure if slot.served is not None else str(slot.failed) if slot.is_lost else ""
@@ -166,11 +169,11 @@ class ModelPool:
         return found
 
     async def watch(self) -> None:
-        """Look after the models, for as long as the service runs: one whose device has died is loaded again.
+        """Check the models until the service ends: unload idle models, and reload models whose device has died.
 
         Raises:
-            DeviceFaultError: one was lost, and the service is to end then (on_failure); or this process can use its
-            device no more.
+            DeviceFaultError: a device has died and the service is to end (on_failure), or this process cannot use the
+            device any more.
         """
         while True:
             await asyncio.sleep(WATCH_S)
@@ -187,18 +190,17 @@ class ModelPool:
                         raise slot.failed
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Let a model, by its own name, stay for so long after its last use; None: as the configuration has it."""
+        """Set the seconds after its last use until a model is unloaded; None: as configured."""
         self._slots[name].keep = seconds
 
     def _is_idle(self, slot: _Slot) -> bool:
-        """Whether a model has been of no use for as long as it is to stay."""
+        """Whether a model has been unused for longer than it may stay."""
         after = self._config.unload_after or float("inf") if slot.keep is None else slot.keep
         return slot.served is not None and not slot.users and slot.loading is None \
             and time.monotonic() - slot.used > after
 
     def _lose(self, slot: _Slot, why: str) -> None:
-        """A model is of no use any more: the next one to ask for it gets a new one, or an error while it cannot be
-        had."""
+        """Record the failure of a model. The next request loads it again, or gets an error until it may be loaded."""
         log.error({"model": slot.config.name, "lost": why})
         if self._config.on_failure == "exit":
             raise DeviceFaultError(f"model {slot.config.name}: {why}")
@@ -209,7 +211,7 @@ class ModelPool:
         slot.gone, slot.served = slot.served, None
 
     async def close(self) -> None:
-        """Unload everything, when what is being loaded is there."""
+        """Unload all models, after running loads have ended."""
         for slot in self._slots.values():
             if slot.loading is not None:
                 await asyncio.wait([slot.loading])
@@ -218,19 +220,19 @@ class ModelPool:
                 await self._unload(slot)
 
     async def _filled(self, slot: _Slot) -> None:
-        """Wait until it is loaded. Loading goes on if whoever asked for it goes away.
+        """Wait until a model is loaded. Loading continues if the caller is cancelled.
 
         Raises:
-            ApiError: it cannot be loaded, or it was lost several times lately and is left alone for a while.
+            ApiError: it cannot be loaded, or it has failed several times and may only be loaded later.
         """
         if slot.loading is None and slot.is_lost and (left := slot.next - time.monotonic()) > 0:
-            raise ApiError(503, f"{slot.config.name} was lost and is loaded again in {left:.0f} s: "
+            raise ApiError(503, f"{slot.config.name} has failed and is loaded again in {left:.0f} s: "
                            f"{one_line(slot.failed or Exception())}", code="model_unavailable",
                            headers={"Retry-After": str(int(left) + 1)})
         await asyncio.shield(self._begin(slot))
 
     def _begin(self, slot: _Slot) -> asyncio.Task:
-        """The task that loads it."""
+        """The task that loads a model, started if there is none."""
         if slot.loading is None:
             slot.loading = asyncio.create_task(self._fill(slot))
             slot.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -260,7 +262,7 @@ class ModelPool:
             return
         need = slot.size or sum(file.stat().st_size for file in await asyncio.to_thread(weight_files, slot.config.path))
         if need > budget:
-            raise ApiError(400, f"{slot.config.name} needs {need} bytes, more than all models may have ({budget})",
+            raise ApiError(400, f"{slot.config.name} needs {need} bytes; the limit for all models is {budget} (memory)",
                            param="model", code="model_too_large")
         used = sum(served.nbytes for served in self.loaded())
         for other in sorted(self._slots.values(), key=lambda slot: slot.used):
@@ -274,7 +276,7 @@ class ModelPool:
                            param="model", code="model_unavailable", headers={"Retry-After": "10"})
 
     async def _bury(self, slot: _Slot) -> None:
-        """Give back what a lost model has."""
+        """Close a failed model."""
         gone, slot.gone = slot.gone, None
         if gone is not None:
             try:

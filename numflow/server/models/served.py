@@ -1,4 +1,4 @@
-"""A model that the service has loaded: its engine, and how its prompts are made."""
+"""A loaded model of the service: its engine, prompts and default settings."""
 
 import hashlib
 import re
@@ -26,22 +26,22 @@ from numflow.server.models.facts import weight_files
 from numflow.server.models.one_system import folded
 from numflow.tokenizer.fill_in import FillIn, find_fill_in
 
-SAMPLES, SAMPLE_BYTES = 16, 1 << 16  # of each weight file, for the fingerprint
+SAMPLES, SAMPLE_BYTES = 16, 1 << 16  # samples of each weight file, and bytes of each, for the fingerprint
 
 
 class Served:
     """A loaded model.
 
-    engine:      None for models that do not write text.
-    tool_format: how calls are written. template_tools: the chat template shows the model its tools by itself.
-    fingerprint: changes with weights, specification, options and version.
+    engine:      None for models that do not generate text.
+    tool_format: format of tool calls. template_tools: whether the chat template renders tools.
+    fingerprint: a hash that changes with weights, specification, options and version.
     """
 
     def __init__(self, config: ModelConfig, queue: int):
         self.config, self.name = config, config.name
         self.created = int(time.time())
-        self.last_request = (0, 0)  # tokens of its prompt, and new ones
-        self.limits: Any = None  # of this machine, once they have been measured
+        self.last_request = (0, 0)  # prompt tokens and new tokens
+        self.limits: Any = None  # limits of this machine, once they have been measured (roofline)
         try:
             self.model = numflow.load(config.path, **config.load)
         except NumflowError as error:
@@ -56,7 +56,7 @@ class Served:
             self.engine = Engine(self.model, max_queue=queue, budget=config.budget, **config.engine) \
                 if self.generates else None
             if self.engine is None and (idle := config.own & config.engine.keys()):
-                raise RequestError(f"{min(idle)} has no effect: {config.name} does not write text")
+                raise RequestError(f"{min(idle)} has no effect: {config.name} does not generate text")
         except BaseException:
             self.model.close()
             raise
@@ -64,27 +64,27 @@ class Served:
 
     @property
     def generates(self) -> bool:
-        """Whether it writes text."""
+        """Whether the model generates text."""
         return self.model.runner.causal and "logits" in self.model.network.outputs
 
     @property
     def chats(self) -> bool:
-        """Whether it answers messages: it writes text, and has a template for them."""
+        """Whether the model generates text and has a template for messages."""
         return self.generates and (self.chat_template is not None or self.prompts.has_own_template)
 
     @property
     def thinks(self) -> bool:
-        """Whether its chat template knows thinking."""
+        """Whether the chat template supports thinking."""
         return shown_marks(self.chat_template) is not None or self.mentions("enable_thinking")
 
     @cached_property
     def think_marks(self) -> ThinkMarks:
-        """Marks between which it thinks, if it does."""
+        """Marks around thinking text."""
         return shown_marks(self.chat_template) or THINKING[0]
 
     @property
     def capabilities(self) -> list[str]:
-        """Names of the things that it can do."""
+        """Names of the model's capabilities."""
         labels = self.model.facts.labels
         able = {"completion": self.generates, "chat": self.chats, "tools": self.chats and (
             self.template_tools or not self.prompts.holds_one_question), "thinking": self.thinks,
@@ -94,7 +94,7 @@ class Served:
 
     @cached_property
     def fill_in(self) -> FillIn | None:
-        """Tokens by which it fills in; None: it cannot."""
+        """Special tokens for fill-in-the-middle; None if the model has none."""
         try:
             return find_fill_in(self.tokenizer)
         except NumflowError:
@@ -102,27 +102,26 @@ class Served:
 
     def filled_in(self, before: str, after: str,
                   files: Sequence[tuple[str, str]] = ()) -> tuple[list[int], dict[str, Any]]:
-        """A prompt to write what stands between two texts, and the settings that it needs. files: names and texts of
-        others.
+        """A fill-in-the-middle prompt, and the settings that it needs. files: names and texts of further files.
 
         Raises:
-            ApiError: the model cannot.
+            ApiError: the model has no tokens for it.
         """
         if self.fill_in is None:
-            raise bad_request(f"{self.name} cannot fill in: its vocabulary has no tokens for what stands before and "
-                              "after", "suffix", "unsupported")
+            raise bad_request(f"{self.name} cannot fill in the middle: its vocabulary has no tokens for prefix and "
+                              "suffix", "suffix", "unsupported")
         for text in (before, after, *(text for _, text in files)):
             check_size(self.tokenizer, text, self.model.context)
         return self.fill_in.ids(self.tokenizer, before, after, files), {"stop_token_ids": list(self.fill_in.ends)}
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Settings of requests that set none of their own."""
+        """Default settings of requests, from the configuration."""
         return self.config.prompt
 
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
-        """Sampling settings of a conversation whose request sets none."""
+        """Default sampling settings of a conversation."""
         given = with_defaults({}, self.defaults, talks=True)
         if "decoding_alg" in given:
             return inferflow(given.pop("decoding_alg")) | given
@@ -130,18 +129,18 @@ class Served:
 
     @property
     def failure(self) -> str:
-        """Reason why every request fails until the model is loaded again; "" if all is well."""
+        """Reason why every request fails until the model is loaded again; "" if the model works."""
         return self.engine.failure if self.engine is not None else self.model.core.failure
 
     @property
     def nbytes(self) -> int:
-        """Memory of weights, keys and values."""
+        """Bytes of weights and KV cache."""
         program = self.model.program
         return int(program.weights_bytes) + self.model.runner.kv_bytes()
 
     @property
     def memory(self) -> MemoryPlan | None:
-        """Memory of the machine that the model takes, and may come to take."""
+        """Memory that the model takes, and its limits."""
         return self.engine.memory if self.engine is not None else self.model.runner.memory
 
     @property
@@ -155,29 +154,29 @@ class Served:
 
     @cached_property
     def marks(self) -> dict[int, str]:
-        """Special tokens that are part of how calls and thinking are written, id -> text."""
+        """Special tokens that mark tool calls and thinking: id -> text."""
         return special_marks(self.tokenizer, (*self.think_marks, *self.tool_format.marks))
 
     def need_engine(self) -> Engine:
         """The engine.
 
         Raises:
-            ApiError: the model does not write text.
+            ApiError: the model does not generate text.
         """
         if self.engine is None:
-            raise bad_request(f"{self.name} does not write text: it is for embeddings or for filling gaps", "model",
+            raise bad_request(f"{self.name} does not generate text: it is for embeddings or for masked tokens", "model",
                               "unsupported")
         return self.engine
 
     def knows(self, name: str, field: str, ignored: Ignored) -> bool:
-        """Whether the chat template has a name; if not, the field that is for it is ignored."""
+        """Whether the chat template uses a name; if not, the field with its value is ignored."""
         if self.mentions(name):
             return True
-        ignored.add(field, f"the chat template of {self.name} knows no {name!r:.80}", "unsupported")
+        ignored.add(field, f"the chat template of {self.name} does not use {name!r:.80}", "unsupported")
         return False
 
     def mentions(self, name: str) -> bool:
-        """Whether a name stands in the chat template."""
+        """Whether a name occurs in the chat template."""
         return name in self._template_words
 
     @cached_property
@@ -185,16 +184,16 @@ class Served:
         return frozenset(re.findall(r"\w+", self.chat_template or ""))
 
     def with_system(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Messages with the configured system message, where they have none of their own."""
-        own = self.config.prompt.get("system_prompt")
-        if own and not any(message["role"] in ("system", "developer") for message in messages):
-            return [{"role": "system", "content": own}, *messages]
+        """Messages with the configured system message, if they have no system message."""
+        system_prompt = self.config.prompt.get("system_prompt")
+        if system_prompt and not any(message["role"] in ("system", "developer") for message in messages):
+            return [{"role": "system", "content": system_prompt}, *messages]
         return messages
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> ConversationIds:
-        """Ids of a conversation; where the template refuses its system messages, of one in which they stand elsewhere.
+        """Token ids of a conversation. If the template refuses the system messages, they are moved (one_system.py).
 
-        variables: further names for the template, which it knows.
+        variables: further variables of the template.
 
         Raises:
             TokenizerError: the template refuses the messages.
@@ -214,11 +213,11 @@ class Served:
             raise error
 
     def text_of(self, messages, variables) -> str:
-        """The same as text, special tokens included."""
+        """The prompt of a conversation as text, with special tokens."""
         return self.tokenizer.decode(self.render(messages, variables), skip_special=False)
 
     def check_length(self, ids: Sequence[int], limit: int, param: str = "messages") -> None:
-        """A prompt has to fit into the context, and below the service's own limit (0: none).
+        """Check that a prompt fits into the context, and into the service's limit (0: none).
 
         Raises:
             ApiError: it does not; the message has both lengths.
@@ -229,7 +228,7 @@ class Served:
                            code="context_length_exceeded")
 
     def close(self) -> None:
-        """Give everything back; requests that run are cancelled."""
+        """Close engine and model. Running requests are cancelled."""
         if self.engine is not None:
             self.engine.close(drain=False)
         self.model.close()
@@ -251,11 +250,11 @@ class Served:
         try:
             return self.model.tokenizer.chat_template
         except NumflowError:
-            return None  # a model that only takes ids
+            return None  # a model without a tokenizer, which takes only token ids
 
 
 def _fingerprint(config: ModelConfig, model) -> str:
-    """A hash of what answers depend on; of weight files, samples and the size."""
+    """A hash of everything that answers depend on: version, options, network, and sizes and samples of weight files."""
     parts = [numflow.__version__, repr(sorted(config.load.items())), model.network.name, repr(model.network.facts)]
     digest = hashlib.sha256("\n".join(map(str, parts)).encode())
     for file in weight_files(config.path):

@@ -93,9 +93,9 @@ function versions(where, node) {
   if (all.length < 2) return;
   const go = to => { if (running) return; talk.show(all[to]); draw(); keep(); };
   const box = make("span", "versions"); box.setAttribute("role", "group"); box.setAttribute("aria-label", "Versions");
-  button(box, "‹", () => go(at - 1), "Version before").disabled = at === 0;
+  button(box, "‹", () => go(at - 1), "Previous version").disabled = at === 0;
   box.append(make("span", "", `${at + 1}/${all.length}`));
-  button(box, "›", () => go(at + 1), "Version after").disabled = at === all.length - 1;
+  button(box, "›", () => go(at + 1), "Next version").disabled = at === all.length - 1;
   where.append(box);
 }
 
@@ -181,7 +181,7 @@ async function attach(found) {
   note("");
   for (const file of found) {
     if (file.size > 1e6) { note(`${file.name} has more than 1 MB`); continue; }
-    try { files.push({ name: file.name, text: new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer()).replace(/\n$/, "") }); } catch { note(`${file.name} is no text in UTF-8`); }
+    try { files.push({ name: file.name, text: new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer()).replace(/\n$/, "") }); } catch { note(`${file.name} is not UTF-8 text`); }
   }
   $("file").value = ""; attached(); $("prompt").focus();
 }

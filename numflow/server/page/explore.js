@@ -32,20 +32,20 @@ function table(heads, rows) {
 /* KV blocks, again and again while they are looked at. */
 async function kv() {
   const found = await ask("explore/kv"), { counts } = found, pool = found.pools[0];
-  $("kv-facts").textContent = `${pool.used} of ${pool.capacity} blocks of ${found.block_tokens} tokens are held, ${pool.kept} more are kept; ` +
-    `${counts.copied_blocks} copied, ${found.evicted} evicted, ${counts.swaps} swaps, ${counts.prefix_tokens} of ${counts.prompt_tokens} tokens of prompts found again.`;
+  $("kv-facts").textContent = `${pool.used} of ${pool.capacity} blocks of ${found.block_tokens} tokens are in use, ${pool.kept} more are cached; ` +
+    `${counts.copied_blocks} copied, ${found.evicted} evicted, ${counts.swaps} swaps, ${counts.prefix_tokens} of ${counts.prompt_tokens} prompt tokens from the prefix cache.`;
   $("kv-pools").replaceChildren(...found.pools.map((one, at) => {
     const box = make("div"), blocks = make("div", "blocks");
     const shared = one.blocks.filter(n => n > 1).length;
     box.append(make("h2", "", at || one.window ? `Blocks of a window of ${one.window} tokens` : "Blocks"));
-    blocks.setAttribute("role", "img"); blocks.setAttribute("aria-label", `${one.used} held, ${shared} of them shared, ${one.kept} kept, ${one.capacity} in all`);
+    blocks.setAttribute("role", "img"); blocks.setAttribute("aria-label", `${one.used} in use, ${shared} of them shared, ${one.kept} cached, ${one.capacity} in all`);
     one.blocks.forEach((n, block) => {
       const cell = make("i", n > 1 ? "many" : n === 1 ? "one" : n < 0 ? "kept" : "free");
-      cell.title = `block ${block}: ${n > 1 ? `shared by ${n}` : n === 1 ? "held by one" : n < 0 ? "kept" : "free"}`; cell.dataset.block = block; blocks.append(cell);
+      cell.title = `block ${block}: ${n > 1 ? `shared by ${n}` : n === 1 ? "in use" : n < 0 ? "cached" : "free"}`; cell.dataset.block = block; blocks.append(cell);
     });
     box.append(blocks); return box;
   }));
-  $("kv-requests").replaceChildren(found.requests.length ? table(["request", "state", "prompt", "found again", "sequences", "tokens", "blocks"], found.requests.map(r => [
+  $("kv-requests").replaceChildren(found.requests.length ? table(["request", "state", "prompt", "cached", "sequences", "tokens", "blocks"], found.requests.map(r => [
     `${r.number}`, r.running ? "runs" : r.sequences.some(s => s.swapped) ? "swapped out" : "waits", `${r.prompt}`, `${r.reused}`, `${r.sequences.length}`,
     r.sequences.map(s => s.tokens).join(" "), r.sequences.map(s => s.blocks.length).join(" ")])) : make("p", "soft", "No request runs."));
   const rows = [...$("kv-requests").querySelectorAll("tr")].slice(1);
@@ -57,7 +57,7 @@ async function kv() {
   tree(found.tree, found.tree_in_all);
 }
 function tree(nodes, all) {
-  if (!nodes.length) { $("kv-tree").replaceChildren(make("p", "soft", "No text is kept.")); return; }
+  if (!nodes.length) { $("kv-tree").replaceChildren(make("p", "soft", "The prefix cache is empty.")); return; }
   const places = new Map(), known = new Set(nodes.map(n => n.node)), below = new Map(); let row = 0, deep = 0;
   for (const n of nodes) { const at = known.has(n.before) ? n.before : 0; below.set(at, [...(below.get(at) || []), n]); }
   const order = (below.get(0) || []).map(node => [node, 0]).reverse();
@@ -72,9 +72,9 @@ function tree(nodes, all) {
   for (const p of places.values()) {
     const from = places.get(p.node.before);
     if (from) lines.push(draw("path", { class: "link", d: `M${x(from)} ${y(from)} V${y(p)} H${x(p)}` }));
-    dots.push(draw("circle", { class: p.node.held ? "node held" : "node", cx: x(p), cy: y(p), r: 7 }, draw("title", {}, p.node.block < 0 ? "evicted" : `block ${p.node.block}, ${p.node.held ? `held by ${p.node.held}` : "kept"}`)));
+    dots.push(draw("circle", { class: p.node.held ? "node held" : "node", cx: x(p), cy: y(p), r: 7 }, draw("title", {}, p.node.block < 0 ? "evicted" : `block ${p.node.block}, ${p.node.held ? `in use by ${p.node.held}` : "cached"}`)));
   }
-  const drawing = picture(32 + 26 * deep, 32 + 24 * row, `${all} blocks in ${(below.get(0) || []).length} beginnings`, ...lines, ...dots);
+  const drawing = picture(32 + 26 * deep, 32 + 24 * row, `${all} blocks in ${(below.get(0) || []).length} prefixes`, ...lines, ...dots);
   drawing.setAttribute("width", 32 + 26 * deep);
   $("kv-tree").replaceChildren(drawing);
 }
@@ -108,7 +108,7 @@ function histogram({ from, to, counts }, label) {
 }
 function weights({ weights: stored, decoded }) {
   const top = Math.max(...[...stored, ...decoded].map(Math.abs), 1e-30), x = at => 12 + 22 * at, y = v => 80 - 70 * v / top;
-  return picture(720, 160, "Weights as stored and as they come back", draw("line", { class: "axis", x1: 0, x2: 720, y1: 80, y2: 80 }),
+  return picture(720, 160, "Original and quantised weights", draw("line", { class: "axis", x1: 0, x2: 720, y1: 80, y2: 80 }),
     draw("polyline", { class: "line", points: stored.map((v, at) => `${x(at)},${y(v)}`).join(" ") }), ...decoded.map((v, at) => draw("circle", { class: "dot", cx: x(at), cy: y(v), r: 3.5 }, draw("title", {}, `${number(stored[at], 5)} becomes ${number(v, 5)}`))));
 }
 
@@ -119,7 +119,7 @@ async function roofline() {
   try { found = await ask("explore/roofline"); } catch (error) { $("roofline-facts").textContent = ""; throw error; }
   const { limits, last_request: last, token, prompt } = found;
   $("roofline-facts").textContent = `Memory ${limits.read_gb_s.toFixed(1)} GB/s, int8 ${limits.int8_gop_s.toFixed(0)} and float32 ${limits.f32_gop_s.toFixed(0)} 10⁹ operations/s, ${limits.threads} threads. ` +
-    `The last request had ${last.prompt} tokens and wrote ${last.new}; below, a token after ${token.context}, and a prompt of ${prompt.tokens}.`;
+    `The last request had ${last.prompt} prompt tokens and ${last.new} new tokens. Below: decoding a token after ${token.context} tokens, and a prompt of ${prompt.tokens} tokens.`;
   const points = [...token.ops.map(op => ({ ...op, kind: "token" })), ...prompt.ops.map(op => ({ ...op, kind: "prompt" }))].filter(op => op.gop_s > 0 && op.megabytes > 0)
     .map(op => ({ ...op, ops: op.gop_s / op.gb_s })); // operations per byte
   const low = -2, high = 4, least = -2, most = Math.log10(limits.int8_gop_s) + .4, x = v => 50 + 640 * (Math.log10(v) - low) / (high - low), y = v => 300 - 280 * (Math.log10(v) - least) / (most - least);
@@ -145,7 +145,7 @@ async function timeline() {
   for (const id of ["batch", "tokens", "context"]) $(id).parentElement.querySelector("output").textContent = slid(id);
   const found = await ask("explore/timeline", { cluster: $("cluster").value, devices: $("devices").value, batch: slid("batch"), tokens: slid("tokens"), context: slid("context") });
   const full = found.devices.filter(name => found.memory[name].used > found.memory[name].limit);
-  $("timeline-facts").textContent = `${number(found.tokens_per_second)} tokens/s, ${number(1000 * found.seconds / 2)} ms a batch; devices work ${(100 * found.shares.work).toFixed(0)} % of the time, exchange ${(100 * found.shares.exchange).toFixed(0)} %. ` +
+  $("timeline-facts").textContent = `${number(found.tokens_per_second)} tokens/s, ${number(1000 * found.seconds / 2)} ms a batch; devices compute ${(100 * found.shares.work).toFixed(0)} % of the time, communicate ${(100 * found.shares.exchange).toFixed(0)} %. ` +
     found.devices.map(name => `${name}: ${size(found.memory[name].used)} of ${size(found.memory[name].limit)}`).join(", ") + (full.length ? `. Does not fit: ${full.join(", ")}` : "");
   const x = t => 60 + 640 * t / found.seconds, rows = new Map(found.devices.map((name, at) => [name, at]));
   $("timeline-plot").replaceChildren(picture(720, 30 + 30 * rows.size, `${found.devices.length} devices over ${number(1000 * found.seconds)} ms`,

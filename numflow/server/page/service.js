@@ -48,7 +48,7 @@ async function watch() {
   const speed = before?.id === model.id && now > before.now ? Math.max(0, engine.new_tokens - before.tokens) / (now - before.now) * 1000 : 0;
   before = { id: model.id, now, tokens: engine.new_tokens };
   const rows = [["Speed now", `${speed.toFixed(1)} tokens/s`], ["Requests", `${engine.running} running, ${engine.waiting} waiting`], ["Weights", short(model.bytes)],
-    ["Keys and values", `${short(engine.kv_bytes_used)} of ${short(engine.kv_bytes)}`], ["Prompts found again", `${(100 * engine.prefix_hit_rate).toFixed(0)} %`]];
+    ["KV cache", `${short(engine.kv_bytes_used)} of ${short(engine.kv_bytes)}`], ["Prefix cache hits", `${(100 * engine.prefix_hit_rate).toFixed(0)} %`]];
   const list = make("dl");
   for (const [name, value] of rows) list.append(make("dt", "", name), make("dd", "", value));
   $("service").replaceChildren(list);

@@ -24,7 +24,7 @@ function tip(span, hold = false) {
     row.setAttribute("aria-label", `${visible(t.token)}, ${percent(t.logprob)}${t.mine ? ", chosen" : ", go on from here"}`);
     row.onclick = () => { tip(null); goOn(reply, n, t.part, t); };
     return row;
-  }), make("div", "row-hint", hold ? "Choose one to go on from it." : ""));
+  }), make("div", "row-hint", hold ? "Choose one to continue from it." : ""));
   const at = span.getBoundingClientRect(), box = $("tip").getBoundingClientRect();
   const below = at.bottom + 6 + box.height < innerHeight;
   $("tip").style.left = `${Math.max(8, Math.min(at.left, innerWidth - box.width - 8))}px`;

@@ -1,4 +1,4 @@
-"""From a chat request to a prompt: messages as templates want them, tools, and the choice of one."""
+"""Convert a chat request to a prompt: messages for the chat template, tools, and the tool choice."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,17 @@ from numflow.server.messages.schemas import ChatRequest, CustomMessageCall, Mess
 from numflow.server.models.served import Served
 from numflow.server.protocols.tools import call_grammar, render, wanted
 
-TEMPLATE_NAMES = ("messages", "tools", "template", "add_generation_prompt")  # not for chat_template_kwargs
-MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # beside a message's content, elsewhere
+TEMPLATE_NAMES = ("messages", "tools", "template", "add_generation_prompt")  # not allowed in chat_template_kwargs
+MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # media fields of messages in other interfaces
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A rendered conversation. settings: what its tools add. splitter: arguments of the Splitter of each choice.
-    wished: settings where the request has no constraint of its own."""
+    """A rendered conversation.
+
+    settings: additional settings for forced tools. splitter: arguments of each choice's Splitter. wished: settings that
+    apply only if the request has no constraint of its own.
+    """
 
     ids: ConversationIds
     settings: Mapping[str, Any]
@@ -31,7 +34,7 @@ class ChatPrompt:
     wished: Mapping[str, Any] = field(default_factory=dict)
 
     def make_splitter(self, pieces: bool = False) -> Splitter:
-        """A new one, for one choice. pieces: arguments of calls are told as they come."""
+        """Make a Splitter for one choice. pieces: stream the arguments of calls."""
         return Splitter(**self.splitter, pieces=pieces)
 
 
@@ -39,37 +42,37 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored,
             most: int = 0) -> ChatPrompt:
     """The prompt of a chat request.
 
-    thinking: text between <think> marks is told apart. ignored: takes what the template does not know. begun: text that
-    the answer goes on from. most: tokens that a prompt may have; 0: as the context.
+    thinking: separate thinking from the answer. ignored: collects fields that the template does not use. begun: the
+    beginning of the answer, which the model continues. most: largest number of prompt tokens; 0: the context.
 
     Raises:
-        ApiError: messages or tools that the model cannot take. TokenizerError: the template refuses the messages.
+        ApiError: the model cannot take the messages or tools. TokenizerError: the template refuses the messages.
     """
     variables = template_variables(served, body.chat_template_kwargs, ignored)
     if body.reasoning_effort is not None and served.knows("reasoning_effort", "reasoning_effort", ignored):
         variables["reasoning_effort"] = body.reasoning_effort
-    asked = wanted(body)
-    forced = bool(asked.forced)
-    ids = _rendered(served, body, asked.shown, variables, ignored, min(most or served.model.context,
+    tools = wanted(body)
+    forced = bool(tools.forced)
+    ids = _rendered(served, body, tools.shown, variables, ignored, min(most or served.model.context,
                                                                        served.model.context))
     if forced and begun:
-        raise bad_request("an answer that is begun already cannot be a call that has to be made: leave out the last "
-                          "message or tool_choice", "tool_choice")
+        raise bad_request("an answer with a given beginning cannot be a forced tool call: leave out the last message "
+                          "or tool_choice", "tool_choice")
     if begun and opens_thinking(served.tokenizer, ids, served.think_marks):
-        begun = f"\n{served.think_marks.end}\n\n{begun}"  # what is begun is the answer
-    opening = begun if not forced else "" if asked.grammar else served.tool_format.opening
+        begun = f"\n{served.think_marks.end}\n\n{begun}"  # `begun` is part of the answer, not of the thinking
+    opening = begun if not forced else "" if tools.grammar else served.tool_format.opening
     if opening:
         ids = ConversationIds([*ids, *served.tokenizer.encode(opening, add_special=False)])
-    return ChatPrompt(ids, asked.constraint(), {
-        "tools": asked.form(served), "forced": forced, "names": asked.names, "thinking": thinking and not forced,
+    return ChatPrompt(ids, tools.constraint(), {
+        "tools": tools.form(served), "forced": forced, "names": tools.names, "thinking": thinking and not forced,
         "marks": served.think_marks, "inside": opens_thinking(served.tokenizer, ids, served.think_marks),
-        "single": not asked.several},
-        call_grammar(served, asked, ignored))
+        "single": not tools.several},
+        call_grammar(served, tools, ignored))
 
 
 def _rendered(served: Served, body: ChatRequest, tools: Sequence[Tool], variables: Mapping[str, Any],
               ignored: Ignored, most: int) -> ConversationIds:
-    """Ids of the conversation; without its oldest turns where it is too long and that is wanted."""
+    """Token ids of the conversation, without its oldest turns if it is too long and `overflow` allows dropping."""
     messages = messages_of(body.messages)
     if (body.overflow or served.defaults.get("overflow")) in (None, "refuse"):
         return render(served, messages, tools, variables)
@@ -81,26 +84,26 @@ def _rendered(served: Served, body: ChatRequest, tools: Sequence[Tool], variable
 
 
 def template_variables(served: Served, given: Mapping[str, Any] | None, ignored: Ignored) -> dict[str, Any]:
-    """The further names for the chat template that it knows.
+    """The chat_template_kwargs that the chat template uses.
 
     Raises:
-        ApiError: one is a name of what the template gets in any case.
+        ApiError: a name is one of TEMPLATE_NAMES.
     """
     for name in given or {}:
         if name in TEMPLATE_NAMES:
-            raise bad_request(f"chat_template_kwargs: {name} has a field of its own, or is not for requests",
+            raise bad_request(f"chat_template_kwargs: {name} has its own field in the request, or cannot be set",
                               f"chat_template_kwargs.{name}")
     return {name: value for name, value in (given or {}).items()
             if served.knows(name, f"chat_template_kwargs.{name}", ignored)}
 
 
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: content is text, arguments of calls are objects.
+    """Messages for the chat template: content is text, and arguments of calls are objects.
 
     Raises:
-        ApiError: a message without content, or with content that is no text.
+        ApiError: a message has no content, or content that is no text.
     """
-    return [_message(message, f"messages[{at}]") for at, message in enumerate(newer(messages))]
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(newer(messages))]
 
 
 def _message(message: Message, place: str) -> dict[str, Any]:
@@ -110,10 +113,10 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     plain = message.model_dump(exclude_none=True, exclude={"content", "tool_calls"})
     content = message.content
     if isinstance(content, list):
-        for at, part in enumerate(content):
+        for index, part in enumerate(content):
             if part.type != "text" or part.text is None:
-                raise bad_request(f"{place}.content[{at}] is of type {quoted(part.type)}; models here read text only",
-                                  f"{place}.content[{at}]", "unsupported")
+                raise bad_request(f"{place}.content[{index}] is of type {quoted(part.type)}; models here read text "
+                                  "only", f"{place}.content[{index}]", "unsupported")
         content = "".join(part.text or "" for part in content)
     if content is None and not message.tool_calls:
         raise bad_request(f"{place} has no content", f"{place}.content", "missing_field")

@@ -1,4 +1,4 @@
-"""POST /: Inferflow's own interface, its fields, its reply and its chunks."""
+"""POST /: Inferflow's interface, with its request fields, replies and chunks."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -18,13 +18,13 @@ from numflow.server.service.service import Generating, Service
 from numflow.server.service.status import status_of
 from numflow.tokenizer.inferflow_template import encode_template
 
-MOST_TOKENS = 102_400  # new tokens, as in the original
+MOST_TOKENS = 102_400  # largest number of new tokens, as in Inferflow
 DEFAULT_TOKENS = 1024
-CHUNK_BYTES = 16  # of text, before a chunk is sent
+CHUNK_BYTES = 16  # bytes of text from which on a chunk is sent
 
 
 async def native(service: Service, request: Request) -> Response:
-    """Answer a query in Inferflow's way."""
+    """Answer a query of Inferflow's interface."""
     body = await service.read(request, NativeRequest)
     if body.header is not None and body.header.fn == "get_stat":
         return Json({**status_of(service), "ret_code": "succ", "is_end": 1})
@@ -59,7 +59,7 @@ class _Answer:
             raise bad_request("max_output_len and max_new_tokens are the same: give one of them", "max_new_tokens")
         limit = body.max_output_len or body.max_new_tokens or served.defaults.get("max_tokens") or DEFAULT_TOKENS
         given = {"decoding_alg": body.decoding_alg or None, "temperature": body.temperature, "stop": body.stop,
-                 "seed": body.random_seed or None}  # 0 is another one each time
+                 "seed": body.random_seed or None}  # 0: a random seed
         given = {key: value for key, value in given.items() if value is not None}
         if "stop" in given:
             given["stop"] = stops(given["stop"], self._running.ignored)
@@ -73,7 +73,7 @@ class _Answer:
                                chat=isinstance(prompt, ConversationIds))]
 
     def _prompt(self) -> ConversationIds | list[int]:
-        """The template with the query in it; without any template the text is continued."""
+        """The template filled with the query; without a template, the text itself."""
         body, served = self._body, self._served
         template = body.decoder_input_template or served.defaults.get("prompt_template")
         if body.encoder_input_template:
@@ -84,8 +84,8 @@ class _Answer:
         prefix = served.tokenizer.encode(body.res_prefix, add_special=False) if body.res_prefix else []
         if not served.model.has_template and "chat_template" not in served.defaults:
             if body.system_prompt:
-                raise bad_request(f"{served.name} has no template, and so no place for a system prompt",
-                                  "system_prompt", "unsupported")
+                raise bad_request(f"{served.name} has no template, so system_prompt cannot be used", "system_prompt",
+                                  "unsupported")
             return [*served.prompts.encode(body.text), *prefix]
         messages = [{"role": "system", "content": body.system_prompt}] if body.system_prompt else []
         return ConversationIds([*served.render([*messages, {"role": "user", "content": body.text}], {}), *prefix])
@@ -95,7 +95,7 @@ class _Answer:
         return self._filled(template, "") if template else self._served.prompts.encode(self._body.text)
 
     def _decoder_prefix(self) -> list[int] | None:
-        """The decoder's first tokens, if there is a template for them."""
+        """The decoder's first tokens from the template; None without a template."""
         template = self._body.decoder_input_template or self._served.defaults.get("prompt_template")
         if template:
             return self._filled(template)
@@ -116,7 +116,7 @@ class _Answer:
         return {"text": self._running.runs[0].results[0].text, **self._end()}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The reply in chunks, a JSON object and an empty line each."""
+        """The reply in chunks: a JSON object and an empty line each."""
         run, = self._running.runs
         held = ""
         async for pieces in run:
@@ -137,7 +137,7 @@ class _Answer:
 
 
 def timings(result) -> dict[str, float]:
-    """Counts, milliseconds and speeds of a generation."""
+    """Token counts, milliseconds and tokens per second of a generation."""
     stats = result.stats
     return {"prompt_n": stats["prompt_tokens"], "cache_n": stats.get("cached_tokens", 0),
             "prompt_ms": 1000 * stats["prefill_s"], "prompt_per_second": stats["prefill_tok_s"],

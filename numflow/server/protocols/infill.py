@@ -1,4 +1,4 @@
-"""POST /infill: what stands between two texts, by models that have tokens for it."""
+"""POST /infill: fill-in-the-middle, for models with special tokens for it."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -19,7 +19,7 @@ REASONS = {"length": "limit", "stop_string": "word", "stop": "eos"}
 
 
 async def infill(service: Service, request: Request) -> Response:
-    """Fill in a text."""
+    """Generate the text between a prefix and a suffix."""
     return await service.answer(request, InfillRequest, _Answer)
 
 
@@ -35,7 +35,7 @@ class _Answer(Answer):
     def _make(self, engine: Engine) -> list[Checked]:
         body, ignored = self._body, self._running.ignored
         files = [(file.filename or "file", file.text) for file in body.input_extra or []]
-        ids, own = self._served.filled_in(body.input_prefix + (body.prompt or ""), body.input_suffix, files)
+        ids, extra = self._served.filled_in(body.input_prefix + (body.prompt or ""), body.input_suffix, files)
         self._running.check(ids, "input_prefix")
         if (body.model_extra or {}).pop("samplers", None):
             ignored.add("samplers", "samplers has no effect here: filters come in the order of every route")
@@ -44,7 +44,7 @@ class _Answer(Answer):
         settings = with_defaults({**own_settings(body, ignored), **{
             name: value for name, value in given.items() if value is not None}}, self._served.defaults, talks=False)
         limit = self._served.defaults.get("max_tokens") if body.n_predict in (None, -1) else body.n_predict
-        return [engine.request(ids, **{**settings, **own}, max_tokens=limit)]
+        return [engine.request(ids, **{**settings, **extra}, max_tokens=limit)]
 
     async def finish(self) -> None:
         await self._running.finish()
@@ -55,7 +55,7 @@ class _Answer(Answer):
         return self._end(run.results[0].text, run.results[0].ids)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The reply in server-sent events; the last has `stop` true, and nothing comes after it."""
+        """The reply in server-sent events. The last event has `stop` true; there is no [DONE]."""
         run, = self._running.runs
         async for pieces in run:
             self._running.came(run, pieces)

@@ -1,4 +1,4 @@
-"""Content of Anthropic's Messages: blocks to messages, tools to functions, parts of a reply to blocks and events."""
+"""Conversion of Anthropic's Messages: blocks to messages, tools to functions, parts of a reply to blocks and events."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,23 +10,23 @@ from numflow.server.http.ignored import Ignored
 from numflow.server.messages.messages_schemas import CountRequest, MessageBlock, MessagesTool, MessageTurn
 from numflow.server.messages.reply import ReplyPart
 
-Event = tuple[str, dict[str, Any]]  # its type, and its fields beside the type
+Event = tuple[str, dict[str, Any]]  # type, and fields without the type
 THOUGHTS = ("thinking", "redacted_thinking")
 
 
 def messages_of_turns(turns: Sequence[MessageTurn],
                       system: str | list[MessageBlock] | None) -> tuple[list[dict[str, Any]], str]:
-    """Messages of a chat request, and the text that the answer goes on from, which a last turn of the assistant is.
+    """Messages of a chat request, and the beginning of the answer: the text of a last turn of the assistant.
 
     Raises:
-        ApiError: a block that is not complete, or that models here cannot read.
+        ApiError: a block is incomplete, or has an unsupported type.
     """
-    told = system if isinstance(system, str) else "\n\n".join(_texts(system or [], "system"))
-    found: list[dict[str, Any]] = [{"role": "system", "content": told}] if told else []
-    for at, turn in enumerate(turns):
+    text = system if isinstance(system, str) else "\n\n".join(_texts(system or [], "system"))
+    found: list[dict[str, Any]] = [{"role": "system", "content": text}] if text else []
+    for index, turn in enumerate(turns):
         content = [MessageBlock(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content
         read = _assistant if turn.role == "assistant" else _user
-        found += read(turn.role, content, f"messages[{at}].content")
+        found += read(turn.role, content, f"messages[{index}].content")
     begun = ""
     if turns[-1].role == "assistant" and not found[-1].get("tool_calls"):
         begun = found.pop()["content"] or ""
@@ -36,51 +36,52 @@ def messages_of_turns(turns: Sequence[MessageTurn],
 
 
 def _user(role: str, blocks: Sequence[MessageBlock], place: str) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before and after the text around them."""
+    """Messages of a user turn: each tool result is a separate message, between the texts around it."""
     found: list[dict[str, Any]] = []
     texts: list[str] = []
 
-    def say() -> None:
+    def flush() -> None:
         if texts:
             found.append({"role": role, "content": "\n".join(texts)})
             texts.clear()
 
-    for at, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if block.type != "tool_result":
-            texts.append(_block_text(block, f"{place}[{at}]"))
+            texts.append(_block_text(block, f"{place}[{index}]"))
             continue
-        say()
+        flush()
         if block.tool_use_id is None:
-            raise bad_request(f"{place}[{at}].tool_use_id is missing", f"{place}[{at}].tool_use_id", "missing_field")
-        text = _result(block.content, f"{place}[{at}].content")
+            field = f"{place}[{index}].tool_use_id"
+            raise bad_request(f"{field} is missing", field, "missing_field")
+        text = _result(block.content, f"{place}[{index}].content")
         found.append({"role": "tool", "tool_call_id": block.tool_use_id,
                       "content": f"Error: {text}" if block.is_error else text})
-    say()
+    flush()
     return found or [{"role": role, "content": ""}]
 
 
 def _result(content: Any, place: str) -> str:
-    """Text of a tool's result: a text, or blocks."""
+    """Text of a tool's result, which is a text or a list of blocks."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list) or not all(isinstance(one, Mapping) for one in content):
         raise bad_request(f"{place} should be text or a list of blocks", place, "invalid_value")
-    return "\n".join(_part_text(one, f"{place}[{at}]") for at, one in enumerate(content))
+    return "\n".join(_part_text(one, f"{place}[{index}]") for index, one in enumerate(content))
 
 
 def _assistant(role: str, blocks: Sequence[MessageBlock], place: str) -> list[dict[str, Any]]:
     texts, thoughts, calls = [], [], []
-    for at, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if block.type == "tool_use":
             if not block.id or not block.name or not isinstance(block.input, Mapping):
-                raise bad_request(f"{place}[{at}] should have id, name and input, an object", f"{place}[{at}]",
+                raise bad_request(f"{place}[{index}] should have id, name and input, an object", f"{place}[{index}]",
                                   "invalid_value")
             calls.append({"id": block.id, "type": "function",
                           "function": {"name": block.name, "arguments": json.dumps(block.input)}})
         elif block.type in THOUGHTS:
             thoughts.append(block.thinking or "")
         else:
-            texts.append(_block_text(block, f"{place}[{at}]"))
+            texts.append(_block_text(block, f"{place}[{index}]"))
     message: dict[str, Any] = {"role": role, "content": "".join(texts)}
     if any(thoughts):
         message["reasoning_content"] = "\n".join(thoughts)
@@ -92,15 +93,15 @@ def _block_text(block: MessageBlock, place: str) -> str:
 
 
 def _part_text(part: Mapping[str, Any], place: str) -> str:
-    """The text of a part of text, of a document that is one, or of a result of a search, below its title and source."""
+    """The text of a text block, of a plain-text document, or of a search result (with title and source above it)."""
     kind, source, content = part.get("type"), part.get("source"), part.get("content")
     inner = source if isinstance(source, Mapping) else {}
     text = part.get("text") if kind == "text" else None
     if kind == "document":
         text = inner.get("data") if inner.get("type") == "text" else None
     if kind == "search_result" and isinstance(content, list) and isinstance(source, str):
-        texts = [_part_text(one if isinstance(one, Mapping) else {}, f"{place}.content[{at}]")
-                 for at, one in enumerate(content)]
+        texts = [_part_text(one if isinstance(one, Mapping) else {}, f"{place}.content[{index}]")
+                 for index, one in enumerate(content)]
         text = "\n".join([f"{part.get('title', '')} ({source})", *texts])
     if not isinstance(text, str):
         raise _unreadable(kind, place)
@@ -108,7 +109,7 @@ def _part_text(part: Mapping[str, Any], place: str) -> str:
 
 
 def _texts(blocks: Sequence[MessageBlock], place: str) -> list[str]:
-    return [_block_text(block, f"{place}[{at}]") for at, block in enumerate(blocks)]
+    return [_block_text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
 
 
 def _unreadable(kind: Any, place: str):
@@ -116,14 +117,14 @@ def _unreadable(kind: Any, place: str):
 
 
 def tools_of_messages(body: CountRequest, ignored: Ignored) -> dict[str, Any]:
-    """Fields of a chat request for tools. Anthropic's own tools are left out, unless one has to be called.
+    """Fields of a chat request for tools. Anthropic's own tools are ignored, unless the choice forces one.
 
     Raises:
-        ApiError: a tool without a name, or a choice that cannot be met.
+        ApiError: a tool has no name, or the choice cannot be met.
     """
     functions = []
-    for at, tool in enumerate(body.tools or []):
-        if (function := _function(tool, f"tools[{at}]", ignored)) is not None:
+    for index, tool in enumerate(body.tools or []):
+        if (function := _function(tool, f"tools[{index}]", ignored)) is not None:
             functions.append(function)
     choice = body.tool_choice
     if choice is None or (choice.type in ("auto", "none") and not functions):
@@ -149,14 +150,14 @@ def _function(tool: MessagesTool, place: str, ignored: Ignored) -> dict[str, Any
 
 
 class Blocks:
-    """Blocks of a reply as they grow. `take` and `end` give the events that tell of them."""
+    """Content blocks of a reply while it is generated. `take` and `end` yield the events of the stream."""
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
-        self._open: str | None = None  # type of the last block, which grows
+        self._open: str | None = None  # type of the last block, if it may still grow
 
     def take(self, part: ReplyPart) -> Iterator[Event]:
-        """One more part."""
+        """Take a part of the reply."""
         block: dict[str, Any]
         if part.kind == "arguments":
             yield self._delta({"type": "input_json_delta", "partial_json": part.text})
@@ -179,15 +180,15 @@ class Blocks:
         yield self._delta({"type": f"{kind}_delta", kind: part.text})
 
     def end(self) -> Iterator[Event]:
-        """No more parts come, or none of the same kind."""
+        """End the last block."""
         if self._open is not None:
             self._open = None
             yield "content_block_stop", {"index": len(self.blocks) - 1}
 
-    def _begin(self, block: dict[str, Any], told: dict[str, Any]) -> Event:
+    def _begin(self, block: dict[str, Any], content_block: dict[str, Any]) -> Event:
         self.blocks.append(block)
         self._open = block["type"]
-        return "content_block_start", {"index": len(self.blocks) - 1, "content_block": told}
+        return "content_block_start", {"index": len(self.blocks) - 1, "content_block": content_block}
 
     def _delta(self, delta: dict[str, Any]) -> Event:
         return "content_block_delta", {"index": len(self.blocks) - 1, "delta": delta}

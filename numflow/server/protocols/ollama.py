@@ -28,7 +28,7 @@ from numflow.server.protocols.talk import SHARED, ReplyChoice, Talk, chat_reques
 from numflow.server.service.service import Answer, Generating, Service
 
 NANOSECONDS = 1e9
-NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}  # options of other names -> ours
+NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}  # Ollama's options -> ours
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SPAN = re.compile(r"(-?)((?:[0-9]{1,9}(?:\.[0-9]{0,9})?(?:ns|us|µs|ms|s|m|h))+)")
 
@@ -52,7 +52,7 @@ async def generate(service: Service, request: Request) -> Response:
 
 
 async def _load(service: Service, request: Request, body: OllamaSettled, empty: Mapping[str, Any]) -> Json:
-    """Without a prompt a model is loaded, or with a keep_alive of 0 unloaded."""
+    """Load the model of a request without a prompt, or unload it if keep_alive is 0."""
     name, ends = service.pool.find(body.model), seconds_of(body.keep_alive) == 0
     if ends:
         await service.pool.unload(name)
@@ -63,16 +63,16 @@ async def _load(service: Service, request: Request, body: OllamaSettled, empty: 
 
 
 def _keep(service: Service, body: OllamaSettled) -> None:
-    """Let the model stay for as long as a request says."""
+    """Apply a request's keep_alive to its model."""
     if body.keep_alive is not None:
         service.pool.keep(service.pool.find(body.model), seconds_of(body.keep_alive))
 
 
 def seconds_of(span: str | float | None) -> float | None:
-    """Seconds of a keep_alive: a number of them, or text such as "5m" or "1h30m"; below 0 is for ever.
+    """Seconds of a keep_alive: a number of seconds, or text such as "5m" or "1h30m"; negative: for ever.
 
     Raises:
-        ApiError: it is none.
+        ApiError: it is no duration.
     """
     if span is None:
         return None
@@ -86,20 +86,20 @@ def seconds_of(span: str | float | None) -> float | None:
             raise bad_request(f'keep_alive should be seconds, or text such as "5m", is {quoted(span)}', "keep_alive",
                               "invalid_value")
     if span != span:
-        raise bad_request("keep_alive is no number", "keep_alive", "invalid_value")
+        raise bad_request("keep_alive should be a number", "keep_alive", "invalid_value")
     return float("inf") if span < 0 else float(span)
 
 
 def now() -> str:
-    """The time, as Ollama writes it."""
+    """The current time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def fields_of(body: OllamaSettled, served: Served, ignored: Ignored) -> dict[str, Any]:
-    """Fields of a chat request beside its messages.
+    """Fields of a chat request, without its messages.
 
     Raises:
-        ApiError: thinking is wanted of a model that has none, or an option is a constraint and unknown.
+        ApiError: the request asks for thinking of a model without it, or an unknown option is a constraint.
     """
     found: dict[str, Any] = {"format": body.format, "logprobs": body.logprobs,
                              "top_logprobs": body.top_logprobs if body.logprobs else None}
@@ -112,21 +112,21 @@ def fields_of(body: OllamaSettled, served: Served, ignored: Ignored) -> dict[str
         if isinstance(body.think, str):
             found["reasoning_effort"] = body.think
     for name, value in (body.options or {}).items():
-        own = NAMES.get(name, name)
+        option = NAMES.get(name, name)
         if value is None:
             continue
-        if own == "max_tokens":
-            found[own] = max(value, -1) if isinstance(value, int) else value  # -2: as far as the context goes
-        elif own in OWN or own in FIELDS or own in SHARED:
-            found[own] = value
+        if option == "max_tokens":
+            found[option] = max(value, -1) if isinstance(value, int) else value  # -2: until the context is full
+        elif option in OWN or option in FIELDS or option in SHARED:
+            found[option] = value
         else:
             refuse(name, value, "options.")
-            ignored.add(f"options.{name}"[:100], f"options.{name:.80} has no effect on requests here")
+            ignored.add(f"options.{name}"[:100], f"options.{name:.80} has no effect on a request")
     return found
 
 
 class _Answer(Answer):
-    """The reply to one request, in lines of JSON."""
+    """The reply to one request, as JSON lines."""
 
     media_type = "application/x-ndjson"
 
@@ -142,15 +142,15 @@ class _Answer(Answer):
         await self._talk.start()
 
     def talk(self) -> Talk:
-        """The request, made in a thread."""
+        """Make the Talk of the request; called in a thread."""
         raise NotImplementedError
 
-    def told(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """The fields that a part of the reply has."""
+    def content_fields(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """Fields of a line for a part of the reply."""
         raise NotImplementedError
 
-    def asked(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> ChatRequest:
-        """The request as one for a chat."""
+    def chat_request(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> ChatRequest:
+        """The request as a chat request."""
         ignored = self._running.ignored
         fields = fields_of(self.body, self._running.served, ignored)
         return chat_request(self.body, ignored, {"messages": messages, **fields, **more})
@@ -162,7 +162,7 @@ class _Answer(Answer):
         """The reply in one piece."""
         choice, = self._talk.ended()
         self._take(choice, choice.last)
-        return self._line(self.told(self.text, self.thinking, self._calls) | self._logprobs(choice.entries),
+        return self._line(self.content_fields(self.text, self.thinking, self._calls) | self._logprobs(choice.entries),
                           self._end(choice))
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -171,7 +171,8 @@ class _Answer(Answer):
             if lines := [line for choice, parts in fed for line in self._lines(choice, parts)]:
                 yield b"".join(lines)
         choice, = self._talk.ended()
-        last = dump(self._line(self.told("") | self._logprobs(choice.untold()), self._end(choice))) + b"\n"
+        fields = self.content_fields("") | self._logprobs(choice.new_logprobs())
+        last = dump(self._line(fields, self._end(choice))) + b"\n"
         yield b"".join([*self._lines(choice, choice.last), last])
 
     def _take(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> None:
@@ -188,19 +189,19 @@ class _Answer(Answer):
         for part in parts:
             if part.kind in ("call", "arguments"):
                 continue
-            told = self.told("", calls=[_call(part)]) if part.call is not None else (
-                self.told("", part.text) if part.kind == "reasoning" else self.told(part.text))
-            lines.append(dump(self._line(told | self._logprobs(choice.untold()), {"done": False})) + b"\n")
+            content = self.content_fields("", calls=[_call(part)]) if part.call is not None else (
+                self.content_fields("", part.text) if part.kind == "reasoning" else self.content_fields(part.text))
+            lines.append(dump(self._line(content | self._logprobs(choice.new_logprobs()), {"done": False})) + b"\n")
         return lines
 
     def _logprobs(self, entries: Sequence[Any]) -> dict[str, Any]:
         return {"logprobs": chat_entries(self._running.served.tokenizer, entries)} if entries else {}
 
-    def _line(self, told: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-        return {"model": self._running.served.name, "created_at": now(), **told, **state}
+    def _line(self, content: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model": self._running.served.name, "created_at": now(), **content, **state}
 
     def _end(self, choice: ReplyChoice) -> dict[str, Any]:
-        """Reason and times of the end, these in nanoseconds."""
+        """Fields of the last line: reason, counts, and times in nanoseconds."""
         stats = choice.result.stats
         return {"done": True, "done_reason": "length" if choice.result.finish_reason == "length" else "stop",
                 "total_duration": int((time.perf_counter() - self._begin) * NANOSECONDS), "load_duration": 0,
@@ -217,39 +218,39 @@ def _call(part: ReplyPart) -> dict[str, Any]:
 
 
 class _Chat(_Answer):
-    """The reply to a conversation. A last message of the assistant is gone on from."""
+    """The reply to a conversation. A last message of the assistant is continued."""
 
     body: OllamaChat
 
     def talk(self) -> Talk:
         messages, begun = _messages(self.body.messages or [])
         tools = [tool.model_dump(exclude_none=True) for tool in self.body.tools or []]
-        return Talk(self._service, self._running, self.asked(messages, tools=tools or None), begun)
+        return Talk(self._service, self._running, self.chat_request(messages, tools=tools or None), begun)
 
-    def told(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    def content_fields(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         more = {name: value for name, value in (("thinking", thinking), ("tool_calls", calls)) if value}
         return {"message": {"role": "assistant", "content": text, **more}}
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> tuple[list[dict[str, Any]], str]:
-    """Messages of a chat request, and the text that the answer goes on from."""
+    """Messages of a chat request, and the beginning of the answer, which the model continues."""
     found: list[dict[str, Any]] = []
-    ids: list[str] = []  # of calls whose results have not come yet
-    for at, message in enumerate(messages):
+    ids: list[str] = []  # ids of calls without results so far
+    for index, message in enumerate(messages):
         if message.images:
-            raise bad_request(f"messages[{at}] has images; models here read text only", f"messages[{at}].images",
+            raise bad_request(f"messages[{index}] has images; models here read text only", f"messages[{index}].images",
                               "unsupported")
         plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking:
             plain["reasoning_content"] = message.thinking
         if message.tool_calls:
             calls: list[dict[str, Any]] = [{
-                "id": call.id or f"call_{at}_{number}", "type": "function", "function": {
+                "id": call.id or f"call_{index}_{number}", "type": "function", "function": {
                     "name": call.function.name, "arguments": json.dumps(call.function.arguments or {})}}
                 for number, call in enumerate(message.tool_calls)]
             plain["tool_calls"], ids = calls, [str(call["id"]) for call in calls]
         if message.role == "tool":
-            plain["tool_call_id"] = message.tool_call_id or (ids.pop(0) if ids else f"call_{at}")
+            plain["tool_call_id"] = message.tool_call_id or (ids.pop(0) if ids else f"call_{index}")
             plain |= {"name": message.tool_name} if message.tool_name else {}
         found.append(plain)
     last = found[-1]
@@ -259,7 +260,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> tuple[list[dict[str, Any]], 
 
 
 class _Generate(_Answer):
-    """The reply to a prompt, raw or as a question."""
+    """The reply to a prompt, raw or as a user message."""
 
     body: OllamaGenerate
 
@@ -268,10 +269,10 @@ class _Generate(_Answer):
         if body.images:
             raise bad_request("images are not supported; models here read text only", "images", "unsupported")
         if body.template:
-            raise bad_request("template is not supported: the model has one; with raw the prompt is as it is",
+            raise bad_request("template is not supported: the model's own template is used, or none with raw",
                               "template", "unsupported")
         messages = [{"role": "system", "content": body.system}] if body.system else []
-        asked = self.asked([*messages, {"role": "user", "content": body.prompt or ""}])
+        chat = self.chat_request([*messages, {"role": "user", "content": body.prompt or ""}])
 
         def prompt() -> ChatPrompt:
             settings: dict[str, Any] = {}
@@ -280,13 +281,13 @@ class _Generate(_Answer):
             elif body.raw or not served.chats:
                 ids = served.prompts.encode(body.prompt or "")
             else:
-                made = prepare(served, asked, self._service.config.reasoning == "separate", self._running.ignored)
+                made = prepare(served, chat, self._service.config.reasoning == "separate", self._running.ignored)
                 return ChatPrompt(ConversationIds([*(body.context or []), *made.ids]), made.settings, made.splitter)
             return ChatPrompt(ConversationIds([*(body.context or []), *ids]), settings, {"thinking": False})
 
-        return Talk(self._service, self._running, asked, make=prompt)
+        return Talk(self._service, self._running, chat, make=prompt)
 
-    def told(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    def content_fields(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
     def _end(self, choice: ReplyChoice) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ollama's routes around models: lists, facts, embeddings, fetching and deleting."""
+"""Ollama's routes for models: lists, facts, embeddings, downloading and deleting."""
 
 import asyncio
 import shutil
@@ -23,29 +23,29 @@ from numflow.server.models.facts import FileFacts, file_facts, quantisation
 from numflow.server.models.served import Served
 from numflow.server.service.service import Service
 
-LONG = timedelta(days=365)  # models stay in memory until others need it: they expire far away
+LONG = timedelta(days=365)  # expiry of models without a time limit
 UNKNOWN = "0001-01-01T00:00:00Z"
-VERSION = "0.12.0"  # the interface of Ollama that is spoken here; clients look at it
+VERSION = "0.12.0"  # version of Ollama's interface that is implemented; clients check it
 
 
 def tag(name: str) -> str:
-    """A model's name with a tag, as all names of Ollama have one."""
+    """A model's name with a tag, which all names in Ollama have."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 async def version(service: Service, request: Request) -> Json:
-    """The version of the interface, and numflow's own."""
+    """Versions of the interface and of numflow."""
     return Json({"version": VERSION, "numflow": numflow.__version__})
 
 
 async def tags(service: Service, request: Request) -> Json:
-    """All models."""
+    """List all models."""
     listed = [(config, await asyncio.to_thread(file_facts, config)) for config, *_ in service.pool.listing()]
     return Json({"models": [_entry(config, facts) for config, facts in listed]})
 
 
 async def loaded(service: Service, request: Request) -> Json:
-    """Models in memory."""
+    """List the loaded models."""
     found = []
     for config, served, _ in service.pool.listing():
         if served is not None:
@@ -81,7 +81,7 @@ async def show(service: Service, request: Request) -> Json:
 
 
 def _parameters(served: Served | None) -> str:
-    """Sampling settings of a conversation, as a list of two columns."""
+    """Default sampling settings of a conversation, as text in two columns."""
     if served is None or not served.generates:
         return ""
     return "\n".join(f"{name:<30} {value}" for name, value in served.sampling.items())
@@ -98,7 +98,7 @@ def _entry(config: ModelConfig, facts: FileFacts | None) -> dict[str, Any]:
 
 
 async def embed(service: Service, request: Request) -> Json:
-    """Embeddings of texts, each as long as 1."""
+    """Embeddings of texts, normalised to length 1."""
     begin, body = time.perf_counter(), await service.read(request, OllamaEmbed)
     texts = [body.input] if isinstance(body.input, str) else body.input
     if not all(texts):
@@ -124,7 +124,7 @@ async def embeddings(service: Service, request: Request) -> Json:
 
 def _vectors(served: Served, texts: Sequence[str], truncate: bool,
              dimensions: int | None = None) -> tuple[list[list[float]], int]:
-    """Embeddings, and the tokens of all texts. dimensions: 0 or None for all."""
+    """Embeddings, and the number of tokens of all texts. dimensions: 0 or None: all."""
     vectors = served.model.embed(list(texts), truncate=truncate, dimensions=dimensions or None)
     return vectors.tolist(), sum(len(served.tokenizer.encode(text)) for text in texts)
 
@@ -133,18 +133,18 @@ def _named(service: Service, body: OllamaModel) -> ModelConfig:
     """The model that a request names.
 
     Raises:
-        ApiError: the configuration has none of that name.
+        ApiError: the configuration has no such model.
     """
-    asked = body.model or body.name or ""
-    name = service.pool.named(asked)
+    given = body.model or body.name or ""
+    name = service.pool.named(given)
     if name is None:
-        raise ApiError(404, f"there is no model {asked!r:.200}: this service has the models of its configuration",
+        raise ApiError(404, f"there is no model {given!r:.200}: this service has only the models of its configuration",
                        param="model", code="model_not_found")
     return next(config for config, *_ in service.pool.listing() if config.name == name)
 
 
 async def pull(service: Service, request: Request) -> Response:
-    """Fetch the files of a configured model, unless they are here."""
+    """Download the files of a configured model, unless they are on this disk."""
     body = await service.read(request, OllamaModel)
     config = _named(service, body)
 
@@ -163,20 +163,20 @@ async def pull(service: Service, request: Request) -> Response:
 
 
 async def refused(service: Service, request: Request) -> Response:
-    """Tell that models are not made, copied or sent elsewhere."""
-    raise bad_request("this service has the models of its configuration: it makes, copies and pushes none", "model",
-                      "unsupported")
+    """Refuse to create, copy or push a model."""
+    raise bad_request("this service has only the models of its configuration: it cannot create, copy or push models",
+                      "model", "unsupported")
 
 
 async def delete(service: Service, request: Request) -> Response:
-    """Delete the files of a model that numflow has fetched, where the configuration allows it."""
+    """Delete the files of a downloaded model, if the configuration allows it."""
     config = _named(service, await service.read(request, OllamaModel))
     if not service.config.deletable:
-        raise ApiError(403, "this service deletes no models: its option deletable is off", code="not_deletable")
+        raise ApiError(403, "this service deletes no models: the option deletable is off", code="not_deletable")
     entry = catalogue.find(config.path)
-    place = store.installed(entry) if entry is not None else None
-    if entry is None or place is None or models_dir().resolve() not in place.resolve().parents:
-        raise bad_request(f"{config.name} is no model that numflow has fetched by its name: {config.path} stays",
+    folder = store.installed(entry) if entry is not None else None
+    if entry is None or folder is None or models_dir().resolve() not in folder.resolve().parents:
+        raise bad_request(f"{config.name} is no model that numflow has downloaded by name: {config.path} is kept",
                           "model", "unsupported")
     if not await service.pool.unload(config.name):
         raise ApiError(409, f"{config.name} is in use; try again later", param="model", code="model_in_use")

@@ -46,7 +46,7 @@ class _Answer(Answer):
         await self._talk.finish()
 
     def whole(self) -> dict[str, Any]:
-        """The reply in one piece: the stream's parts, put together."""
+        """The complete reply."""
         return {**self._envelope, "usage": self._running.usage(), "choices": [{
             "index": choice.index, "message": self._message(choice.splitter.reply),
             "logprobs": self._logprobs(choice.entries), "finish_reason": self._reason(choice)}
@@ -69,7 +69,7 @@ class _Answer(Answer):
         yield DONE
 
     def _deltas(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> list[bytes]:
-        """Chunks for parts of the reply; log-probabilities go with the first text that comes after them."""
+        """Chunks for parts of the reply. Log-probabilities are sent with the next text."""
         deltas = (self._delta(choice, part) for part in parts)
         return [self._chunk(choice.index, delta, self._take(choice)) for delta in deltas if delta]
 
@@ -92,8 +92,8 @@ class _Answer(Answer):
         return self._calls.reason(finish_reason(choice.result, choice.splitter.reply))
 
     def _take(self, choice: ReplyChoice) -> dict[str, Any] | None:
-        """Log-probabilities of the tokens that came since the last time."""
-        entries = choice.untold()
+        """Log-probabilities of the tokens since the last call."""
+        entries = choice.new_logprobs()
         return self._logprobs(entries) if entries else None
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
@@ -108,20 +108,20 @@ class _Answer(Answer):
 
 
 def _begun(body: ChatRequest) -> tuple[ChatRequest, str]:
-    """The request without its last message, and the text of it, which the answer goes on from.
+    """The request without its last message, and the text of this message, which the answer continues.
 
     Raises:
-        ApiError: the last message is no text of the assistant, or there is no other.
+        ApiError: the last message is no text of the assistant, or it is the only message.
     """
     *others, last = body.messages
     if last.role != "assistant" or not isinstance(last.content, str) or last.tool_calls or not others:
-        raise bad_request("continue_final_message goes on from a last message of the assistant that is text, after "
-                          "others", "continue_final_message", "invalid_value")
+        raise bad_request("continue_final_message needs a last message of the assistant with text, after other "
+                          "messages", "continue_final_message", "invalid_value")
     return body.model_copy(update={"messages": others}), last.content
 
 
 def finish_reason(result: Generation, reply: Reply | None = None) -> str:
-    """OpenAI's word for why a text ended."""
+    """OpenAI's finish_reason of a text."""
     if result.finish_reason == "length":
         return "length"
     called = reply is not None and any(not call.broken for call in reply.calls)

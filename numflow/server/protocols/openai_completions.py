@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts continued, with log-probabilities of prompt and new tokens for evaluation harnesses."""
+"""POST /v1/completions: text completion, with log-probabilities of prompt and new tokens for evaluation harnesses."""
 
 import secrets
 import time
@@ -48,15 +48,15 @@ class _Answer(Answer):
         settings = completion_settings(self._body, self._served.defaults, self._running.ignored)
         model = self._served.model
         if self._body.echo and model.runner.has_encoder:
-            raise bad_request("echo repeats a prompt that the text continues; this model writes a text of its own",
-                              "echo", "unsupported")
-        self._running.check_count(len(self._prompts) * max(self._n, self._body.best_of or 1))  # before anything is made
+            raise bad_request("echo is not supported by encoder-decoder models: their text does not continue the "
+                              "prompt", "echo", "unsupported")
+        self._running.check_count(len(self._prompts) * max(self._n, self._body.best_of or 1))
 
         def make(engine: Engine) -> list[Checked]:
-            own = self._encoded()
+            extra = self._encoded()
             for ids in self._ids:
                 self._running.check(ids, "prompt")
-            requests = [engine.request(ids, **{**settings, **own}) for ids in self._ids]
+            requests = [engine.request(ids, **{**settings, **extra}) for ids in self._ids]
             if self._body.echo:
                 self._echoes = [_Echo(self._served, prompt, checked)
                                 for prompt, checked in zip(self._prompts, requests, strict=True)]
@@ -65,25 +65,25 @@ class _Answer(Answer):
         await self._running.start(make)
 
     def _encoded(self) -> dict[str, Any]:
-        """Read the prompts; the settings that they need."""
+        """Encode the prompts; return the settings that they need."""
         encode, suffix = self._served.prompts.encode, self._body.suffix
         if not suffix:
             self._ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
             return {}
         if not all(isinstance(prompt, str) for prompt in self._prompts):
-            raise bad_request("suffix needs a prompt that is text", "prompt", "unsupported")
+            raise bad_request("suffix needs a prompt of text, not of token ids", "prompt", "unsupported")
         found = [self._served.filled_in(prompt, suffix) for prompt in self._prompts if isinstance(prompt, str)]
         self._ids = [ids for ids, _ in found]
         return found[0][1]
 
     async def finish(self) -> None:
-        """Wait for all of it."""
-        kept = self._all = {id(run): [_Choice(self, index, run, sample) for sample in range(len(run.results))]
-                            for index, run in enumerate(self._running.runs)}
+        """Wait for the end of the generation."""
+        choices = self._all = {id(run): [_Choice(self, index, run, sample) for sample in range(len(run.results))]
+                               for index, run in enumerate(self._running.runs)}
 
         def take(run: Run, pieces: list[Piece]) -> None:
             for piece in pieces:
-                kept[id(run)][piece.index].take(piece)
+                choices[id(run)][piece.index].take(piece)
 
         await self._running.finish(take)
 
@@ -98,9 +98,9 @@ class _Answer(Answer):
         return {**self._envelope, "choices": choices, "usage": self._running.usage()}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The reply in server-sent events, the prompts one after the other as far as they are."""
-        for number, run in enumerate(self._running.runs):
-            choices = [_Choice(self, number, run, sample) for sample in range(len(run.results))]
+        """The reply in server-sent events, one prompt after the other."""
+        for index, run in enumerate(self._running.runs):
+            choices = [_Choice(self, index, run, sample) for sample in range(len(run.results))]
             if self._body.echo:
                 yield b"".join(self._chunk(choice, choice.first()) for choice in choices)
             async for pieces in run:
@@ -123,7 +123,7 @@ class _Answer(Answer):
 
 
 class _Part:
-    """Some text with the log-probabilities of its tokens."""
+    """A piece of text with the log-probabilities of its tokens."""
 
     def __init__(self, text: str, logprobs: dict[str, Any] | None = None):
         self.text, self.logprobs = text, logprobs
@@ -136,7 +136,7 @@ class _Part:
 
 
 class _Echo:
-    """A prompt that is repeated in the reply. entries: log-probabilities of its tokens, if they are wanted."""
+    """A prompt that is repeated in the reply. entries: log-probabilities of its tokens, if requested."""
 
     def __init__(self, served: Served, prompt: str | Sequence[int], checked: Checked):
         stream = served.tokenizer.stream()
@@ -147,7 +147,7 @@ class _Echo:
 
 
 class _Choice:
-    """One sample of one prompt as it grows."""
+    """One sample of one prompt while it is generated."""
 
     def __init__(self, answer: _Answer, prompt: int, run: Run, sample: int):
         self.prompt, self.run, self.sample = prompt, run, sample
@@ -156,10 +156,10 @@ class _Choice:
         self._logprobs = CompletionLogprobs(answer._served.tokenizer, answer._body.logprobs or 0)
         self.entries: list[TokenLogprob] = []
         self._texts: list[str] = []
-        self._text, self._told = "", 0
+        self._text, self._logprobs_sent = "", 0
 
     def take(self, piece: Piece) -> None:
-        """A piece has come."""
+        """Take a piece."""
         self._text += piece
         if piece.logprob is not None:
             self.entries.append(piece.logprob)
@@ -177,18 +177,18 @@ class _Choice:
         return _Part(self._echo.text, self._logprobs.add(self._echo.entries, self._echo.texts))
 
     def new(self, end: bool = False) -> _Part:
-        """The part since the last call. Tokens without text wait for the next token with text, or for the end."""
+        """The text since the last call. Tokens without text are held until the next token with text, or the end."""
         if not self._text and not end:
             return _Part("")
         text, self._text = self._text, ""
         if not self._wanted:
             return _Part(text)
-        begin, self._told = self._told, len(self.entries)
+        begin, self._logprobs_sent = self._logprobs_sent, len(self.entries)
         return _Part(text, self._logprobs.add(self.entries[begin:], self._texts[begin:]))
 
 
 def best(choices: Sequence[_Choice], n: int) -> list[_Choice]:
-    """The n choices whose tokens have the highest mean log-probability; all, in order, if there are no more."""
+    """The n choices with the highest mean log-probability per token; all choices in order, if there are at most n."""
     if len(choices) <= n:
         return list(choices)
 

@@ -1,4 +1,4 @@
-"""Routes around text: embeddings, tokens, templates, translation, gaps."""
+"""Further routes: embeddings, tokenizer, chat template, translation, masked tokens."""
 
 import base64
 from typing import Any
@@ -51,7 +51,7 @@ def _plain(vector: np.ndarray) -> Any:
 
 
 def _base64(vector: np.ndarray) -> Any:
-    """Little-endian float32."""
+    """A vector as base64 of little-endian float32."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
@@ -61,10 +61,10 @@ async def tokenize(service: Service, request: Request) -> Json:
     if sum(given is not None for given in (body.text, body.prompt, body.content, body.messages)) != 1:
         raise bad_request("give text or messages", "text")
     if body.add_special is not None and body.add_special_tokens is not None:
-        raise bad_request("add_special and add_special_tokens are two names of one thing: give one", "add_special")
+        raise bad_request("add_special and add_special_tokens are the same field: give one", "add_special")
     special = body.add_special_tokens if body.add_special is None else body.add_special
     if body.messages is not None and (special is not None or body.parse_special is not None):
-        raise bad_request("add_special and parse_special are for text; a template decides for messages", "messages")
+        raise bad_request("add_special and parse_special are for text; for messages the template decides", "messages")
     if body.tools and body.messages is None:
         raise bad_request("tools need messages", "tools")
 
@@ -90,7 +90,7 @@ async def detokenize(service: Service, request: Request) -> Json:
 
     def work(served: Served):
         for id in body.tokens:
-            served.tokenizer.token_text(id)  # raises if there is none
+            served.tokenizer.token_text(id)  # raises for an unknown id
         text = served.tokenizer.decode(body.tokens, bool(body.skip_special))
         return {"model": served.name, "text": text, "content": text, "prompt": text}
 
@@ -98,7 +98,7 @@ async def detokenize(service: Service, request: Request) -> Json:
 
 
 async def apply_template(service: Service, request: Request) -> Json:
-    """POST /apply-template: the prompt that a conversation becomes."""
+    """POST /apply-template: the prompt of a conversation as text."""
     body = await service.read(request, TemplateRequest)
     ignored: Ignored = request.state.ignored
 

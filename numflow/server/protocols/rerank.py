@@ -1,4 +1,4 @@
-"""Routes of relevance: documents ranked by a query, scores of pairs, labels of texts."""
+"""Routes for ranking and classification: documents ranked by a query, scores of pairs, labels of texts."""
 
 import secrets
 import time
@@ -17,7 +17,7 @@ Pair = tuple[str, str]
 
 
 async def rerank(service: Service, request: Request) -> Json:
-    """Documents, the most relevant first."""
+    """POST /v1/rerank: documents sorted by relevance, the most relevant first."""
     body = await service.read(request, RerankRequest)
     given = body.documents if body.texts is None else body.texts
     if given is None or (body.documents is not None and body.texts is not None):
@@ -29,11 +29,11 @@ async def rerank(service: Service, request: Request) -> Json:
         pairs = [(body.query, document) for document in documents]
         found = relevance(served, pairs, body.truncate is not False)
         order = np.argsort(-np.array(found), kind="stable").tolist()[:most]
-        if body.texts is not None:  # as text-embeddings-inference has it: a plain list
-            return dump_long([{"index": at, "score": found[at], **({"text": documents[at]} if body.return_text else {})}
-                              for at in order])
-        shown = [{"index": at, "relevance_score": found[at],
-                  **({"document": {"text": documents[at]}} if body.return_documents else {})} for at in order]
+        if body.texts is not None:  # a plain list, as in text-embeddings-inference
+            return dump_long([{"index": index, "score": found[index],
+                               **({"text": documents[index]} if body.return_text else {})} for index in order])
+        shown = [{"index": index, "relevance_score": found[index],
+                  **({"document": {"text": documents[index]}} if body.return_documents else {})} for index in order]
         usage = _usage(served, pairs)
         return dump_long({"id": f"rerank-{secrets.token_hex(12)}", "object": "list", "model": served.name,
                           "results": shown, "usage": usage, "meta": {"billed_units": {"search_units": 1}}})
@@ -42,7 +42,7 @@ async def rerank(service: Service, request: Request) -> Json:
 
 
 async def score(service: Service, request: Request) -> Json:
-    """A score of each pair of texts."""
+    """POST /v1/score: a score for each pair of texts."""
     body = await service.read(request, ScoreRequest)
     first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
     if len(first) == 1:
@@ -53,7 +53,7 @@ async def score(service: Service, request: Request) -> Json:
     pairs = list(zip(first, second, strict=True))
 
     def work(served: Served) -> bytes:
-        data = [{"index": at, "object": "score", "score": found} for at, found in enumerate(
+        data = [{"index": index, "object": "score", "score": found} for index, found in enumerate(
             relevance(served, pairs, body.truncate is not False))]
         return dump_long({"id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()),
                           "model": served.name, "data": data, "usage": _usage(served, pairs)})
@@ -62,15 +62,15 @@ async def score(service: Service, request: Request) -> Json:
 
 
 async def classify(service: Service, request: Request) -> Json:
-    """Labels of texts, by a classifier."""
+    """POST /v1/classify: labels of texts, by a classifier."""
     body = await service.read(request, ClassifyRequest)
     texts = [body.input] if isinstance(body.input, str) else body.input
 
     def work(served: Served) -> bytes:
         labels = served.model.score_head.labels
         found = served.model.scores(texts, truncate=body.truncate is not False, probabilities=True)
-        data = [{"index": at, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
-                for at, row in enumerate(found)]
+        data = [{"index": index, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
+                for index, row in enumerate(found)]
         tokens = sum(len(served.tokenizer.encode(text)) for text in texts)
         return dump_long({"id": f"classify-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()),
                           "model": served.name, "labels": labels, "data": data,
@@ -80,10 +80,10 @@ async def classify(service: Service, request: Request) -> Json:
 
 
 def relevance(served: Served, pairs: Sequence[Pair], truncate: bool) -> list[float]:
-    """Relevance of the second text of each pair to the first: 0 to 1 of a reranker, the cosine of embeddings else.
+    """Relevance of the second text of each pair to the first: 0 .. 1 by a reranker, or else the cosine of embeddings.
 
     Raises:
-        RequestError: the model makes neither.
+        RequestError: the model is no reranker and makes no embeddings.
     """
     model = served.model
     if not pairs:
@@ -94,9 +94,9 @@ def relevance(served: Served, pairs: Sequence[Pair], truncate: bool) -> list[flo
                               "/v1/classify", "model", "unsupported")
         return model.scores(pairs, truncate=truncate, probabilities=True)[:, -1].tolist()
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    place = {text: at for at, text in enumerate(texts)}
+    row = {text: index for index, text in enumerate(texts)}
     vectors = model.embed(texts, normalize=True, truncate=truncate).astype(np.float64)
-    return [float(vectors[place[first]] @ vectors[place[second]]) for first, second in pairs]
+    return [float(vectors[row[first]] @ vectors[row[second]]) for first, second in pairs]
 
 
 def _usage(served: Served, pairs: Sequence[Pair]) -> dict[str, int]:

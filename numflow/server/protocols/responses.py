@@ -1,4 +1,4 @@
-"""OpenAI's Responses: POST /v1/responses, and what was answered before."""
+"""OpenAI's Responses: POST /v1/responses, and the routes of stored responses."""
 
 import asyncio
 import time
@@ -22,8 +22,8 @@ from numflow.server.protocols.talk import ReplyChoice, Talk, chat_request
 from numflow.server.service.service import Answer, Generating, Service
 from numflow.server.service.store import PassedResponses, ResponseStore, StoredResponse
 
-LOGPROBS = "message.output_text.logprobs"  # of `include`
-MOST_LISTED = 100  # items that one request lists
+LOGPROBS = "message.output_text.logprobs"  # a value of `include`
+MOST_LISTED = 100  # largest number of items in one list
 
 
 async def responses(service: Service, request: Request) -> Response:
@@ -32,35 +32,35 @@ async def responses(service: Service, request: Request) -> Response:
 
 
 async def count(service: Service, request: Request) -> Json:
-    """Tokens that the input of a response would have."""
+    """Number of tokens of a response's input."""
     body = await service.read(request, ResponsesInput)
     ignored, items = request.state.ignored, _items(service, request, body)
     tools = tools_of(body, ignored)
 
     def work(served: Served) -> int:
-        asked = chat_request(ResponsesRequest(), ignored, _fields(body, items, tools, ignored))
-        return len(prepare(served, asked, True, ignored).ids)
+        chat = chat_request(ResponsesRequest(), ignored, _fields(body, items, tools, ignored))
+        return len(prepare(served, chat, True, ignored).ids)
 
     return Json({"object": "response.input_tokens",
                  "input_tokens": await service.in_thread(request, body.model, work)})
 
 
 async def stored(service: Service, request: Request) -> Json:
-    """An answer of before."""
+    """Return a stored response."""
     if request.query_params.get("stream") == "true":
-        raise bad_request("an answer of before is not streamed again", "stream", "unsupported")
+        raise bad_request("a stored response cannot be streamed", "stream", "unsupported")
     return Json(_stored(service, request).response)
 
 
 async def forget(service: Service, request: Request) -> Json:
-    """Forget an answer of before."""
+    """Delete a stored response."""
     id = _stored(service, request).response["id"]
     service.responses.delete(_owner(request), id)
     return Json({"id": id, "object": "response.deleted", "deleted": True})
 
 
 async def input_items(service: Service, request: Request) -> Json:
-    """Items of the conversation that an answer of before was given to."""
+    """List the input items of a stored response."""
     items, given = list(_stored(service, request).before), request.query_params
     limit, order, after = given.get("limit", "20"), given.get("order", "desc"), given.get("after")
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MOST_LISTED:
@@ -69,10 +69,10 @@ async def input_items(service: Service, request: Request) -> Json:
         raise bad_request("order should be asc or desc", "order", "invalid_value")
     items = items if order == "asc" else items[::-1]
     if after is not None:
-        at = next((at for at, item in enumerate(items) if item["id"] == after), None)
-        if at is None:
-            raise bad_request("after names no item of this answer's input", "after", "invalid_value")
-        items = items[at + 1:]
+        index = next((index for index, item in enumerate(items) if item["id"] == after), None)
+        if index is None:
+            raise bad_request("after names no item of this response's input", "after", "invalid_value")
+        items = items[index + 1:]
     page = items[:int(limit)]
     return Json({"object": "list", "data": page, "first_id": page[0]["id"] if page else None,
                  "last_id": page[-1]["id"] if page else None, "has_more": len(page) < len(items)})
@@ -83,7 +83,7 @@ def _owner(request: Request) -> str:
 
 
 def _store(service: Service, request: Request) -> ResponseStore | PassedResponses:
-    """The service's responses; in a replica those that the front has passed with the request."""
+    """The store of responses; in a replica the stored responses that the front has sent with the request."""
     return getattr(request.state, "responses", service.responses)
 
 
@@ -91,43 +91,42 @@ def _stored(service: Service, request: Request) -> StoredResponse:
     id = request.path_params["id"]
     found = service.responses.get(_owner(request), id)
     if found is None:
-        raise ApiError(404, f"there is no response {id!r:.100}: it was not stored, was deleted, or made room for "
-                       "others", param="id", code="response_not_found")
+        raise ApiError(404, f"there is no stored response {id!r:.100}: it was not stored, or was deleted or dropped",
+                       param="id", code="response_not_found")
     return found
 
 
 def _items(service: Service, request: Request, body: ResponsesInput) -> list[dict[str, Any]]:
-    """All items of the conversation, those of the response before first; each has an id.
+    """All items of the conversation, beginning with those of the previous response; each has an id.
 
     Raises:
-        ApiError: there are none, or the response before is not stored.
+        ApiError: there are no items, or the previous response is not stored.
     """
     for name in ("conversation", "prompt"):
         if getattr(body, name, None) is not None:
-            raise bad_request(f"{name} is not supported: give the items, or previous_response_id", name, "unsupported")
+            raise bad_request(f"{name} is not supported: send the items, or previous_response_id", name, "unsupported")
     before: Sequence[dict[str, Any]] = ()
     store = _store(service, request)
     if body.previous_response_id is not None:
         if not store.keeps:
-            raise bad_request("this service is told (max_responses = 0) to keep no responses: give the items of the "
-                              "whole conversation", "previous_response_id", "unsupported")
+            raise bad_request("this service stores no responses (max_responses = 0): send the items of the whole "
+                              "conversation", "previous_response_id", "unsupported")
         found = store.get(_owner(request), body.previous_response_id)
         if found is None:
-            raise bad_request(f"there is no response {body.previous_response_id!r:.100}: it was not stored, was "
-                              "deleted, or made room for others", "previous_response_id",
-                              "previous_response_not_found")
+            raise bad_request(f"there is no stored response {body.previous_response_id!r:.100}: it was not stored, or "
+                              "was deleted or dropped", "previous_response_id", "previous_response_not_found")
         before = found.items
     if isinstance(body.input, str):
         new = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
     else:
-        new = [_item(store, _owner(request), item, f"input[{at}]") for at, item in enumerate(body.input or [])]
+        new = [_item(store, _owner(request), item, f"input[{index}]") for index, item in enumerate(body.input or [])]
     if not new and not before:
         raise bad_request("input is missing", "input", "missing_field")
     return [*before, *({"id": new_id("item"), **item} for item in new)]
 
 
 def _item(store: ResponseStore | PassedResponses, owner: str, item: ResponsesItem, place: str) -> dict[str, Any]:
-    """An item of the input; for a reference the item of a stored response that it names.
+    """An item of the input. A reference is replaced by the stored item that it names.
 
     Raises:
         ApiError: there is no such item.
@@ -137,26 +136,26 @@ def _item(store: ResponseStore | PassedResponses, owner: str, item: ResponsesIte
         return given
     found = store.item(owner, item.id or "")
     if found is None:
-        raise bad_request(f"{place} refers to {item.id or ''!r:.100}, and there is no such item: its response was not "
-                          "stored, was deleted, or made room for others", f"{place}.id", "item_not_found")
+        raise bad_request(f"{place} refers to {item.id or ''!r:.100}, which is not stored: its response was not "
+                          "stored, or was deleted or dropped", f"{place}.id", "item_not_found")
     return found
 
 
 def _fields(body: ResponsesInput, items: Sequence[dict[str, Any]], tools: Tools, ignored: Ignored) -> dict[str, Any]:
     """Fields of a chat request."""
     messages = messages_of_items([ResponsesItem.model_validate(item) for item in items])
-    if body.instructions:  # templates want one system message, and want it first
-        leading = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")),
+    if body.instructions:  # templates expect one system message, at the beginning
+        leading = next((index for index, one in enumerate(messages) if one["role"] not in ("system", "developer")),
                        len(messages))
-        told = "\n\n".join([body.instructions, *(one["content"] for one in messages[:leading])])
-        messages = [{"role": "system", "content": told}, *messages[leading:]]
+        system = "\n\n".join([body.instructions, *(one["content"] for one in messages[:leading])])
+        messages = [{"role": "system", "content": system}, *messages[leading:]]
     if not messages:
         raise bad_request("input has no message", "input", "missing_field")
     form, reasoning = body.text.format if body.text else None, body.reasoning
     if reasoning is not None and reasoning.summary is not None:
-        ignored.add("reasoning.summary", "reasoning.summary: thinking is told as it is, without a summary")
+        ignored.add("reasoning.summary", "reasoning.summary has no effect: the whole thinking text is returned")
     if body.text is not None and body.text.verbosity is not None:
-        ignored.add("text.verbosity", "text.verbosity has no effect on models here")
+        ignored.add("text.verbosity", "text.verbosity has no effect on these models")
     shape = None
     if form is not None and form.type != "text":
         content = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
@@ -172,8 +171,8 @@ class _Answer(Answer):
 
     def __init__(self, service: Service, running: Generating, body: ResponsesRequest):
         if body.background:
-            raise bad_request("background is not supported: the answer comes with the request, or as a stream",
-                              "background", "unsupported")
+            raise bad_request("background is not supported: use a stream, or wait for the answer", "background",
+                              "unsupported")
         self._service, self._running, self._body = service, running, body
         self._number = 0
         self._talk: Talk
@@ -190,23 +189,23 @@ class _Answer(Answer):
         try:
             self._size = len(dump(self._items)) + len(dump(body.model_dump(exclude={"input"})))
         except ValueError:
-            raise bad_request("the request has a number that JSON cannot hold", code="invalid_json") from None
+            raise bad_request("the request has a number that JSON does not have", code="invalid_json") from None
         self._tools = tools_of(body, ignored)
         self._output = ResponseOutput(self._tools.known)
         self._response = self._empty()
         logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or [])
         for name in body.include or []:
             if name != LOGPROBS:
-                ignored.add(f"include.{name}", f"include: answers here have no {name:.80}")
+                ignored.add(f"include.{name}", f"include: answers have no {name:.80}")
         if body.max_tool_calls is not None:
-            ignored.add("max_tool_calls", "max_tool_calls counts tools that the service itself runs: there are none")
+            ignored.add("max_tool_calls", "max_tool_calls has no effect: the service itself runs no tools")
         return chat_request(body, ignored, {
             **_fields(body, self._items, self._tools, ignored), "max_tokens": body.max_output_tokens,
             "temperature": body.temperature, "top_p": body.top_p, "logprobs": logprobs or None,
             "top_logprobs": body.top_logprobs if logprobs else None})
 
     def _empty(self) -> dict[str, Any]:
-        """The response before anything of it has come."""
+        """The response object before any output."""
         body, sampling = self._body, self._running.served.sampling
         given = body.model_dump(by_alias=True, exclude_none=True, include={"tools", "text", "reasoning", "tool_choice"})
         return {
@@ -228,12 +227,12 @@ class _Answer(Answer):
             "metadata": body.metadata or {}}
 
     async def finish(self) -> None:
-        await self._talk.finish(self._told)
+        await self._talk.finish(self._reply_events)
 
     def whole(self) -> dict[str, Any]:
-        """The response in one piece: what the stream's events tell of, put together."""
+        """The complete response, assembled by the same code as the stream's events."""
         choice, = self._talk.ended()
-        self._told(choice, choice.last)
+        self._reply_events(choice, choice.last)
         self._end(choice)
         return self._response
 
@@ -241,10 +240,10 @@ class _Answer(Answer):
         """The response in server-sent events."""
         yield self._events([(f"response.{kind}", {"response": self._response}) for kind in ("created", "in_progress")])
         async for fed in self._talk.parts():
-            if events := [event for choice, parts in fed for event in self._told(choice, parts)]:
+            if events := [event for choice, parts in fed for event in self._reply_events(choice, parts)]:
                 yield self._events(events)
         choice, = self._talk.ended()
-        events = [*self._told(choice, choice.last), *self._end(choice)]
+        events = [*self._reply_events(choice, choice.last), *self._end(choice)]
         yield self._events([*events, (f"response.{self._response['status']}", {"response": self._response})])
 
     def failed(self, error: ApiError) -> bytes:
@@ -252,16 +251,16 @@ class _Answer(Answer):
                            "error": {"code": error.code or "server_error", "message": error.message}}
         return self._events([("response.failed", {"response": self._response})])
 
-    def _told(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> list[Event]:
-        """Take parts of the reply; the events that tell of them. Each text goes with the tokens since the last one."""
-        told: list[Event] = []
+    def _reply_events(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> list[Event]:
+        """Take parts of the reply; return their events. A text has the log-probabilities since the text before."""
+        events: list[Event] = []
         for part in parts:
-            logprobs = chat_entries(self._running.served.tokenizer, choice.untold())
-            told += self._output.take(part, logprobs if part.kind == "content" else ())
-        return told
+            logprobs = chat_entries(self._running.served.tokenizer, choice.new_logprobs())
+            events += self._output.take(part, logprobs if part.kind == "content" else ())
+        return events
 
     def _end(self, choice: ReplyChoice) -> list[Event]:
-        """The response is whole: events that are still to be told."""
+        """Complete the response; return the remaining events."""
         cut = choice.result.finish_reason == "length"
         events = list(self._output.end("incomplete" if cut else "completed"))
         usage = self._running.usage()

@@ -1,4 +1,5 @@
-"""Items of OpenAI's Responses: input items to messages, tools to functions, parts of a reply to items and events."""
+"""Conversion of OpenAI's Responses: input items to messages, tools to functions, parts of a reply to items and events.
+"""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,23 +16,23 @@ from numflow.server.messages.schemas import ContentPart
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-Event = tuple[str, dict[str, Any]]  # its type, and its fields beside type and sequence number
+Event = tuple[str, dict[str, Any]]  # type, and fields without type and sequence number
 
 
 def messages_of_items(items: Sequence[ResponsesItem]) -> list[dict[str, Any]]:
     """Messages of a chat request.
 
     Raises:
-        ApiError: an item that is not complete, or of a type that models here cannot read.
+        ApiError: an item is incomplete, or has an unsupported type.
     """
     turns = _Turns()
-    for at, item in enumerate(items):
-        turns.take(item, f"input[{at}]")
+    for index, item in enumerate(items):
+        turns.take(item, f"input[{index}]")
     return turns.messages
 
 
 class _Turns:
-    """Messages as they grow: calls, and thinking before them, belong to one message of the assistant."""
+    """Builder of messages: calls, and thinking before them, are put into one assistant message."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -86,7 +87,7 @@ def _needed(value: Any, place: str) -> Any:
 def _text(content: Content, place: str) -> str:
     if isinstance(content, str):
         return content
-    return "".join(_part(part, f"{place}[{at}]") for at, part in enumerate(content))
+    return "".join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: ContentPart, place: str) -> str:
@@ -98,7 +99,7 @@ def _part(part: ContentPart, place: str) -> str:
 
 @dataclass(frozen=True)
 class KnownTool:
-    """A tool as the client knows it: its name, the namespace that it is in, whether it takes a text."""
+    """A tool in the client's terms: name, namespace, and whether it is a custom tool."""
 
     name: str
     namespace: str | None = None
@@ -107,7 +108,8 @@ class KnownTool:
 
 @dataclass
 class Tools:
-    """Tools of a request: functions for the model, and what the client knows each of them as."""
+    """Tools of a request. functions: for the model. known: function's name -> the client's tool. choice: tool choice.
+    """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     known: dict[str, KnownTool] = field(default_factory=dict)
@@ -115,19 +117,19 @@ class Tools:
 
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """A function's name as the model sees it."""
+    """A function's name for the model, with its namespace."""
     return name if namespace is None else f"{namespace}.{name}"[:128]
 
 
 def tools_of(body: ResponsesInput, ignored: Ignored) -> Tools:
-    """The tools of a request. Those that OpenAI's own service would run are left out, unless one has to be called.
+    """The tools of a request. Tools that only OpenAI's own service can run are ignored, unless the choice names one.
 
     Raises:
-        ApiError: a tool without a name, two of one name, or a choice that cannot be met.
+        ApiError: a tool has no name, two tools have one name, or the choice cannot be met.
     """
     found, choice = Tools(), body.tool_choice
-    for at, tool in enumerate(body.tools or []):
-        _add(found, tool, f"tools[{at}]", None, ignored, lambda name: getattr(choice, "name", None) == name)
+    for index, tool in enumerate(body.tools or []):
+        _add(found, tool, f"tools[{index}]", None, ignored, lambda name: getattr(choice, "name", None) == name)
     if choice is None or isinstance(choice, str):
         found.choice = choice if found.functions or choice == "required" else None
         return found
@@ -144,8 +146,8 @@ def tools_of(body: ResponsesInput, ignored: Ignored) -> Tools:
 def _add(found: Tools, tool: ResponsesTool, place: str, namespace: str | None, ignored: Ignored,
          chosen: Callable[[str], bool]) -> None:
     if tool.type == "namespace" and namespace is None:
-        for at, one in enumerate(tool.tools or []):
-            _add(found, one, f"{place}.tools[{at}]", _needed(tool.name, f"{place}.name"), ignored, chosen)
+        for index, one in enumerate(tool.tools or []):
+            _add(found, one, f"{place}.tools[{index}]", _needed(tool.name, f"{place}.name"), ignored, chosen)
         return
     if tool.type not in ("function", "custom"):
         ignored.add(place, f"{place} is a tool of type {quoted(tool.type)}, which this service does not have",
@@ -154,21 +156,21 @@ def _add(found: Tools, tool: ResponsesTool, place: str, namespace: str | None, i
     name, custom = _needed(tool.name, f"{place}.name"), tool.type == "custom"
     form = _form(tool.format, f"{place}.format") if custom else None
     if form is not None and form.get("grammar", {}).get("syntax") == "lark" and not chosen(name):
-        ignored.add(place, f"{place} takes text of a Lark grammar, which is met only where tool_choice names the tool",
+        ignored.add(place, f"{place} has a Lark grammar, which works only if tool_choice names the tool",
                     "unsupported")
         return
     shown = shown_name(name, namespace)
     if shown in found.known:
-        raise bad_request(f"{place}: two tools go by the name {shown!r}", f"{place}.name", "invalid_value")
+        raise bad_request(f"{place}: two tools have the name {shown!r}", f"{place}.name", "invalid_value")
     found.known[shown] = KnownTool(name, namespace, custom)
-    told = {"name": shown, "description": tool.description, **(
+    fields = {"name": shown, "description": tool.description, **(
         {"format": form} if custom else {"strict": tool.strict, "parameters": tool.parameters})}
     found.functions.append({"type": tool.type, tool.type: {
-        key: value for key, value in told.items() if value is not None}})
+        key: value for key, value in fields.items() if value is not None}})
 
 
 def _form(given: Mapping[str, Any] | None, place: str) -> dict[str, Any] | None:
-    """Form of a custom tool's text, as chats have it."""
+    """Input format of a custom tool, in the shape of chat requests."""
     if given is None or given.get("type") == "text":
         return None
     syntax, definition = given.get("syntax"), given.get("definition")
@@ -181,29 +183,29 @@ def _form(given: Mapping[str, Any] | None, place: str) -> dict[str, Any] | None:
 def _choice_name(found: Tools, kind: str, name: str | None, place: str) -> str:
     shown = next((shown for shown, tool in found.known.items() if name in (tool.name, shown)), None)
     if kind not in ("function", "custom") or shown is None:
-        raise bad_request(f"{place} names {quoted(name or kind)}, which is none of the tools that this service has",
-                          place, "unsupported")
+        raise bad_request(f"{place} names {quoted(name or kind)}, which is not one of the supported tools", place,
+                          "unsupported")
     return shown
 
 
 def new_id(kind: str) -> str:
-    """An id of a kind of thing, such as msg or fc."""
+    """A new id with a prefix for its kind, such as msg or fc."""
     return f"{kind}_{secrets.token_hex(16)}"
 
 
 class ResponseOutput:
-    """Items of a response as they grow. `take` and `end` give the events that tell of it.
+    """Output items of a response while it is generated. `take` and `end` yield the events of the stream.
 
-    tools: what the client knows the functions as.
+    tools: function's name -> the client's tool.
     """
 
     def __init__(self, tools: Mapping[str, KnownTool]):
         self.items: list[dict[str, Any]] = []
         self._tools = tools
-        self._open: str | None = None  # kind of the last item, which grows
+        self._open: str | None = None  # kind of the last item, if it may still grow
 
     def take(self, part: ReplyPart, logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
-        """One more part. logprobs: of the tokens of its text."""
+        """Take a part of the reply. logprobs: log-probabilities of the tokens of its text."""
         if part.kind == "arguments":
             yield from self._arguments(part.text)
             return
@@ -219,10 +221,10 @@ class ResponseOutput:
         if part.kind == "content":
             content["logprobs"] = [*content["logprobs"], *logprobs]
             more = {"logprobs": list(logprobs)}
-        yield f"response.{content['type']}.delta", {**self._place(), "content_index": 0, "delta": part.text, **more}
+        yield f"response.{content['type']}.delta", {**self._indices(), "content_index": 0, "delta": part.text, **more}
 
     def end(self, status: str) -> Iterator[Event]:
-        """No more parts come. status: completed or incomplete. A reply of nothing is an empty message."""
+        """End the output. status: completed or incomplete. An empty reply is one empty message."""
         if not self.items:
             yield from self._begin("content")
         yield from self._end(status)
@@ -237,21 +239,21 @@ class ResponseOutput:
             content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self.items.append(item | {"content": [content]})
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": item | {"content": []}}
-        yield "response.content_part.added", {**self._place(), "content_index": 0, "part": dict(content)}
+        yield "response.content_part.added", {**self._indices(), "content_index": 0, "part": dict(content)}
 
     def _end(self, status: str) -> Iterator[Event]:
         if self._open is None:
             return
         self._open, item = None, self.items[-1]
-        content, place = item["content"][0], {**self._place(), "content_index": 0}
+        content, indices = item["content"][0], {**self._indices(), "content_index": 0}
         more = {"logprobs": content["logprobs"]} if "logprobs" in content else {}
-        yield f"response.{content['type']}.done", {**place, "text": content["text"], **more}
-        yield "response.content_part.done", {**place, "part": content}
+        yield f"response.{content['type']}.done", {**indices, "text": content["text"], **more}
+        yield "response.content_part.done", {**indices, "part": content}
         item["status"] = status
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
     def _call(self, made: ReplyCall) -> Iterator[Event]:
-        """A call begins."""
+        """Begin a call."""
         yield from self._end("completed")
         tool = self._tools.get(made.call.name, KnownTool(made.call.name))
         item: dict[str, Any] = {"id": new_id("ctc" if tool.custom else "fc"), "status": "in_progress",
@@ -263,23 +265,23 @@ class ResponseOutput:
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)}
 
     def _arguments(self, text: str) -> Iterator[Event]:
-        """More of a call's arguments; the text of a custom tool stands within them, and is told when it is whole."""
+        """Append to a call's arguments. The input of a custom tool is inside them, and is sent when it is complete."""
         if "arguments" in (item := self.items[-1]):
             item["arguments"] += text
-            yield "response.function_call_arguments.delta", {**self._place(), "delta": text}
+            yield "response.function_call_arguments.delta", {**self._indices(), "delta": text}
 
     def _called(self, made: ReplyCall) -> Iterator[Event]:
-        """A call ends."""
+        """End a call."""
         item = self.items[-1]
         if "input" in item:
             item["input"] = custom_input(made.call.arguments)
-            yield "response.custom_tool_call_input.delta", {**self._place(), "delta": item["input"]}
-            yield "response.custom_tool_call_input.done", {**self._place(), "input": item["input"]}
+            yield "response.custom_tool_call_input.delta", {**self._indices(), "delta": item["input"]}
+            yield "response.custom_tool_call_input.done", {**self._indices(), "input": item["input"]}
         else:
-            yield "response.function_call_arguments.done", {**self._place(), "arguments": item["arguments"],
+            yield "response.function_call_arguments.done", {**self._indices(), "arguments": item["arguments"],
                                                             "name": item["name"]}
         item["status"] = "incomplete" if made.broken else "completed"
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
-    def _place(self) -> dict[str, Any]:
+    def _indices(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}

@@ -1,4 +1,4 @@
-"""A conversation on its way through the engine: a chat request in, parts of the reply out. All protocols share it."""
+"""Generation of an answer to a chat request, shared by all protocols: a chat request in, parts of the reply out."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,18 +23,19 @@ from numflow.server.models.served import Served
 from numflow.server.protocols.conversation import ChatPrompt, prepare
 from numflow.server.service.service import Generating, Service
 
-# Fields of a chat request that mean the same in other protocols, where they are no field of those.
+# Fields of a chat request that other protocols accept too, with the same meaning.
 SHARED = {"temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias",
           "chat_template_kwargs", "reasoning_effort", "overflow"}
 
 
 def chat_request(body: Settled, ignored: Ignored, fields: Mapping[str, Any]) -> ChatRequest:
-    """A request of another protocol as one for a chat.
+    """Convert a request of another protocol to a chat request.
 
-    fields: what the protocol's own fields mean; None: not given. The body's further fields stay what they are.
+    fields: fields of the chat request, from the protocol's own fields; None: not given. Further fields of the body are
+    passed on unchanged.
 
     Raises:
-        ApiError: what comes out is none, or a field is a constraint and unknown.
+        ApiError: the result is no valid chat request, or an unknown field is a constraint.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     for name, value in (body.model_extra or {}).items():
@@ -50,18 +51,21 @@ def chat_request(body: Settled, ignored: Ignored, fields: Mapping[str, Any]) -> 
 
 
 class ReplyChoice:
-    """A choice as it grows. entries: log-probabilities of its tokens, of which the first `told` were sent. thought:
-    tokens that it was thinking for."""
+    """A choice while it is generated.
+
+    entries: log-probabilities of its tokens, of which the first `told` were sent. thought: number of thinking tokens.
+    last: the parts that only the end of the text made certain.
+    """
 
     def __init__(self, served: Served, prompt: ChatPrompt, run: Run, index: int, pieces: bool):
         self.index, self.splitter = index, prompt.make_splitter(pieces)
         self.entries: list[TokenLogprob] = []
-        self.told = self.thought = 0
+        self.logprobs_sent = self.thought = 0
         self.last: list[ReplyPart] = []
         self._marks, self._run = served.marks, run
 
     def feed(self, piece: Piece) -> list[ReplyPart]:
-        """Take a piece, with the marks of tool calls and thinking, which decoding leaves out."""
+        """Take a piece. Marks of calls and thinking that are special tokens, which decoding leaves out, are added."""
         if piece.logprob is not None:
             self.entries.append(piece.logprob)
         thinks = self.splitter.thinks
@@ -70,26 +74,26 @@ class ReplyChoice:
         return parts
 
     def end(self) -> "ReplyChoice":
-        """No more pieces come."""
+        """End the text: no more pieces follow."""
         self.last = self.splitter.feed("", end=True)
         return self
 
-    def untold(self) -> Sequence[TokenLogprob]:
-        """Log-probabilities of the tokens that came since the last time."""
-        begin, self.told = self.told, len(self.entries)
+    def new_logprobs(self) -> Sequence[TokenLogprob]:
+        """Log-probabilities of the tokens since the last call."""
+        begin, self.logprobs_sent = self.logprobs_sent, len(self.entries)
         return self.entries[begin:]
 
     @property
     def result(self) -> Generation:
-        """Its generation."""
+        """The Generation of the choice."""
         return self._run.results[self.index]
 
 
 class Talk:
     """One request for an answer to a conversation.
 
-    body: what is asked for, as a chat request. begun: text that the answer goes on from. make: the prompt, made in a
-    thread, of a request that has no messages. pieces: arguments of calls are told as they come.
+    body: the chat request. begun: the beginning of the answer, which the model continues. make: makes the prompt, in a
+    thread, for a request without messages. pieces: stream the arguments of calls.
     """
 
     def __init__(self, service: Service, running: Generating, body: ChatRequest, begun: str = "",
@@ -111,14 +115,14 @@ class Talk:
         def make(engine: Engine) -> list[Checked]:
             self._prompt = self._make()
             self.running.check(self._prompt.ids, "messages")
-            own, free = self._prompt.settings, not any(kind in settings for kind in KINDS)
-            if not free and any(kind in own for kind in KINDS):
+            tool_settings, free = self._prompt.settings, not any(kind in settings for kind in KINDS)
+            if not free and any(kind in tool_settings for kind in KINDS):
                 constraint = next(kind for kind in KINDS if kind in settings)
-                raise bad_request(f"{constraint} contradicts a tool that has to be called: leave out one of them",
+                raise bad_request(f"{constraint} contradicts a forced tool call: leave out one of them",
                                   "tool_choice")
-            if free and settings.get("num_beams") in (None, 1):  # a beam search has no grammar
-                own = {**self._prompt.wished, **own}
-            return [engine.request(self._prompt.ids, **{**settings, **own})]
+            if free and settings.get("num_beams") in (None, 1):  # beam search does not support grammars
+                tool_settings = {**self._prompt.wished, **tool_settings}
+            return [engine.request(self._prompt.ids, **{**settings, **tool_settings})]
 
         await self.running.start(make)
 
@@ -129,7 +133,7 @@ class Talk:
 
     @property
     def choices(self) -> list[ReplyChoice]:
-        """One for each answer, made when they are first looked at; those that did not come to be are left out."""
+        """The choices, one per answer, created on first access."""
         run, = self.running.runs
         if not self._choices:
             self._choices = [ReplyChoice(self.served, self._prompt, run, index, self._pieces)
@@ -137,7 +141,7 @@ class Talk:
         return self._choices[:len(run.results)]
 
     async def finish(self, take: Callable[[ReplyChoice, list[ReplyPart]], Any] = lambda choice, parts: None) -> None:
-        """Wait for all of it. take: called with parts of the reply as they come."""
+        """Wait for the end of the generation. take: called with parts of the reply when they arrive."""
         choices = self.choices
 
         def feed(run: Run, pieces: list[Piece]) -> None:
@@ -147,7 +151,7 @@ class Talk:
         await self.running.finish(feed)
 
     async def parts(self) -> AsyncGenerator[Iterator[tuple[ReplyChoice, list[ReplyPart]]], None]:
-        """Parts of the reply as they come, for streams, each made when it is looked at; `ended` has the rest."""
+        """Parts of the reply when they arrive, for streams, made lazily. `ended` has the remaining parts."""
         run, = self.running.runs
         choices = self.choices
         async for pieces in run:
@@ -155,5 +159,5 @@ class Talk:
             yield ((choices[piece.index], choices[piece.index].feed(piece)) for piece in pieces)
 
     def ended(self) -> list[ReplyChoice]:
-        """Every choice, when all of it has come; `last` are the parts that only the end made certain."""
+        """All choices after the end of the generation; `last` has their remaining parts."""
         return [choice.end() for choice in self.choices]

@@ -1,5 +1,5 @@
-"""Tools in a conversation: for the chat template where it knows them, else told in text, in the format that is looked
-for in the answer. Which of them have to be called, and what calls have to look like."""
+"""Tools of a conversation: rendered by the chat template, or described in text if the template does not support tools;
+forced calls, and grammars for calls."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ from numflow.server.models.served import Served
 class Wanted:
     """Tools of a request.
 
-    shown:   to the model. forced: of which it has to call one. several: whether it may make more calls than one.
-    ruled:   names of custom tools whose text has to follow an expression.
-    grammar: in Lark, of the text that the one forced tool takes: the answer is this text, and no JSON.
+    shown:   tools that the model sees. forced: tools of which it must call one. several: allow more than one call.
+    ruled:   names of custom tools whose input must match a regular expression.
+    grammar: Lark grammar of the input of the one forced custom tool: the answer is this text, not JSON.
     """
 
     shown: Sequence[Tool] = ()
@@ -40,17 +40,17 @@ class Wanted:
 
     @property
     def strict(self) -> bool:
-        """Whether calls of the model's own will have to fit too."""
+        """Whether calls that are not forced must follow their schemas, too."""
         return bool(self.ruled) or any(tool.function.strict for tool in self.shown)
 
     def constraint(self) -> dict[str, Any]:
-        """The setting that makes the answer a call of one of the forced tools; {} where none is."""
+        """The setting that makes the answer a call of a forced tool; {} without forced tools."""
         if self.grammar:
             return {"grammar": self.grammar}
         return {"json_schema": call_schema(self.forced)} if self.forced else {}
 
     def form(self, served: Served) -> ToolFormat | None:
-        """The format of calls to look for in the answer; None for a forced call, which is JSON."""
+        """The format of calls in the answer; None for a forced call, which is JSON."""
         if self.grammar:
             name = self.forced[0].function.name
             return ToolFormat("", "", lambda text: [ToolCall(name, with_input(text))], ())
@@ -58,10 +58,10 @@ class Wanted:
 
 
 def wanted(body: ChatRequest) -> Wanted:
-    """The tools of a request, and which of them have to be called.
+    """The tools of a request, and the forced ones.
 
     Raises:
-        ApiError: the choice names none of them, or a custom tool has a grammar that cannot be met.
+        ApiError: the tool choice names no tool, or the grammar of a custom tool cannot be met.
     """
     given, choice, field = given_tools(body)
     shown, forced = _chosen(as_functions(given), choice, field)
@@ -70,15 +70,15 @@ def wanted(body: ChatRequest) -> Wanted:
     grammars = {one.custom.name: found for one in custom if (found := grammar_of(one, "lark"))}
     only = forced[0].function.name if len(forced) == 1 else ""
     if grammars and only not in grammars:
-        raise bad_request(f"the custom tool {next(iter(grammars))} takes text of a Lark grammar, which is met only "
-                          f"where {field} names the tool; an expression (regex) is met elsewhere too", "tools",
+        raise bad_request(f"the custom tool {next(iter(grammars))} has a Lark grammar, which works only if {field} "
+                          "names the tool; a regular expression (regex) works without that, too", "tools",
                           "unsupported")
     return Wanted(shown, forced, body.parallel_tool_calls is not False and not body.functions,
                   frozenset(one.custom.name for one in custom if grammar_of(one, "regex")), grammars.get(only, ""))
 
 
 def _chosen(tools: list[Tool], choice: Any, field: str) -> tuple[list[Tool], list[Tool]]:
-    """Tools to show the model, and those of which it has to call one."""
+    """Tools that the model sees, and tools of which it must call one."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise bad_request(f"{field} needs {'tools' if field == 'tool_choice' else 'functions'}", field)
@@ -99,7 +99,7 @@ def _named(tools: Sequence[Tool], choice: ToolChoice | CustomChoice, field: str)
     name = (choice.custom if isinstance(choice, CustomChoice) else choice.function).name
     found = [tool for tool in tools if tool.function.name == name]
     if not found:
-        raise bad_request(f"{field} names {name!r}, which is none of the tools", field)
+        raise bad_request(f"{field} names {name!r}, which is not one of the tools", field)
     return found[:1]
 
 
@@ -114,50 +114,50 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
 
     if len(tools) == 1:
         return one(tools[0], "")
-    return {"anyOf": [one(tool, f"/anyOf/{at}") for at, tool in enumerate(tools)]}
+    return {"anyOf": [one(tool, f"/anyOf/{index}") for index, tool in enumerate(tools)]}
 
 
-def call_grammar(served: Served, asked: Wanted, ignored: Ignored) -> dict[str, Any]:
-    """Settings by which calls of the model's own will have arguments of their schemas: of a model that is told its
-    tools in text, and where a tool is strict; {} without. ignored: takes what is strict and cannot be had.
+def call_grammar(served: Served, tools: Wanted, ignored: Ignored) -> dict[str, Any]:
+    """Settings that make the arguments of calls follow their schemas, for strict tools and for models whose tools are
+    described in text; else {}. ignored: collects strict fields that cannot be enforced.
 
     Raises:
-        ApiError: a tool is strict and its schema cannot be enforced, or the text of a custom tool cannot.
+        ApiError: the schema of a strict tool, or the regular expression of a custom tool, cannot be enforced.
     """
-    told = not served.template_tools and served.tool_format is GENERIC and not served.thinks
-    if asked.forced or not asked.shown or not (told or asked.strict):
+    in_text = not served.template_tools and served.tool_format is GENERIC and not served.thinks
+    if tools.forced or not tools.shown or not (in_text or tools.strict):
         return {}
-    functions = [tool.function.model_dump(exclude_none=True) for tool in asked.shown]
-    grammar = calls_or_text(functions, asked.several) if served.tool_format is GENERIC and not served.thinks else \
-        marked_calls(served.tool_format, functions, asked.several, {text: id for id, text in served.marks.items()})
+    functions = [tool.function.model_dump(exclude_none=True) for tool in tools.shown]
+    grammar = calls_or_text(functions, tools.several) if served.tool_format is GENERIC and not served.thinks else \
+        marked_calls(served.tool_format, functions, tools.several, {text: id for id, text in served.marks.items()})
     if not grammar:
-        return _not_held(asked, ignored, f"calls of {served.name} are written in a format whose arguments a grammar "
-                         "cannot hold to a schema, unless one has to be made (tool_choice)")
+        return _not_enforced(tools, ignored, f"{served.name} has a format of tool calls for which schemas are enforced "
+                             "only for forced calls (tool_choice)")
     try:
         check_grammar("grammar", grammar)
     except RequestError as error:
-        if asked.strict:
+        if tools.strict:
             raise bad_request(f"tools: {error}", "tools", "unsupported") from None
         return {}
     if len(grammar.encode("utf-8", "replace")) <= served.config.budget.max_grammar:
         return {"grammar": grammar}
-    return _not_held(asked, ignored, "the schemas of all tools together are longer than max_grammar")
+    return _not_enforced(tools, ignored, "the schemas of all tools together are longer than max_grammar")
 
 
-def _not_held(asked: Wanted, ignored: Ignored, why: str) -> dict[str, Any]:
-    """No grammar: strict functions are told, custom tools with an expression refused."""
-    if asked.ruled:
-        raise bad_request(f"the text of the custom tool {min(asked.ruled)} cannot be held to its expression: {why}",
+def _not_enforced(tools: Wanted, ignored: Ignored, why: str) -> dict[str, Any]:
+    """No grammar: `strict` is ignored; custom tools with a regular expression are refused."""
+    if tools.ruled:
+        raise bad_request(f"the regular expression of the custom tool {min(tools.ruled)} cannot be enforced: {why}",
                           "tools", "unsupported")
-    for at, tool in enumerate(asked.shown):
+    for index, tool in enumerate(tools.shown):
         if tool.function.strict:
-            ignored.add(f"tools[{at}].function.strict", f"strict has no effect: {why}")
+            ignored.add(f"tools[{index}].function.strict", f"strict has no effect: {why}")
     return {}
 
 
 def render(served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None,
            variables: Mapping[str, Any]) -> ConversationIds:
-    """Ids of a conversation with its tools.
+    """Token ids of a conversation with its tools.
 
     Raises:
         TokenizerError: the template refuses the messages.
@@ -168,14 +168,16 @@ def render(served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequenc
     messages = _as_text(served.with_system(messages), served.tool_format)
     if not shown:
         return served.render(messages, variables)
-    told = instructions(shown, served.tool_format)
-    ids = served.render(_in_system(messages, told), variables)
+    instruction = instructions(shown, served.tool_format)
+    ids = served.render(_in_system(messages, instruction), variables)
     name = shown[0]["function"]["name"]
-    return ids if name in served.tokenizer.decode(ids) else served.render(_in_question(messages, told), variables)
+    if name in served.tokenizer.decode(ids):
+        return ids
+    return served.render(_in_question(messages, instruction), variables)
 
 
 def instructions(tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
-    """Instructions on tools, as text for a model whose template does not know tools."""
+    """A description of the tools in text, for a model whose chat template does not support tools."""
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = form.text("NAME", {"ARGUMENT": "value"})
     return (f"You can call these functions, of which each line describes one:\n{functions}\n"
@@ -191,18 +193,18 @@ def _in_system(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping
 
 
 def _in_question(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
-    at = next((at for at, message in enumerate(messages) if message["role"] == "user"), None)
-    if at is None:
+    index = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
+    if index is None:
         return [{"role": "user", "content": text}, *messages]
-    asked = {**messages[at], "content": f"{text}\n\n{messages[at]['content']}"}
-    return [*messages[:at], asked, *messages[at + 1:]]
+    question = {**messages[index], "content": f"{text}\n\n{messages[index]['content']}"}
+    return [*messages[:index], question, *messages[index + 1:]]
 
 
 def _as_text(messages: Sequence[Mapping[str, Any]], form: ToolFormat) -> list[Mapping[str, Any]]:
-    """Calls as the text that the model would write, and their results as what the user says."""
+    """Messages with calls as text in the model's format, and with results of calls as user messages."""
     found: list[Mapping[str, Any]] = []
     names: dict[str, str] = {}
-    results = False  # the message before is made of results, and others go below them
+    results = False  # whether the message before consists of results; further results are appended to it
     for message in messages:
         if message["role"] == "tool":
             name = names.get(message.get("tool_call_id", ""), message.get("name", "the function"))

@@ -1,4 +1,4 @@
-"""The service in front of its replicas: it has the socket, checks who may ask, and hands requests on (replicas.py)."""
+"""The front process of a service with replicas: it listens, checks API keys, and forwards requests (replicas.py)."""
 
 import asyncio
 import time
@@ -28,27 +28,27 @@ from numflow.server.service.service import Service
 from numflow.server.service.store import PassedResponses, ResponseStore, StoredResponse
 from numflow.server.service.traces import Traces
 
-_KEPT = (b"content-type", b"traceparent", b"tracestate")  # headers of a request that a replica gets
-_OWN_HEADERS = (b"content-length", b"x-request-id")  # the front makes them itself
+_FORWARDED = (b"content-type", b"traceparent", b"tracestate")  # request headers that are forwarded to a replica
+_OWN_HEADERS = (b"content-length", b"x-request-id")  # response headers that the front makes itself
 
 
 def serve(config: Config, listens: Callable[[str], None], serves: Callable[[str, dict[str, str]], None]) -> None:
     """Run a service of `config.replicas` replicas until SIGINT or SIGTERM, as listen.serve does."""
-    connected()  # in this thread: elsewhere Ray would leave a handler of SIGTERM of its own, which aborts
+    connected()  # in this thread: in another thread Ray would install its own handler of SIGTERM, which aborts
     if config.traces:
-        Traces(config.traces).close()  # what is wrong with it is told here; the replicas make the traces
+        Traces(config.traces).close()  # reports errors of the option here; the replicas make the traces
     replicas = Replicas(config, config.replicas)
-    service = Service(config, replicas)  # type: ignore[arg-type]  # what a service asks of its pool, it has
+    service = Service(config, replicas)  # type: ignore[arg-type]  # Replicas has the methods of a pool that are used
     listen.serve(service, listens, serves, endpoints(replicas))
 
 
 def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
-    """The routes of the front: what it answers itself, and what it hands on."""
-    async def hand_on(service: Service, request: Request) -> Response:
-        return await _hand_on(service, replicas, request)
+    """The routes of the front: those that it answers itself, and those that it forwards."""
+    async def forward(service: Service, request: Request) -> Response:
+        return await _forward(service, replicas, request)
 
-    async def go_on(service: Service, request: Request) -> Response:
-        return await _hand_on(service, replicas, request, goes_on=True)
+    async def forward_with_responses(service: Service, request: Request) -> Response:
+        return await _forward(service, replicas, request, with_responses=True)
 
     async def all_status(service: Service, request: Request) -> Json:
         return Json({"version": numflow.__version__, "uptime_s": round(time.time() - service.started, 1),
@@ -59,24 +59,27 @@ def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
         return Response(merged(service.metrics.text().decode(), await replicas.all("metrics")),
                         media_type=service.metrics.content_type)
 
-    own: dict[Any, Handler] = {status.health: status.health, status.live: status.live, status.status: all_status,
+    handlers: dict[Any, Handler] = {status.health: status.health, status.live: status.live, status.status: all_status,
                                status.metrics: all_metrics, page: page, explore.page: explore.page, schema: schema,
-                               responses.responses: go_on, responses.count: go_on}
-    own |= {kept: kept for kept in (responses.stored, responses.forget, responses.input_items)}
-    return [replace(endpoint, handler=own.get(endpoint.handler, hand_on)) for endpoint in ENDPOINTS]
+                               responses.responses: forward_with_responses, responses.count: forward_with_responses}
+    handlers |= {handler: handler for handler in (responses.stored, responses.forget, responses.input_items)}
+    return [replace(endpoint, handler=handlers.get(endpoint.handler, forward)) for endpoint in ENDPOINTS]
 
 
-async def _hand_on(service: Service, replicas: Replicas, request: Request, goes_on: bool = False) -> Response:
-    """Answer with what a replica answers, in one piece or as a stream, as it does. goes_on: the request may name a
-    response of before, and items of such ones, which go along, as whichever replica is asked has none."""
+async def _forward(service: Service, replicas: Replicas, request: Request, with_responses: bool = False) -> Response:
+    """Forward a request, and answer as the replica does, in one piece or as a stream.
+
+    with_responses: the request may refer to stored responses and their items. They are sent along, since the store is
+    in the front process.
+    """
     config = service.config
     body = await read_body(request, config.max_body, config.body_timeout)
-    kept = [(name, value.encode("latin-1")) for name in _KEPT if (value := request.headers.get(name.decode()))]
-    call = ReplicaCall(request.method, request.url.path, request.url.query.encode(), body, request.state.id, kept,
+    headers = [(name, value.encode("latin-1")) for name in _FORWARDED if (value := request.headers.get(name.decode()))]
+    call = ReplicaCall(request.method, request.url.path, request.url.query.encode(), body, request.state.id, headers,
                        request.state.owner)
-    if goes_on:
+    if with_responses:
         call = replace(call, responses=await asyncio.to_thread(_passed, service.responses, call.owner, body))
-    answer = _keeping(service, call.owner, replicas.ask(call))
+    answer = _storing(service, call.owner, replicas.ask(call))
     try:
         head = await service.jobs.run(request.receive, _first(answer))
         if head.get(b"content-length") is None:
@@ -91,7 +94,7 @@ async def _hand_on(service: Service, replicas: Replicas, request: Request, goes_
 
 
 def _passed(store: ResponseStore, owner: str, body: bytes) -> PassedResponses:
-    """Stored responses that a request needs. The replica tells of a body that it cannot read."""
+    """Stored responses that a request refers to. An invalid body is reported by the replica."""
     try:
         fields = from_json(body)
     except ValueError:
@@ -105,8 +108,8 @@ def _passed(store: ResponseStore, owner: str, body: bytes) -> PassedResponses:
                            {name: item for name in named if (item := store.item(owner, name)) is not None})
 
 
-async def _keeping(service: Service, owner: str, answer: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The head and the parts of an answer; the response in it is kept."""
+async def _storing(service: Service, owner: str, answer: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """The head and the parts of an answer; a StoredResponse among them is put into the store."""
     async with aclosing(answer):
         async for part in answer:
             if isinstance(part, StoredResponse):
@@ -116,7 +119,7 @@ async def _keeping(service: Service, owner: str, answer: AsyncGenerator[Any, Non
 
 
 def _stream(service: Service, request: Request, answer: AsyncGenerator[Any, None], head: Head) -> Response:
-    """An answer that goes on piece by piece. A replica that is lost is told in its last piece."""
+    """A streamed answer. The loss of the replica is reported in its last part."""
     kind = (head.get(b"content-type") or "").partition(";")[0]
     reply = service.stream(request, answer, lambda: None, media_type=kind)
     if (ignored := head.get(HEADER.encode())) is not None:

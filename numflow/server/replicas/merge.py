@@ -1,4 +1,4 @@
-"""Metrics of several processes as one text for Prometheus."""
+"""Merge the metrics of several processes into one text for Prometheus."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,25 +8,25 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def merged(front: str, replicas: Iterable[str]) -> str:
-    """The front's numbers as they are, and those of each replica with a label `replica`: 0, 1, ..."""
+    """The front's metrics unchanged, and those of each replica with a label `replica`: 0, 1, ..."""
     found: dict[str, Metric] = {}
-    for number, text in enumerate([front, *replicas], start=-1):
+    for replica, text in enumerate([front, *replicas], start=-1):
         for family in text_string_to_metric_families(text):
-            kept = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            metric = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
-                own = {} if number < 0 else {"replica": str(number)}
-                kept.add_sample(sample.name, {**sample.labels, **own}, sample.value, sample.timestamp)
+                replica_label = {} if replica < 0 else {"replica": str(replica)}
+                metric.add_sample(sample.name, {**sample.labels, **replica_label}, sample.value, sample.timestamp)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Kept(found))
     return generate_latest(registry).decode()
 
 
 class _Kept:
-    """Gives metrics that there are already."""
+    """A collector of given metrics."""
 
     def __init__(self, families: dict[str, Metric]):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """All of them (called by the registry)."""
+        """Yield all metrics (called by the registry)."""
         yield from self._families.values()

@@ -1,4 +1,4 @@
-"""One of several copies of the service behind Ray Serve: the application, called without a socket."""
+"""One replica of the service behind Ray Serve: the ASGI application, called without a socket."""
 
 import asyncio
 import time
@@ -15,14 +15,16 @@ from numflow.server.service.status import status_of
 from numflow.server.service.store import PassedResponses, StoredResponse
 from numflow.server.service.traces import Traces
 
-_HELD = 64      # parts of an answer that wait to be fetched
-_TOLD_S = 30.0  # that a replica without its models lives on, so that it can be asked why
+_HELD = 64      # parts of an answer that may wait to be fetched
+_FAILED_S = 30.0  # seconds that a replica lives after a failure to load its models, so that the reason can be asked for
 
 
 @dataclass(frozen=True)
 class ReplicaCall:
-    """A request on its way to a replica. Who may ask has been checked. id: as in the log. owner: whose key it has.
-    responses: what it needs of stored ones."""
+    """A forwarded request, whose API key has been checked.
+
+    id: the request's id in the log. owner: the name of its key. responses: the stored responses that it refers to.
+    """
 
     method: str
     path: str
@@ -34,7 +36,7 @@ class ReplicaCall:
     responses: PassedResponses = field(default_factory=lambda: PassedResponses(False))
 
     def scope(self) -> dict[str, Any]:
-        """As an ASGI application gets it."""
+        """The scope for an ASGI application."""
         return {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": self.method,
                 "scheme": "http", "path": self.path, "raw_path": self.path.encode(), "query_string": self.query,
                 "root_path": "", "client": None, "server": ("replica", 80), "state": {"owner": self.owner,
@@ -44,18 +46,18 @@ class ReplicaCall:
 
 @dataclass(frozen=True)
 class Head:
-    """Status and headers of an answer."""
+    """Status and headers of an answer, before its body."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
 
     def get(self, name: bytes) -> str | None:
-        """A header's value."""
+        """The value of a header; None if it is missing."""
         return next((value.decode("latin-1") for key, value in self.headers if key == name), None)
 
 
 class Replica:
-    """One replica of the deployment. `failure` tells of a model that could not be loaded."""
+    """A replica of the deployment."""
 
     async def __init__(self, config: Config):  # type: ignore[misc]  # Ray Serve awaits it
         self._service = Service(_unguarded(config))
@@ -68,12 +70,12 @@ class Replica:
             self._failure, self._made = str(error), time.monotonic()
 
     async def failure(self) -> str:
-        """Reason why the first models could not be loaded; "" if they are there."""
+        """Reason why the preloaded models could not be loaded; "" if they are loaded."""
         return self._failure
 
     async def check_health(self) -> None:
-        """Called by Ray Serve, which replaces a replica that raises."""
-        if self._failure and time.monotonic() - self._made > _TOLD_S:
+        """Health check of Ray Serve, which replaces a replica that raises."""
+        if self._failure and time.monotonic() - self._made > _FAILED_S:
             raise RuntimeError(self._failure)
         if failing := self._service.pool.failing():
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failing.items()))
@@ -87,8 +89,8 @@ class Replica:
         return self._service.metrics.text().decode()
 
     async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes | StoredResponse, None]:
-        """A request's answer: its head, then its body, in parts as they come; a response to be kept comes before the
-        part that tells of its end. Who stops listening ends the request."""
+        """Answer a request: yield the head, then the parts of the body. A response to store comes before the part with
+        its end. Closing the generator cancels the request."""
         parts: asyncio.Queue[Head | bytes | None] = asyncio.Queue(_HELD)
         body, gone = iter([call.body]), asyncio.Event()
 
@@ -123,13 +125,13 @@ class Replica:
             await task
         finally:
             gone.set()
-            while not parts.empty():  # whoever waits for room goes on
+            while not parts.empty():  # unblocks a producer that waits for room
                 parts.get_nowait()
 
 
 def portable(config: Config) -> Config:
-    """A configuration in plain dictionaries, which can be sent to other processes. A replica uses no more threads than
-    the cluster has counted for it."""
+    """A configuration with plain dictionaries, which can be pickled. Without an option `threads` a replica uses one
+    thread, as many as it reserves in the cluster."""
     models = tuple(replace(model, load={"threads": 1, **model.load}, engine=dict(model.engine),
                            prompt=dict(model.prompt))
                    for model in config.models)
@@ -137,6 +139,6 @@ def portable(config: Config) -> Config:
 
 
 def _unguarded(config: Config) -> Config:
-    """A replica's own configuration: the front has asked for keys and the names of hosts already."""
+    """A replica's configuration, without API keys and host names, which the front has checked."""
     return Config({**config.service, "api_keys": (), "cors_origins": (), "allowed_hosts": (), "host": "0.0.0.0"},
                   config.models)

@@ -1,4 +1,4 @@
-"""Several copies of the service behind Ray Serve, which balances requests, watches the copies and replaces them."""
+"""Replicas of the service behind Ray Serve, which balances requests, checks the replicas and replaces dead ones."""
 
 import asyncio
 import logging
@@ -18,15 +18,15 @@ from numflow.server.replicas.replica import Head, Replica, ReplicaCall, portable
 from numflow.server.service.store import StoredResponse
 
 log = logging.getLogger("numflow.server")
-ATTEMPTS = 4        # replicas that a request may lose before it is given up: it may be what ends them
-PLACE_S = 120.0     # for the cluster to have room
-START_S = 900.0     # for models to be loaded
-HEALTH_S = 2.0      # how often Ray Serve looks after a replica
-_LOOK_S = 0.2
+ATTEMPTS = 4        # attempts of a request, whose replicas die; after them the request may be the cause
+PLACE_S = 120.0     # seconds to wait for free resources of the cluster
+START_S = 900.0     # seconds to wait for models to be loaded
+HEALTH_S = 2.0      # seconds between health checks of Ray Serve
+_LOOK_S = 0.2       # seconds between looks at the status of the deployment
 
 
 class Replicas:
-    """The replicas of a service, in the place of the models that a service has itself (Pool)."""
+    """The replicas of a service, with the interface of a ModelPool."""
 
     def __init__(self, config: Config, count: int):
         self._config, self.count = config, count
@@ -35,7 +35,7 @@ class Replicas:
         self._gone: tuple[type[BaseException], ...] = ()
 
     async def preload(self) -> None:
-        """Start the replicas, and wait until all of them have their models.
+        """Start the replicas, and wait until all of them have loaded their models.
 
         Raises:
             DeviceError: Ray is not installed, the cluster has no room, or the models cannot be loaded.
@@ -44,59 +44,59 @@ class Replicas:
         self.ready = True
 
     async def close(self) -> None:
-        """End the replicas."""
+        """Stop the replicas."""
         await asyncio.to_thread(self._end)
 
     def loaded(self) -> list:
-        """No models are in this process."""
+        """The loaded models of this process: none."""
         return []
 
     def failing(self) -> dict[str, str]:
-        """None: a replica whose models fail is replaced by Ray Serve."""
+        """Failing models: none, since Ray Serve replaces a replica whose models fail."""
         return {}
 
     async def watch(self) -> None:
-        """Nothing: Ray Serve looks after the replicas."""
+        """Do nothing: Ray Serve checks the replicas."""
 
     def listing(self) -> list[tuple[ModelConfig, None, None]]:
-        """Every model as it is configured."""
+        """The configuration of every model."""
         return [(model, None, None) for model in self._config.models]
 
     async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes | StoredResponse, None]:
-        """A request's answer: its head, then its body in parts, and a response to be kept. If its replica is lost,
-        another one is asked, as long as nothing of the body has been had.
+        """Send a request to a replica: yield the head, the parts of the body, and a response to store. If the replica
+        dies before the first part of the body, another replica is asked.
 
         Raises:
-            ApiError: a replica was lost, and the answer cannot be had from another.
+            ApiError: a replica died in the middle of the body, or ATTEMPTS replicas died.
         """
         head: Head | None = None
         for attempt in range(1, ATTEMPTS + 1):
-            said = False
+            began = False
             try:
                 async for part in self._parts(call):
                     if isinstance(part, StoredResponse):
                         yield part
                     elif not isinstance(part, Head):
-                        said = said or part != KEEP_ALIVE
+                        began = began or part != KEEP_ALIVE
                         yield part
                     elif head is None:
                         head = part
                         yield part
-                    elif part.status != head.status:  # another answer than the one that has begun
+                    elif part.status != head.status:  # the head was already yielded with another status
                         raise _lost()
                 return
             except self._gone as error:
                 log.warning({"request": call.id, "replica_lost": type(error).__name__, "attempt": attempt})
-                if said or attempt == ATTEMPTS:
+                if began or attempt == ATTEMPTS:
                     raise _lost() from error
 
     async def all(self, method: str) -> list[Any]:
-        """Answers of all replicas that can answer."""
+        """Call a method on all replicas; return the answers without exceptions."""
         found = await self._handle.broadcast(method).results_async(timeout_s=10, return_exceptions=True)
         return [answer for answer in found if not isinstance(answer, Exception)]
 
     async def _parts(self, call: ReplicaCall) -> AsyncIterator[Head | bytes | StoredResponse]:
-        """The answer of one replica, which ends its work if nobody listens any more."""
+        """The answer of one replica. Closing the generator cancels the replica's work."""
         answer, ended = self._handle.options(stream=True).ask.remote(call), False
         try:
             async for part in answer:
@@ -112,30 +112,34 @@ class Replicas:
             from ray import serve
         except ImportError as error:
             raise DeviceError(f"replicas need Ray Serve, which needs {error.name}: {install('ray')}") from None
-        # Errors of tasks are not among them: these are exceptions of the replica's own code.
+        # RayTaskError is not among them: it is an exception of the replica's own code.
         self._gone = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.WorkerCrashedError,
                       serve.exceptions.ReplicaUnavailableError)
-        asked = bundles([_need(self._config.models)] * self.count, nodes_of(ray), f"{self.count} replicas")[0]
+        bundle = bundles([_need(self._config.models)] * self.count, nodes_of(ray), f"{self.count} replicas")[0]
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         made: Any = serve.deployment(Replica)
         deployment = made.options(
             name="service", num_replicas=self.count, max_ongoing_requests=self._config.max_connections,
-            ray_actor_options={"num_cpus": asked.get("CPU", 0), "num_gpus": asked.get("GPU", 0),
+            ray_actor_options={"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0),
                                "runtime_env": environment()}, health_check_period_s=HEALTH_S,
             graceful_shutdown_timeout_s=self._config.drain_timeout, max_constructor_retry_count=3)
         target = serve.RunTarget(deployment.bind(portable(self._config)), self.name, None)
         try:
             self._handle, = serve.run_many([target], wait_for_applications_running=False)
-            self._wait(ray, serve, asked)
-            if failure := self._handle.failure.remote().result():  # of any: what one cannot load, none can
+            self._wait(ray, serve, bundle)
+            if failure := self._handle.failure.remote().result():  # of any replica: all load the same models
                 raise DeviceError(failure)
         except BaseException:
             self._end()
             raise
 
-    def _wait(self, ray: Any, serve: Any, asked: dict[str, float]) -> None:
-        """Until all replicas have loaded their models, or cannot."""
+    def _wait(self, ray: Any, serve: Any, bundle: dict[str, float]) -> None:
+        """Wait until all replicas have loaded their models.
+
+        Raises:
+            DeviceError: they cannot be started.
+        """
         begin = time.monotonic()
         while (found := serve.status().applications.get(self.name)) is None or found.status != "RUNNING":
             seconds = time.monotonic() - begin
@@ -143,7 +147,7 @@ class Replicas:
             if found is not None and found.status in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise DeviceError(f"the replicas cannot be started: {' '.join(found.message.split())[-400:]}")
             if seconds > START_S or (seconds > PLACE_S and any("to be scheduled" in state for state in states)):
-                raise DeviceError(f"the Ray cluster has no room for {self.count} replicas of {listed([asked])} within "
+                raise DeviceError(f"the Ray cluster has no room for {self.count} replicas of {listed([bundle])} within "
                                   f"{PLACE_S:g} s: {room(ray)}; use fewer replicas, devices or threads")
             time.sleep(_LOOK_S)
 
@@ -156,14 +160,14 @@ class Replicas:
 
 
 def _lost() -> ApiError:
-    return ApiError(503, "the replica that wrote this answer was lost, and another one takes its place: ask again",
+    return ApiError(503, "the replica that generated this answer died and is replaced; try again",
                     code="replica_lost", headers={"Retry-After": "1"})
 
 
 def _need(models: Sequence[ModelConfig]) -> Need:
-    """Resources of a replica: enough for any one of the models that run in its process.
+    """Resources of a replica: enough for each of the models that run in its process.
 
-    Groups of devices that are actors ask for resources of their own.
+    Groups of devices that are Ray actors (transport "ray") request their own resources.
     """
     def needed(model: ModelConfig) -> tuple[int, int]:
         load = model.load

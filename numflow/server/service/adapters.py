@@ -1,4 +1,4 @@
-"""Adapters loaded and unloaded while the service runs, where its configuration allows that."""
+"""Loading and unloading of LoRA adapters over HTTP, if the configuration allows it (load_adapters)."""
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -20,7 +20,7 @@ async def load(service: Service, request: Request) -> PlainTextResponse:
         adapters = _adapters(served)
         try:
             adapters.load(body.lora_name, (body.lora_path, body.scale), fetch=False, in_place=body.load_inplace)
-        except (FormatError, ModelNotFoundError) as error:  # the client named it
+        except (FormatError, ModelNotFoundError) as error:  # a wrong path of the client is a 400
             raise bad_request(one_line(error), "lora_path", "adapter_not_loaded") from None
         return served.name
 
@@ -29,7 +29,7 @@ async def load(service: Service, request: Request) -> PlainTextResponse:
 
 
 async def unload(service: Service, request: Request) -> PlainTextResponse:
-    """POST /v1/unload_lora_adapter. Requests that have it go on to their end."""
+    """POST /v1/unload_lora_adapter. Running requests with the adapter continue to their end."""
     _check_allowed(service)
     body = await service.read(request, UnloadAdapterRequest)
 
@@ -46,11 +46,12 @@ async def unload(service: Service, request: Request) -> PlainTextResponse:
 
 def _check_allowed(service: Service) -> None:
     if not service.config.load_adapters:
-        raise ApiError(403, "adapters are not loaded over HTTP here: [service] load_adapters = true allows it",
+        raise ApiError(403, "loading adapters over HTTP is off: [service] load_adapters = true turns it on",
                        code="not_allowed")
 
 
 def _adapters(served: Served) -> Adapters:
     if served.model.adapters is None:
-        raise bad_request(f"the adapters of {served.name} are merged, requests choose none", "model", "unsupported")
+        raise bad_request(f"the adapters of {served.name} are merged; requests cannot choose one", "model",
+                          "unsupported")
     return served.model.adapters

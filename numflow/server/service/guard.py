@@ -1,4 +1,4 @@
-"""Middleware of every request: an id, the check of its key, errors in one shape, one line of log."""
+"""Middleware of every request: request id, check of host, origin and API key, error answers, log line and trace."""
 
 import base64
 import binascii
@@ -24,8 +24,8 @@ from numflow.server.service.service import Service
 
 log = logging.getLogger("numflow.server")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-OWN_NAMES = (*LOOPBACK, "host.docker.internal", "host.containers.internal")  # the last two: as containers say it
-# The only routes that ask for no key, and answer while the service ends.
+OWN_NAMES = (*LOOPBACK, "host.docker.internal", "host.containers.internal")  # the last two: from within containers
+# Routes that need no key, and that answer during shutdown.
 OPEN = ("/health", "/health/live", "/health/ready")
 _ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -33,12 +33,12 @@ _ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 class Guard:
     """The outermost ASGI layer.
 
-    keys:    if there are any, one of them is needed, as a bearer token, as x-api-key or as the password
-             of a browser.
-    hosts:   names that the Host header may have; none: any. It keeps web pages from reaching a service on loopback
-             by a name of their own (DNS rebinding).
-    origins: web pages of these origins, besides the service's own, may call it.
-    service: whose requests are counted; while it is draining, no new ones come in.
+    keys:    API keys. If there are any, a request needs one of them: as bearer token, x-api-key header or password
+             of basic authentication (browsers).
+    hosts:   allowed names in the Host header; empty: any name. The check protects a service on loopback from web
+             pages that reach it under their own name (DNS rebinding).
+    origins: origins of web pages, besides the service's own, that may call the service.
+    service: the service. While it is draining, new requests are refused.
     """
 
     def __init__(self, app, keys: Sequence[str], hosts: Sequence[str], origins: Sequence[str], service: Service):
@@ -51,7 +51,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["app"] = self  # lets the router raise its errors instead of answering
+        scope["app"] = self  # makes the router raise errors instead of answering with them
         headers, begin = Headers(scope=scope), time.perf_counter()
         given = headers.get("x-request-id", "")
         state = scope.setdefault("state", {})
@@ -61,12 +61,12 @@ class Guard:
         async def send_marked(message) -> None:
             if message["type"] == "http.response.start":
                 sent["status"] = message["status"]
-                told = MutableHeaders(scope=message)
-                told["x-request-id"] = state["id"]
+                response_headers = MutableHeaders(scope=message)
+                response_headers["x-request-id"] = state["id"]
                 if "content-length" in headers and "transfer-encoding" in headers:
-                    told["connection"] = "close"  # RFC 9112, section 6.1: two lengths, as request smuggling has
+                    response_headers["connection"] = "close"  # two lengths: request smuggling (RFC 9112, 6.1)
                 if (ignored := state.get("ignored")) is not None and ignored.why:
-                    told[HEADER] = ignored.header()
+                    response_headers[HEADER] = ignored.header()
             await send(message)
 
         try:
@@ -89,26 +89,26 @@ class Guard:
             return
         host = _host(headers.get("host", ""))
         if self._hosts and host not in self._hosts:
-            raise ApiError(403, f"the service does not go by the name {host!r:.100}; the option allowed_hosts "
-                           "(--allow-host NAME) adds names",
+            raise ApiError(403, f"the host name {host!r:.100} is not allowed; the option allowed_hosts (--allow-host "
+                           "NAME) adds host names",
                            code="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and _place(origin) != headers.get("host"):
-            raise ApiError(403, "pages of other origins may not call this service; cors_origins lists those that may",
+            raise ApiError(403, "web pages of this origin may not call the service; the option cors_origins allows it",
                            code="origin_not_allowed")
         owner = self._owner(headers) if self._keys else scope["state"].get("owner", "")
         if owner is None:
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
                            code="invalid_api_key",
                            headers={"WWW-Authenticate": 'Basic realm="numflow", charset="UTF-8"'})
-        scope["state"]["owner"] = owner  # clients with different keys share no keys and values (prefix cache)
+        scope["state"]["owner"] = owner  # clients with different keys share no prefix cache
         if self._service.draining:
             raise shutting_down()
         if scope["method"] == "POST":
             self._service.limits.request(owner)
 
     def _owner(self, headers: Headers) -> str | None:
-        """A name for the key that was given, which tells nothing of it; None if it is none of ours."""
+        """A name for the request's API key, from which the key cannot be derived; None if the key is not valid."""
         kind, _, value = headers.get("authorization", "").partition(" ")
         if not kind and "x-api-key" in headers:  # as Anthropic's clients send it
             kind, value = "bearer", headers["x-api-key"]
@@ -120,16 +120,16 @@ class Guard:
                 return None
         elif kind.lower() != "bearer":
             return None
-        equal = [hmac.compare_digest(given, key) for key in self._keys]  # each one, so that time tells nothing
+        equal = [hmac.compare_digest(given, key) for key in self._keys]  # compares with all keys, in constant time
         return self._owners[equal.index(True)] if any(equal) else None
 
     def _record(self, scope, sent, headers: Headers, begin: float) -> None:
-        """A line of the log, and a trace. It has no text of prompts unless the service is told so."""
+        """Write a log line and a trace. They contain no prompts, unless log_prompts is set."""
         seconds = time.perf_counter() - begin
         state = scope["state"]
         error = state.get("error")
         client = scope.get("client")
-        route = getattr(scope.get("route"), "path", "unknown")  # names that clients invent are not counted one by one
+        route = getattr(scope.get("route"), "path", "unknown")  # unknown paths share one metric label
         self._service.metrics.requests.labels(route, str(sent["status"])).inc()
         line = {"request": state["id"], "client": client[0] if client else None, "method": scope["method"],
                 "path": scope["path"], "status": sent["status"], "ms": round(1000 * seconds, 1),
@@ -144,10 +144,10 @@ class Guard:
             if answer.status >= 500 and answer.code == "internal_error":
                 line["traceback"] = "".join(traceback.format_exception(error))
         if self._service.traces is not None and scope["method"] == "POST":
-            told = {"method": "POST", "route": route, "status": sent["status"], "id": state["id"],
+            outcome = {"method": "POST", "route": route, "status": sent["status"], "id": state["id"],
                     "error": line.get("code") or (str(sent["status"]) if sent["status"] >= 400 else None)}
             facts, runs = state.get("facts", {}), state.get("runs", ())
-            line["trace"] = self._service.traces.tell(headers, told, facts, runs, begin)
+            line["trace"] = self._service.traces.tell(headers, outcome, facts, runs, begin)
         serious = error is not None and _as_api(error).status >= 500
         log.log(logging.ERROR if serious else logging.INFO, line)
 
@@ -159,7 +159,7 @@ def _as_api(error: Exception) -> ApiError:
 
 
 def _place(origin: str) -> str | None:
-    """Host and port of an origin; None for one that has none."""
+    """Host and port of an origin; None if the origin is invalid."""
     try:
         return urlsplit(origin).netloc
     except ValueError:

@@ -1,4 +1,5 @@
-"""Limits of each API key: requests in a minute, tokens in a minute and in a day. Without keys all clients are one."""
+"""Rate limits of each API key: requests per minute, tokens per minute and per day. Without keys all clients share one.
+"""
 
 import time
 from collections.abc import Callable
@@ -10,31 +11,32 @@ MINUTE, DAY = 60.0, 86400.0
 
 
 class Allowance:
-    """So much in a period, which comes back steadily. What was not known beforehand may be owed.
+    """A token bucket: `most` in a period, refilled steadily. The level may become negative, as the length of an answer
+    is not known beforehand.
 
-    most: 0: as much as one likes.
+    most: capacity; 0: no limit.
     """
 
     def __init__(self, most: int, period: float, now: float):
-        self.most, self._period, self._left, self._at = most, period, float(most), now
+        self.most, self._period, self._left, self._updated = most, period, float(most), now
 
     def wait(self, now: float) -> float:
-        """Seconds until something is left; 0 if it is."""
+        """Seconds until the level is at least 1; 0 if it is."""
         if not self.most:
             return 0.0
-        self._left = min(self.most, self._left + (now - self._at) * self.most / self._period)
-        self._at = now
+        self._left = min(self.most, self._left + (now - self._updated) * self.most / self._period)
+        self._updated = now
         return 0.0 if self._left >= 1 else (1 - self._left) * self._period / self.most
 
     def take(self, count: float) -> None:
-        """Use some up, or give some back."""
+        """Take `count` from the bucket, or give it back if negative."""
         self._left -= count
 
 
 class Limits:
-    """The allowances of all keys.
+    """The buckets of all keys.
 
-    requests: in a minute. tokens: of prompts and answers, in a minute; daily: in a day. 0: any number.
+    requests: per minute. tokens: prompt and answer tokens per minute. daily: the same per day. 0: no limit.
     """
 
     def __init__(self, requests: int, tokens: int, daily: int, clock: Callable[[], float] = time.monotonic):
@@ -43,7 +45,7 @@ class Limits:
         self._owners: dict[str, dict[str, Allowance]] = {}
 
     def _of(self, owner: str) -> dict[str, Allowance]:
-        if owner not in self._owners:  # no more of them than keys are configured
+        if owner not in self._owners:  # at most as many as configured keys
             now = self._clock()
             self._owners[owner] = {name: Allowance(most, period, now) for name, (most, period) in self._most.items()}
         return self._owners[owner]
@@ -52,20 +54,20 @@ class Limits:
         """Count a request.
 
         Raises:
-            ApiError: there are too many, or the tokens of earlier ones are more than the key may have.
+            ApiError: the limit of requests or of tokens is reached.
         """
         found, now = self._of(owner), self._clock()
         waits = {name: one.wait(now) for name, one in found.items()}
         name, seconds = max(waits.items(), key=lambda pair: pair[1])
         if seconds > 0:
-            what = "requests of a minute" if name == "requests" else "tokens of a minute" if name == "tokens" else name
-            raise ApiError(429, f"this key has used up the {found[name].most} {what} that it may have; try again in "
+            unit = {"requests": "requests per minute", "tokens": "tokens per minute"}.get(name, "tokens per day")
+            raise ApiError(429, f"this key has reached its limit of {found[name].most} {unit}; try again in "
                            f"{ceil(seconds)} s", code="rate_limit_exceeded",
                            headers={"Retry-After": str(ceil(seconds))})
         found["requests"].take(1)
 
     def tokens(self, owner: str, count: int) -> None:
-        """Count tokens that were read or written."""
+        """Count tokens of a prompt or an answer."""
         found, now = self._of(owner), self._clock()
         for name in ("tokens", "tokens of a day"):
             found[name].wait(now)

@@ -1,4 +1,4 @@
-"""Metrics of the service, for Prometheus."""
+"""Metrics of the service for Prometheus."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,29 +12,29 @@ from numflow.server.http.event_loop import Run
 from numflow.server.models.pool import ModelPool
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-# name in Engine.stats -> (name of the metric, whether it only grows, what it is)
+# name in Engine.stats -> (name of the metric, whether it is a counter, help text)
 ENGINE = {
-    "running": ("requests_running", False, "Requests that are being worked on."),
-    "waiting": ("requests_waiting", False, "Requests that wait for a place."),
-    "sequences": ("sequences_running", False, "Sequences that run side by side."),
-    "kv_blocks_used": ("kv_blocks_used", False, "Blocks of keys and values in use."),
-    "kv_blocks_cached": ("kv_blocks_cached", False, "Blocks that only the prefix cache holds."),
-    "kv_blocks_capacity": ("kv_blocks_capacity", False, "Blocks that are reserved."),
-    "kv_bytes": ("kv_bytes", False, "Memory reserved for keys and values."),
+    "running": ("requests_running", False, "Running requests."),
+    "waiting": ("requests_waiting", False, "Requests in the queue."),
+    "sequences": ("sequences_running", False, "Running sequences."),
+    "kv_blocks_used": ("kv_blocks_used", False, "KV blocks in use."),
+    "kv_blocks_cached": ("kv_blocks_cached", False, "KV blocks that only the prefix cache holds."),
+    "kv_blocks_capacity": ("kv_blocks_capacity", False, "Reserved KV blocks."),
+    "kv_bytes": ("kv_bytes", False, "Memory reserved for the KV cache."),
     "steps": ("steps", True, "Steps of the engine."),
-    "cancelled": ("requests_cancelled", True, "Requests that ended before their text did."),
+    "cancelled": ("requests_cancelled", True, "Requests that were cancelled before the end of their text."),
     "prompt_tokens": ("prefix_queried_tokens", True, "Prompt tokens that were looked up in the prefix cache."),
-    "prefix_tokens": ("prefix_hit_tokens", True, "Prompt tokens that the prefix cache had."),
+    "prefix_tokens": ("prefix_hit_tokens", True, "Prompt tokens found in the prefix cache."),
 }
 
 
 class Metrics:
-    """Counters and histograms of one service, and the engines' own numbers at the time they are asked for."""
+    """Counters and histograms of one service, and the engines' statistics at the time of a scrape."""
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, pool: ModelPool):
-        disable_created_metrics()  # a line for each series that says when it began
+        disable_created_metrics()  # no line with the creation time of each series
         self._registry, self._pool = CollectorRegistry(), pool
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -53,7 +53,7 @@ class Metrics:
         self._average: dict[str, float] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """The engines' own numbers (called by the registry)."""
+        """The engines' statistics (called by the registry)."""
         failing, loaded = self._pool.failing(), self._pool.loaded()
         found = [(served.name, served.engine.stats) for served in loaded
                  if served.engine is not None and served.name not in failing]
@@ -70,21 +70,21 @@ class Metrics:
             yield family
 
     def text(self) -> bytes:
-        """Everything in Prometheus' format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def took(self, model: str, seconds: float) -> None:
-        """A request of the model was answered."""
+        """Record the duration of a request of a model."""
         self.total.labels(model).observe(seconds)
         self._average[model] = 0.9 * self._average.get(model, seconds) + 0.1 * seconds
 
     def seconds_per_request(self, model: str) -> int:
-        """After how long it is worth trying again when the queue is full: as long as requests lately took."""
+        """Retry-After in seconds for a full queue: a moving average of request durations, 1 .. 60."""
         return max(1, min(60, round(self._average.get(model, 1.0))))
 
 
 class Watch:
-    """Takes the times of one request."""
+    """Measures the times of one request."""
 
     def __init__(self, metrics: Metrics, model: str):
         self._metrics, self._model, self._begin = metrics, model, time.perf_counter()
@@ -94,7 +94,7 @@ class Watch:
         self._between = metrics.between.labels(model)
 
     def came(self, run: Run, pieces: Sequence[Piece]) -> None:
-        """Pieces of a run have come, all at the same time; tokens that come together share the time since the last."""
+        """Record pieces of a run that arrived together. Their tokens share the time since the last token."""
         now = time.perf_counter()
         counts: dict[int, int] = {}
         for piece in pieces:
@@ -110,7 +110,7 @@ class Watch:
             self._last[id(run), index] = now
 
     def end(self, prompt_tokens: int, runs: Sequence[Run]) -> None:
-        """The request is over; may be called twice."""
+        """Record the end of the request; may be called twice."""
         if self._ended:
             return
         self._ended = True

@@ -1,4 +1,4 @@
-"""State that all routes share: configuration, models, running requests, metrics."""
+"""The service's state, which all routes share: configuration, models, running requests, metrics."""
 
 import asyncio
 import logging
@@ -31,16 +31,16 @@ from numflow.server.service.traces import Traces
 log = logging.getLogger("numflow.server")
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
-LONG = 1 << 15  # bytes of a body that is read in a thread
-READERS = 2  # such threads at a time
-WORKERS = 4  # threads of routes that do not generate, beside those that requests are checked in
-LONG_ANSWER = 4096  # tokens of an answer that is written in a thread
+LONG = 1 << 15  # bytes of a body from which on it is parsed in a thread
+READERS = 2  # largest number of such threads
+WORKERS = 4  # threads of routes that do not generate text
+LONG_ANSWER = 4096  # tokens of an answer from which on its JSON is written in a thread
 
 
 class Service:
     """The state of one service.
 
-    ready: called when the models of the beginning are there, with the memory plan of each.
+    ready: called with the memory plan of each model when the preloaded models are ready.
     """
 
     def __init__(self, config: Config, pool: ModelPool | None = None):
@@ -61,13 +61,13 @@ class Service:
 
     @property
     def hub(self) -> Hub:
-        """Carries pieces to the event loop that runs now."""
+        """The Hub of the running event loop."""
         if self._hub is None:
             self._hub = Hub(asyncio.get_running_loop())
         return self._hub
 
     def loaded(self, loading: asyncio.Task) -> None:
-        """The models of the beginning have been loaded, or could not be: then the service ends."""
+        """Callback of preloading: report that the service is ready, or shut it down after an error."""
         if not loading.cancelled() and (error := loading.exception()) is not None:
             self.failure, self.draining = error.__cause__ or error, True
         elif not loading.cancelled():
@@ -76,15 +76,15 @@ class Service:
             self.ready(plans)
 
     def watched(self, watching: asyncio.Task) -> None:
-        """Nobody looks after the models any more: the service ends, with the error if there is one."""
+        """Callback of the end of ModelPool.watch: shut the service down after an error."""
         if not watching.cancelled() and (error := watching.exception()) is not None:
             self.failure, self.draining = error, True
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
-        """The request's body.
+        """Read and check the request's body.
 
         Raises:
-            ApiError: too long, too slow, or wrong.
+            ApiError: the body is too long, too slow, or invalid.
         """
         data = await read_body(request, self.config.max_body, self.config.body_timeout)
         if self.config.log_prompts:
@@ -96,40 +96,40 @@ class Service:
             return await asyncio.to_thread(parse, kind, data, ignored)
 
     async def leased(self, request: Request, name: str | None) -> Lease:
-        """The model that a request wants, loaded."""
+        """Load the model of a request, if necessary, and lease it."""
         lease = await self.pool.acquire(name)
         request.state.facts = {"model": lease.served.name}
         return lease
 
     async def in_thread(self, request: Request, name: str | None, work: Callable[[Served], T],
                         computes: bool = False) -> T:
-        """Work on a model that takes a while, in a thread. computes: its network runs, which no adapter is part of.
+        """Run slow work on a model in a thread. computes: the work runs the network, without adapters.
 
-        If the client goes, nobody waits for it any more; the model stays loaded until it is done.
+        If the client disconnects, the work continues and the model stays loaded until it ends.
         """
         lease = await self.leased(request, name)
         if computes and lease.adapter is not None:
             lease.release()
-            raise bad_request(f"only texts are written with the adapter {lease.adapter!r:.200}; ask the model "
-                              f"{lease.served.name!r} itself, or have the adapter merged (merge)", "model")
+            raise bad_request(f"the adapter {lease.adapter!r:.200} is only for generating text; use the model "
+                              f"{lease.served.name!r}, or merge the adapter (merge)", "model")
         running = asyncio.get_running_loop().run_in_executor(self._workers, work, lease.served)
 
         def done(future: asyncio.Future) -> None:
             lease.release()
             if not future.cancelled():
-                future.exception()  # nobody else may look at it
+                future.exception()  # marks the exception as retrieved
 
         running.add_done_callback(done)
         return await self.jobs.run(request.receive, _shielded(running))
 
     async def answer(self, request: Request, kind: type[Body],
                      make: Callable[["Service", "Generating", Body], "Answer"]) -> Response:
-        """Answer a request that generates. make: the answer."""
+        """Answer a request that generates text. make: makes the Answer."""
         return await self.answered(request, await self.read(request, kind), make)
 
     async def answered(self, request: Request, body: Any,
                        make: Callable[["Service", "Generating", Any], "Answer"]) -> Response:
-        """The answer to a body, in one piece, or as a stream if it says so. make: the answer."""
+        """The answer to a parsed body, in one piece, or streamed if body.stream. make: makes the Answer."""
         running = Generating(self, request, await self.leased(request, body.model))
         try:
             answer = make(self, running, body)
@@ -148,8 +148,8 @@ class Service:
     def stream(self, request: Request, parts: AsyncGenerator[bytes, None], closed: Callable[[], None],
                failed: Callable[[ApiError], bytes | None] = lambda error: None,
                media_type: str = "text/event-stream") -> EventStream:
-        """An answer that is sent piece by piece. failed: its last part where there is an error; None: as all routes of
-        the protocol have it."""
+        """A streamed answer. failed: makes the last part for an error; if it returns None, the error has the shape of
+        the route's protocol."""
         def last(error: ApiError) -> bytes:
             part = failed(error)
             return error_part(error, request.method, request.url.path) if part is None else part
@@ -159,25 +159,25 @@ class Service:
 
 
 class Answer(Protocol):
-    """A route's answer to a request, made of the generated pieces."""
+    """A route's answer to a request, made from the generated pieces."""
 
-    media_type = "text/event-stream"  # of its stream
+    media_type = "text/event-stream"  # of the stream
 
     def failed(self, error: ApiError) -> bytes | None:
-        """The last part of a stream that cannot go on; None: as the protocol tells any error."""
+        """The last part of a stream that ends with an error; None: use the protocol's shape."""
         return None
 
     async def start(self) -> None:
         """Check the request and queue it."""
 
     async def finish(self) -> None:
-        """Wait for all of it."""
+        """Wait for the end of the generation."""
 
     def whole(self) -> dict[str, Any]:
-        """The reply in one piece, when all of it has come."""
+        """The complete reply, after `finish`."""
 
     def stream(self) -> AsyncGenerator[bytes, None]:
-        """The reply in pieces."""
+        """The reply in parts."""
 
 
 async def _shielded(running: asyncio.Future[T]) -> T:
@@ -185,7 +185,7 @@ async def _shielded(running: asyncio.Future[T]) -> T:
 
 
 class Adapted:
-    """An engine whose requests have an adapter, unless they name one themselves."""
+    """An engine whose requests use an adapter by default."""
 
     def __init__(self, engine: Engine, adapter: str):
         self._engine, self._own = engine, {"adapter": adapter}
@@ -200,9 +200,9 @@ class Adapted:
 
 
 class Generating:
-    """One request on its way through the engine, from its checked settings to the last piece.
+    """One request that generates text, from its checked settings to the last piece.
 
-    runs: one for each prompt. Its model stays loaded until `close`.
+    runs: one Run for each prompt. The model stays loaded until `close`.
     """
 
     def __init__(self, service: Service, request: Request, lease: Lease):
@@ -213,10 +213,10 @@ class Generating:
         self._watch = Watch(service.metrics, self.served.name)
 
     async def start(self, make: Callable[[Engine], Sequence[Checked]], priority: int = 0) -> None:
-        """Queue requests. make: checks them, in a thread.
+        """Queue the engine's requests. make: makes and checks them, in a thread.
 
         Raises:
-            ApiError: too many, or the queue is full; NumflowError: what make raises.
+            ApiError: there are too many, or the queue is full. NumflowError: raised by make.
         """
         engine = self.served.need_engine()
         requests = await asyncio.to_thread(make, engine if self.lease.adapter is None else cast(
@@ -233,28 +233,28 @@ class Generating:
         self.service.limits.tokens(owner, self.prompt_tokens)
 
     def check_count(self, answers: int) -> None:
-        """Refuse a request for more answers than one request may ask for.
+        """Check the number of answers of a request.
 
         Raises:
-            ApiError: more.
+            ApiError: more than max_choices.
         """
         most = self.service.config.max_choices
         if answers > most:
-            raise bad_request(f"{answers} answers are asked for at once; the limit is {most} (max_choices)", "n")
+            raise bad_request(f"the request is for {answers} answers; the limit is {most} (max_choices)", "n")
 
     def check(self, ids: Sequence[int], param: str) -> None:
-        """A prompt's length.
+        """Check the length of a prompt.
 
         Raises:
-            ApiError: more than the model's context, or than the service allows.
+            ApiError: it is longer than the model's context or max_prompt_tokens.
         """
         self.served.check_length(ids, self.service.config.max_prompt_tokens, param)
 
     async def finish(self, take: Callable[[Run, list[Piece]], Any] = lambda run, pieces: None) -> None:
-        """Wait for all of it, as long as the client does. take: called with pieces as they come.
+        """Wait for the end of the generation. take: called with pieces when they arrive.
 
         Raises:
-            ClientGone, ApiError: it was not wanted to its end.
+            ClientGone, ApiError: the request was cancelled.
         """
         async def wait():
             for run in self.runs:
@@ -265,18 +265,18 @@ class Generating:
         await self.service.jobs.run(self.request.receive, wait())
 
     def came(self, run: Run, pieces: list[Piece]) -> None:
-        """For measurements: pieces of a run have come."""
+        """Record the arrival of pieces, for metrics."""
         self._watch.came(run, pieces)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's count of tokens."""
+        """Token counts in OpenAI's shape."""
         new = sum(run.new_tokens for run in self.runs)
         cached = sum(int(run.results[0].stats.get("cached_tokens", 0)) for run in self.runs if run.results)
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": new, "total_tokens": self.prompt_tokens + new,
                 "prompt_tokens_details": {"cached_tokens": cached}}
 
     def close(self) -> None:
-        """Stop what still runs, count, and let the model go."""
+        """Cancel running generations, record counts, and release the model."""
         for run in self.runs:
             run.cancel()
         new = sum(run.new_tokens for run in self.runs)

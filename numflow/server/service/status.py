@@ -1,4 +1,4 @@
-"""Facts about the service: health, status, models, counters."""
+"""Routes with facts on the service: health, status, models, metrics."""
 
 import asyncio
 import time
@@ -19,8 +19,8 @@ from numflow.server.service.service import Service
 
 
 async def health(service: Service, request: Request) -> Json:
-    """GET /health: 200 when requests are served; 503 while models load, while the service ends, and from the moment
-    that a model's device has died until the model is loaded again, with the reason."""
+    """GET /health: 200 when requests are served; 503 while models are loaded, during shutdown, and from the death of a
+    model's device until the model is loaded again, with the reason."""
     if service.draining:
         return Json({"status": "shutting down"}, 503)
     if not service.pool.ready:
@@ -33,7 +33,7 @@ async def health(service: Service, request: Request) -> Json:
 
 
 async def live(service: Service, request: Request) -> Json:
-    """GET /health/live: 200 as long as this process answers, whatever becomes of its models."""
+    """GET /health/live: 200 as long as this process answers, whatever the state of the models."""
     return Json({"status": "ok"})
 
 
@@ -43,7 +43,7 @@ async def status(service: Service, request: Request) -> Json:
 
 
 def status_of(service: Service) -> dict[str, Any]:
-    """Models, engines and requests at this moment."""
+    """Current state of models, engines and requests."""
     models = []
     for config, served, failed in service.pool.listing():
         entry: dict[str, Any] = {"id": config.name, "loaded": served is not None,
@@ -60,7 +60,7 @@ def status_of(service: Service) -> dict[str, Any]:
 
 
 async def models(service: Service, request: Request) -> Json:
-    """GET /v1/models. What Anthropic's client looks at stands beside it."""
+    """GET /v1/models, with additional fields for Anthropic's client."""
     data = [entry for config, *_ in service.pool.listing()
             for entry in _with_adapters(service, await _entry(service, config.name))]
     return Json({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"],
@@ -68,23 +68,23 @@ async def models(service: Service, request: Request) -> Json:
 
 
 async def model(service: Service, request: Request) -> Json:
-    """GET /v1/models/{id}; ids may have slashes."""
+    """GET /v1/models/{id}; an id may contain slashes."""
     id = request.path_params["id"]
     found = _with_adapters(service, await _entry(service, service.pool.find(id)))
     return Json(next((entry for entry in found if entry["id"] == id), found[0]))
 
 
 def _with_adapters(service: Service, entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entry of a model, and one for each adapter that requests choose."""
+    """The entry of a model, and an entry for each adapter that requests may choose."""
     config, found, _ = next(one for one in service.pool.listing() if one[0].name == entry["id"])
     given = by_request(config.load.get("adapters"), config.load.get("merge")) or {}
-    known = named(given) if found is None else found.model.adapters or {}
+    adapters = named(given) if found is None else found.model.adapters or {}
     return [entry, *({**entry, "id": (id := f"{entry['id']}:{name}"), "display_name": id, "parent": entry["id"],
-                      "root": str(adapter.path)} for name, adapter in known.items())]
+                      "root": str(adapter.path)} for name, adapter in adapters.items())]
 
 
 async def _entry(service: Service, name: str) -> dict[str, Any]:
-    """A model as OpenAI lists it, and what is known of it; chats: whether it answers messages."""
+    """A model's entry in OpenAI's list, with further facts. chats: whether the model answers messages."""
     config, found, _ = next(one for one in service.pool.listing() if one[0].name == name)
     since = datetime.fromtimestamp(service.started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     entry: dict[str, Any] = {"id": name, "object": "model", "created": int(service.started), "owned_by": "numflow",
@@ -101,7 +101,7 @@ async def _entry(service: Service, name: str) -> dict[str, Any]:
 
 
 async def props(service: Service, request: Request) -> Json:
-    """GET /props: the first model, or the one that the query names."""
+    """GET /props: properties of the first model, or of the model in the query."""
     served = await loaded(service, request)
     texts = served.tokenizer.special_texts()
     return Json({"default_generation_settings": {"n_ctx": served.model.context, "params": dict(served.sampling)},
@@ -113,14 +113,14 @@ async def props(service: Service, request: Request) -> Json:
 
 
 async def tokenizer_info(service: Service, request: Request) -> Json:
-    """GET /tokenizer_info: special tokens and chat template of the first model, or of the one that the query names."""
+    """GET /tokenizer_info: special tokens and chat template of the first model, or of the model in the query."""
     served = await loaded(service, request)
     return Json({"model": served.name, "model_max_length": served.model.context,
                  "chat_template": served.chat_template, **served.tokenizer.special_texts()})
 
 
 async def loaded(service: Service, request: Request) -> Served:
-    """The first model, or the one that the query names, if it writes text and is loaded."""
+    """The first model, or the model in the query, which must be loaded and generate text."""
     name = service.pool.find(request.query_params.get("model"))
     served = next(found for config, found, _ in service.pool.listing() if config.name == name)
     if served is None:

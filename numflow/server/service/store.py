@@ -1,4 +1,4 @@
-"""Responses that clients may come back to: the latest ones, within a number and a size."""
+"""Store of the latest responses, limited in number and size, for requests that continue or reference them."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response as it was answered, and the items of its conversation: those before the answer, then the answer's."""
+    """A response, and the items of the conversation before it. size: bytes of their JSON."""
 
     response: dict[str, Any]
     before: tuple[dict[str, Any], ...]
@@ -17,15 +17,15 @@ class StoredResponse:
 
     @property
     def items(self) -> tuple[dict[str, Any], ...]:
-        """The whole conversation."""
+        """All items of the conversation, the response's output included."""
         return (*self.before, *self.response["output"])
 
 
 class PassedResponses:
-    """In the place of a store where another process has it: of one request the response that it goes on from, the items
-    that it refers to, and the response that it makes, which whoever has the store takes from here.
+    """A stand-in for the store in a replica, since the store is in the front process: the stored response and items
+    that one request refers to, and the response that it makes, which is sent back to the front.
 
-    keeps: whether the store keeps anything. before: None if the request names none that is stored. items: by their ids.
+    keeps: whether the store keeps responses. before: the response that the request continues, or None. items: by id.
     """
 
     def __init__(self, keeps: bool, before: StoredResponse | None = None,
@@ -34,42 +34,42 @@ class PassedResponses:
         self._made: StoredResponse | None = None
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """The response that the request makes."""
+        """Keep the response that the request has made."""
         self._made = stored
 
     def get(self, owner: str, id: str) -> StoredResponse | None:
-        """The response before; the store has looked at its owner."""
+        """The response that the request continues. The front has checked its owner."""
         return self._before if self._before is not None and self._before.response["id"] == id else None
 
     def item(self, owner: str, id: str) -> dict[str, Any] | None:
-        """An item that the request refers to."""
+        """A stored item that the request refers to."""
         return self._items.get(id)
 
     def take(self) -> StoredResponse | None:
-        """The response that was made since the last call."""
+        """The response made since the last call, or None."""
         made, self._made = self._made, None
         return made
 
 
 class ResponseStore:
-    """Stored responses by owner and id. Used by several threads.
+    """Stored responses by owner and id; thread-safe.
 
-    most: how many are kept; 0: none. most_bytes: bytes of their JSON texts together.
+    most: largest number of responses; 0: none. most_bytes: largest number of bytes of their JSON.
     """
 
     def __init__(self, most: int, most_bytes: int):
         self._most, self._most_bytes = most, most_bytes
         self._found: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self._holders: dict[tuple[str, str], str] = {}  # owner and id of an item -> the latest response that has it
+        self._holders: dict[tuple[str, str], str] = {}  # (owner, item id) -> id of the latest response with the item
         self._size, self._lock = 0, Lock()
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is kept."""
+        """Whether responses are stored."""
         return self._most > 0
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """Keep a response; those that were not asked for the longest make room."""
+        """Store a response; the least recently used responses are dropped."""
         with self._lock:
             self._found[owner, stored.response["id"]] = stored
             self._size += stored.size
@@ -78,7 +78,7 @@ class ResponseStore:
                 self._drop(*next(iter(self._found)))
 
     def get(self, owner: str, id: str) -> StoredResponse | None:
-        """A response of this owner's; None if there is none any more."""
+        """A response of this owner; None if it is not stored."""
         with self._lock:
             found = self._found.get((owner, id))
             if found is not None:
@@ -86,12 +86,12 @@ class ResponseStore:
             return found
 
     def delete(self, owner: str, id: str) -> bool:
-        """Whether there was one to forget."""
+        """Delete a response; return whether it was stored."""
         with self._lock:
             return (owner, id) in self._found and self._drop(owner, id)
 
     def item(self, owner: str, id: str) -> dict[str, Any] | None:
-        """An item of this owner's responses, by its id; None if there is none any more."""
+        """An item of this owner's responses by its id; None if it is not stored."""
         with self._lock:
             found = self._found.get((owner, self._holders.get((owner, id), "")))
             return next((item for item in found.items if item["id"] == id), None) if found is not None else None

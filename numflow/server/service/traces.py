@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: a span of each request, below it its wait, its prompt and its answer. None has any text."""
+"""OpenTelemetry traces: a span per request, with child spans for queue, prefill and decode. Spans contain no text."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ from numflow.server.http.event_loop import Run
 OPERATIONS = {"chat": ("/chat/completions", "/responses", "/messages", "/api/chat"),
               "text_completion": ("/completions", "/api/generate", "/infill", "/"),
               "embeddings": ("/embeddings", "/api/embed", "/api/embeddings")}  # gen_ai.operation.name -> routes
-PATH = "/v1/traces"  # of a collector that takes OTLP over HTTP
+PATH = "/v1/traces"  # path of OTLP over HTTP
 
 
 def operation(route: str) -> str | None:
-    """OpenTelemetry's name of what a route does; None where it has none."""
+    """The value of gen_ai.operation.name for a route; None if there is none."""
     return next((name for name, routes in OPERATIONS.items() if route.removeprefix("/v1") in routes), None)
 
 
 class Traces:
-    """Spans of requests, each made when the request is over, and sent from a thread of their own.
+    """Spans of requests, made at the end of a request and exported in a background thread.
 
-    address: of a collector that takes OTLP over HTTP. processor: takes the spans in its place.
+    address: URL of a collector for OTLP over HTTP. processor: a span processor to use instead.
 
     Raises:
-        DeviceError: a package is missing. RequestError: the address is none.
+        DeviceError: a package is missing. RequestError: the address is invalid.
     """
 
     def __init__(self, address: str, processor: Any = None):
@@ -50,43 +50,42 @@ class Traces:
 
     def tell(self, headers: Mapping[str, str], request: Mapping[str, Any], facts: Mapping[str, Any],
              runs: Sequence[Run], begin: float) -> str:
-        """Tell of a request that is over; the id of its trace.
+        """Make the spans of a finished request; return its trace id.
 
-        headers: may name the span that it belongs to (traceparent). request: method, route, status and error of the
-        answer. facts: model, prompt_tokens, new_tokens, as far as there are any. begin: time.perf_counter() when it
-        came.
+        headers: may have a parent span (traceparent). request: method, route, status and error of the answer. facts:
+        model, prompt_tokens and new_tokens, if known. begin: time.perf_counter() at the arrival of the request.
         """
         trace, since = self._trace, time.time_ns() - time.perf_counter_ns()
 
-        def at(seconds: float) -> int:
+        def ns(seconds: float) -> int:
             return since + int(seconds * 1e9)
 
-        what, model = operation(request["route"]), facts.get("model")
-        name = f"{what} {model}" if what and model else f"{request['method']} {request['route']}"
+        kind, model = operation(request["route"]), facts.get("model")
+        name = f"{kind} {model}" if kind and model else f"{request['method']} {request['route']}"
         span = self._tracer.start_span(name, self._context.extract(dict(headers)), trace.SpanKind.SERVER,
-                                       _attributes(request, what, facts, runs), start_time=at(begin))
+                                       _attributes(request, kind, facts, runs), start_time=ns(begin))
         failed_within = request["error"] and request["status"] == 200
-        if request["status"] >= 500 or failed_within:  # the client's faults are none of the service's
+        if request["status"] >= 500 or failed_within:  # a client's fault is no error of the span
             span.set_status(trace.Status(trace.StatusCode.ERROR, request["error"] or ""))
-        inside = trace.set_span_in_context(span)
-        for number, run in enumerate(runs):
-            of = {"numflow.prompt": number} if len(runs) > 1 else {}
+        parent = trace.set_span_in_context(span)
+        for index, run in enumerate(runs):
+            prompt = {"numflow.prompt": index} if len(runs) > 1 else {}
             for phase, start, end in run.phases:
-                tokens = _tokens(phase, run)
-                self._tracer.start_span(phase, inside, attributes={**of, **tokens}, start_time=at(start)).end(at(end))
+                attributes = {**prompt, **_tokens(phase, run)}
+                self._tracer.start_span(phase, parent, attributes=attributes, start_time=ns(start)).end(ns(end))
         span.end()
         return trace.format_trace_id(span.get_span_context().trace_id)
 
     def close(self) -> None:
-        """Send what is left; takes seconds where the collector does not answer."""
+        """Export the remaining spans; takes seconds if the collector does not answer."""
         self._provider.shutdown()
 
 
 def endpoint(address: str) -> str:
-    """The address that spans are sent to, with OTLP's path if it has none.
+    """The URL for spans: the address, with OTLP's path if it has no path.
 
     Raises:
-        RequestError: it is no address of HTTP.
+        RequestError: it is no HTTP address.
     """
     try:
         found = urlsplit(address)
@@ -98,14 +97,14 @@ def endpoint(address: str) -> str:
     return address.rstrip("/") + PATH if found.path in ("", "/") else address
 
 
-def _attributes(request: Mapping[str, Any], what: str | None, facts: Mapping[str, Any],
+def _attributes(request: Mapping[str, Any], kind: str | None, facts: Mapping[str, Any],
                 runs: Sequence[Run]) -> dict[str, Any]:
-    """Attributes by OpenTelemetry's conventions for HTTP and for generative models."""
+    """Attributes by OpenTelemetry's semantic conventions for HTTP and for generative AI."""
     found = {"http.request.method": request["method"], "http.route": request["route"],
              "http.response.status_code": request["status"] or None, "numflow.request.id": request["id"],
              "error.type": request["error"]}
     if "model" in facts:
-        found |= {"gen_ai.operation.name": what, "gen_ai.provider.name": "numflow",
+        found |= {"gen_ai.operation.name": kind, "gen_ai.provider.name": "numflow",
                   "gen_ai.request.model": facts["model"], "gen_ai.response.model": facts["model"]}
     if runs:
         asked, results = runs[0].request, [result for run in runs for result in run.results]
@@ -126,7 +125,7 @@ def _reason(result: Generation) -> str:
 
 
 def _tokens(phase: str, run: Run) -> dict[str, int]:
-    """Tokens that a phase of a request has run."""
+    """Attributes with the tokens of a phase."""
     if phase == "prefill":
         return {"gen_ai.usage.input_tokens": len(run.request.prompt),
                 "gen_ai.usage.cache_read.input_tokens": run.reused}
