@@ -17,8 +17,10 @@ class Notebook:
 
     name, graphs = "notebook", False
 
-    def __init__(self, wgmma: bool = False, tma: bool = True):
+    def __init__(self, wgmma: bool = False, tma: bool = True, float8: bool = False,
+                 float4: bool = False):
         self.wgmma, self.tma = wgmma, wgmma and tma
+        self.float8, self.float4 = wgmma or float8 or float4, float4
         self.launches: list[Launch] = []
 
     def alloc(self, nbytes: int) -> Memory:
@@ -68,10 +70,11 @@ def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
 
     Kernels that run only if an environment variable asks for them are left out.
     """
-    float8 = options.get("activations") == "fp8"  # only on Hopper
-    device = Notebook(wgmma=float8)
+    activations = options.get("activations")
+    float8, float4 = activations == "fp8", activations == "nvfp4"  # only on newer GPUs
+    device = Notebook(float8=float8, float4=float4)
     program, works = Program(network, weights, gpu=device, **options), device.launches
-    for device.wgmma, device.tma in ((float8, False), (True, True)):
+    for device.wgmma, device.tma in {(False, False), (float8, False), (not float4, not float4)}:
         works += (work for rows, keys in SIZES for sequences in {1, rows}
                   for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
     program.close()

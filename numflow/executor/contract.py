@@ -52,7 +52,7 @@ class Program(Protocol):
 
     network:     the network, for callers to read.
     block_size:  tokens per KV block.
-    activations: "int8", "int16", "auto", "bf16", "fp8" or "f32": the arithmetic of products with matrices.
+    activations: "int8", "int16", "auto", "bf16", "fp8", "nvfp4" or "f32": the arithmetic of products with matrices.
     threads:     number of computing threads of all devices; None if the executor does not control it.
     compile_s:   seconds of compiling kernels while the program was made.
     can:         optional methods that are implemented: SAMPLE (`sample`), DECODE (`decode`), TRACE (`trace`), WALK

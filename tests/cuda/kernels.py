@@ -24,11 +24,12 @@ from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from numflow.quant.stored import STORED
 from tests.cuda.attention_shapes import attention_kernels
-from tests.cuda.matrices import FLOAT8, QUANTISED, blank_rows, experts_case, linear_case
+from tests.cuda.matrices import FLOAT4, FLOAT8, QUANTISED, blank_rows, experts_case, linear_case
 from tests.cuda.on_ptx.device import assembly
 from tests.cuda.small import CASES
 
 CAPABILITIES = ((8, 0), (9, 0))
+NEWER = ((8, 9), (12, 0))  # compute capabilities with kernels that CAPABILITIES do not have
 GROUPED = ("F16", "BF16", "q4", "q3h", "Q6_K")  # types of experts; kernels of others differ as those of `linear` do
 EVERY = ("F16", "BF16", *QUANTISED)
 APART = ("q3h+0.5%", "q6+0.5%")  # types with outliers; kernels of others differ as those of `linear` do
@@ -89,6 +90,9 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     for kind in FLOAT8:
         for case in (linear_case(kind, 64, 512, 1, fill="blank"), experts_case(kind, 64, 512, 2, 1, fill="blank")):
             found |= kernels_of(case.network, case.weights, activations="fp8")
+    for kind in FLOAT4:
+        for case in (linear_case(kind, 64, 512, 1, fill="blank"), experts_case(kind, 64, 512, 2, 1, fill="blank")):
+            found |= kernels_of(case.network, case.weights, activations="nvfp4")
     network, checkpoint = random_network(Shape(2, 512, 4, 2, 1024, 40, 64), "F16")
     found |= kernels_of(adaptable(network, checkpoint), WeightSource(network, checkpoint))
     without_tma = [wgmma_gemm(STORED[kind].kind.name) for kind in grouped]
@@ -115,7 +119,7 @@ def binaries(names: list[str], capability: tuple[int, int]) -> list[Binary]:
 
 def _compile(name, capability):
     made, kernel = binary(name, capability), all_kernels()[name]
-    if capability == CAPABILITIES[0] or kernel.hopper:
+    if capability == CAPABILITIES[0] or kernel.target != "sm_80":
         assembly(kernel)  # stores the PTX for the interpreter; it was generated just before
     return made
 

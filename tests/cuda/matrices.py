@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from numflow.cuda.lang.float4 import e2m1_values
 from numflow.cuda.lang.float8 import e4m3_code
 from numflow.cuda.weights.pack import stored_bytes
 from numflow.formats.types import TYPES, to_f32
@@ -16,6 +17,7 @@ from numflow.quant.hub_types import HUB_TYPES, TABLES
 from numflow.quant.stored import STORED
 from tests.quant.hub import TYPES_TESTED, hub_rows
 
+FLOAT4 = {"E2M1_ROW": "nvfp4", "NVFP4": "nvfp4", "MXFP4": "mxfp4"}  # with activations "nvfp4": the operand by type
 FLOAT8 = ("E4M3_ROW", "E4M3_128", "E5M2_128")  # types that are multiplied by 8-bit floats with activations "fp8"
 QUANTISED = tuple(name for name in TYPES_TESTED if not STORED[name].kind.is_float)
 _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -140,6 +142,22 @@ def of_float8(case, k: int):
     table[:, :k] = TABLES["e4m3"][e4m3_code(table[:, :k] / scale)] * scale
     arrays = weights.arrays | {"table.0": table}
     return replace(case, weights=Stored(FakeWeights(arrays, weights.weights), weights.matrices))
+
+
+def of_float4(case, k: int, kind: str):
+    """The same of an operand of 4-bit floats."""
+    table, rng = case.weights.arrays["table.0"].copy(), np.random.default_rng(1)
+    block = 16 if kind == "nvfp4" else 32
+    codes = rng.integers(0, 16, (len(table), k // block, block)).astype(np.uint32)
+    codes[..., 3] = 7 + 8 * (codes[..., 3] & 1)      # a number of 6, up to its sign
+    scales = TABLES["e4m3"][rng.integers(70, 127, codes.shape[:2])]
+    scales[:, 1] = 448
+    rows = rng.uniform(1e-4, 2e-4, (len(table), 1))  # scales, of MXFP4 1
+    if kind == "mxfp4":
+        scales, rows = 2.0**rng.integers(-6, 1, scales.shape), 1
+    table[:, :k] = (e2m1_values(codes)[..., 0] * scales[..., None]).reshape(len(table), k) * rows
+    return replace(case, weights=Stored(FakeWeights(case.weights.arrays | {"table.0": table}, case.weights.weights),
+                                        case.weights.matrices))
 
 
 def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from numflow.cuda.device.device import Launch, Simulated
-from numflow.cuda.lang import arithmetic, float8
+from numflow.cuda.lang import arithmetic, float4, float8
 from numflow.cuda.lang import intrinsics as i
 from numflow.cuda.lang.intrinsic import ALL, SharedArray
 from numflow.cuda.lang.kernel import REGISTRY, kernel
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.lang.simulator import SimulatedPointer, SimulatorError
+from numflow.quant.hub_types import TABLES
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 
@@ -79,13 +80,22 @@ def _bfloats(x):
     return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-@pytest.mark.parametrize(("op", "dtype", "k"), [(arithmetic.mma_f16, np.float16, 16),
-                                                (arithmetic.mma_bf16, np.uint16, 16)])
-def test_matrices_of_a_warp(op, dtype, k):
+def _e4m3(x):
+    return float8.e4m3_code(x).astype(np.uint8)
+
+
+def _e5m2(x):
+    return (x.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("op", "left", "right", "k"), [
+    (arithmetic.mma_f16, np.float16, np.float16, 16), (arithmetic.mma_bf16, _bfloats, _bfloats, 16),
+    (float8.mma_e4m3, _e4m3, _e4m3, 32), (float8.mma_e5m2, _e5m2, _e4m3, 32)])
+def test_matrices_of_a_warp(op, left, right, k):
     """mma fragments in the layout of the PTX ISA, built here element by element."""
     rng = np.random.default_rng(0)
     numbers = rng.integers(-5, 6, (16, k)), rng.integers(-5, 6, (k, 8))
-    a, b = (_bfloats(x) if dtype == np.uint16 else x.astype(dtype) for x in numbers)
+    a, b = left(numbers[0]), right(numbers[1])
     per_word = 4 // a.itemsize
     words_a, words_b = np.zeros((32, 4), np.uint32), np.zeros((32, 2), np.uint32)
     for lane in range(32):
@@ -110,6 +120,53 @@ def test_matrices_of_a_warp(op, dtype, k):
     expected = (numbers[0] @ numbers[1]).astype(np.float32)
     expected[:8, ::2] += 1
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("pair", [0, 1])
+@pytest.mark.parametrize("other", range(4))
+@pytest.mark.parametrize("op", [float4.mma_nvfp4, float4.mma_mxfp4])
+def test_matrices_of_a_warp_with_scales(op, other, pair):
+    """Lanes that are not asked have other scales."""
+    rng, blocks = np.random.default_rng(other), 4 if op is float4.mma_nvfp4 else 2
+    codes = rng.integers(0, 16, (24, 64)).astype(np.uint32)
+    stored = rng.integers(0x30, 0x48, (24, blocks)) if blocks == 4 else rng.integers(125, 130, (24, blocks))
+    scales = TABLES["e4m3"][stored] if blocks == 4 else 2.0 ** (stored - 127)
+    numbers = float4.E2M1[codes & 7] * (1 - 2.0 * (codes >> 3)) * np.repeat(scales, 64 // blocks, 1)
+    packed = (codes.reshape(24, 8, 8) << 4 * np.arange(8, dtype=np.uint32)).sum(2, dtype=np.uint32)
+    own = np.pad(stored, ((0, 0), (0, 4 - blocks))).astype(np.uint8).view(np.uint32)[:, 0]
+    words, by_lane = np.zeros((32, 8), np.uint32), np.full((32, 2), 0x7F7F7F7F, np.uint32)
+    for lane in range(32):
+        group, t = lane // 4, lane % 4
+        words[lane, :6] = (packed[group, t], packed[group + 8, t], packed[group, t + 4], packed[group + 8, t + 4],
+                           packed[16 + group, t], packed[16 + group, t + 4])
+        if t // 2 == pair:
+            by_lane[lane, 0] = own[group + 8 * (t % 2)]
+        if t == other:
+            by_lane[lane, 1] = own[16 + group]
+
+    @kernel("mma_scaled_probe", 32)
+    def _probe(y: f32.ptr, words: u32.ptr, scales: u32.ptr):
+        lane = i.lane_index()
+        a0, a1, a2, a3 = i.load4(words, 8 * lane)
+        b0, b1, _, _ = i.load4(words, 8 * lane + 4)
+        left, right = i.load2(scales, 2 * lane)
+        c0, c1, c2, c3 = op(a0, a1, a2, a3, b0, b1, f32(1), f32(0), f32(0), f32(0), left, pair, right, other)
+        row, column = lane // 4, lane % 4 * 2
+        y[row * 8 + column], y[row * 8 + column + 1] = f32(c0), f32(c1)
+        y[(row + 8) * 8 + column], y[(row + 8) * 8 + column + 1] = f32(c2), f32(c3)
+
+    y = run(_probe, (1,), np.zeros(128, np.float32), words.ravel(), by_lane.ravel(), seed=2)[0].reshape(16, 8)
+    expected = (numbers[:16] @ numbers[16:].T).astype(np.float32)
+    expected[:8, ::2] += 1
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+def test_floats_of_4_bits():
+    """Ties go to the even code; what is more than 6 becomes that, and so does what is no number."""
+    numbers = 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5.0, 7.0
+    assert float4.pack_e2m1(*numbers) == 0x76E44A20
+    assert float4.pack_e2m1(*[float("nan")] * 8) == 0x77777777
+    assert float4.e2m1_values(np.array([0x76E44A20], np.uint32)).tolist() == [[0, 1, -1, 2, 2, -4, 4, 6]]
 
 
 def test_loading_matrices():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from numflow.cuda.compiler import compile as compiling
-from numflow.cuda.lang import arithmetic, cluster, float8, intrinsics, scalar, warpgroup
+from numflow.cuda.lang import arithmetic, cluster, float4, float8, intrinsics, scalar, warpgroup
 from numflow.cuda.lang.intrinsic import ALL
 from tests.conftest import REPO
 
@@ -67,7 +67,7 @@ def test_the_forms_differ_in_names_only():
 
 def test_every_intrinsic_has_a_row():
     assert sorted(INTRINSICS) == sorted(ALL)
-    places = intrinsics, arithmetic, float8, warpgroup, cluster
+    places = intrinsics, arithmetic, float4, float8, warpgroup, cluster
     assert all(any(hasattr(module, name) for module in places) for name in ALL)
 
 

@@ -9,8 +9,8 @@ from numflow.cuda.compiler.sass import disassembler, instructions
 from numflow.cuda.state.cache_code import pitch
 from numflow.quant.kv import CODED
 from numflow.quant.stored import KINDS, STORED
-from tests.cuda.kernels import APART, GROUPED, binary, compiler_is_there
-from tests.cuda.matrices import FLOAT8, QUANTISED
+from tests.cuda.kernels import APART, GROUPED, NEWER, binary, compiler_is_there
+from tests.cuda.matrices import FLOAT4, FLOAT8, QUANTISED
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
               pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with"),
@@ -76,6 +76,30 @@ def test_warpgroups_of_8_bit_floats(kind):
     waits = found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0")
     assert waits == (1 if kind.endswith("row") else 2) and found(name, r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1") == 1
     assert found("operand_e4m3", r"F2FP\.SATFINITE\.E4M3") > 0
+
+
+@pytest.mark.parametrize("capability", NEWER, ids=["sm_89", "sm_120"])
+@pytest.mark.parametrize("kind", sorted(STORED[kind].kind.name for kind in FLOAT8))
+def test_tensor_cores_of_8_bit_floats(kind, capability):
+    """Two tiles are asked for before the loop and one within."""
+    for name in (f"mma_{kind}_float8", f"mma_{kind}_float8_grouped"):
+        assert found(name, rf"QMMA\.16832\.F32\.{kind[:4].upper()}\.E4M3", capability) == 64
+        assert found(name, r"LDSM\.16\.M88\.4", capability) == 16
+        assert found(name, r"LDGSTS\.E\.BYPASS\.128", capability) == 24
+        assert not found(name, "LDL|STL|HMMA", capability)
+
+
+@pytest.mark.parametrize("kind", FLOAT4)
+def test_tensor_cores_of_4_bit_floats(kind):
+    """As of 8-bit floats; scales come by loads of the lanes."""
+    scales = "E8" if FLOAT4[kind] == "mxfp4" else r"UE4M3\.4X"
+    for grouped in ("", "_grouped"):
+        name = f"mma_{STORED[kind].kind.name}_float4{grouped}"
+        assert found(name, rf"OMMA\.SF\.16864\.F32\.E2M1\.E2M1\.{scales}", (12, 0)) == 64
+        assert found(name, r"LDSM\.16\.M88\.4", (12, 0)) == 16
+        assert found(name, r"LDGSTS\.E\.BYPASS\.128", (12, 0)) == 24
+        assert not found(name, "LDL|STL|HMMA|QMMA", (12, 0))
+    assert found(f"operand_{FLOAT4[kind]}", r"F2FP\.SATFINITE\.E2M1", (12, 0)) == 8
 
 
 @pytest.mark.parametrize("kind", sorted({STORED[kind].kind.name for kind in GROUPED}))

@@ -67,7 +67,7 @@ def test_a_shorter_context(folder):
 
 @pytest.mark.parametrize(("options", "error", "message"), [
     ({"backend": "referense"}, DeviceError, "did you mean 'reference'"),
-    ({"activations": "int4"}, RequestError, "activations should be one of int8, int16, auto, bf16, fp8, f32"),
+    ({"activations": "int4"}, RequestError, "activations should be one of int8, int16, auto, bf16, fp8, nvfp4, f32"),
     ({"threads": 0}, RequestError, "threads"), ({"block_sise": 4}, RequestError, "did you mean 'block_size'"),
     ({"spec": "no-such-spec"}, ModelNotFoundError, "no-such-spec")])
 def test_bad_options(folder, options, error, message):

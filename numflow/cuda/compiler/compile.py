@@ -121,9 +121,11 @@ def assembled(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
         DeviceError: the assembler refuses it.
     """
     c = core()
+    arch = kernel.architecture(capability)
     if capability >= DEPENDENT_FROM:
-        ptx = dependent(ptx, kernel.hopper)
-    arch = f"sm_{capability[0]}{capability[1]}" + "a" * kernel.hopper
+        ptx = dependent(ptx, arch if arch.endswith("a") else "sm_90")
+    else:
+        ptx = ptx.replace(".target sm_80", f".target {kernel.target}")
     linker = c.Linker(c.ObjectCode.from_ptx(ptx.encode()),
                       options=c.LinkerOptions(arch=arch, ptxas_options=["-v"]))
     try:

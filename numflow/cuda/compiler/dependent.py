@@ -17,10 +17,10 @@ RELEASE = "griddepcontrol.launch_dependents;"   # the next kernel may start once
 _DECLARATION = re.compile(r"\s*(?://[^\n]*\n\s*)*\.(?:reg|local|shared|loc|pragma)\b[^\n]*")
 
 
-def dependent(ptx: str, hopper: bool = False) -> str:
-    """PTX of one kernel for sm_90, or sm_90a (hopper): comments marked NEWER become instructions, and the kernel waits
+def dependent(ptx: str, target: str = "sm_90") -> str:
+    """PTX of one kernel for sm_90 or a newer target: comments marked NEWER become instructions, and the kernel waits
     at its beginning unless it has a wait of its own."""
-    ptx = ptx.replace(".target sm_80", ".target sm_90" + "a" * hopper).replace(NEWER, "")
+    ptx = ptx.replace(".target sm_80", f".target {target}").replace(NEWER, "")
     head = re.search(r"\.entry[^{]*\{", ptx)
     begin = head.end()
     while declared := _DECLARATION.match(ptx, begin):

@@ -21,7 +21,7 @@ from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.device.launch_config import configuration
 from numflow.cuda.device.slabs import Slabs
-from numflow.cuda.lang.kernel import HOPPER, Kernel
+from numflow.cuda.lang.kernel import FLOAT4, HOPPER, Kernel, has, has_float8
 from numflow.cuda.lang.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
 
@@ -74,7 +74,7 @@ class Gpu:
     $NUMFLOW_CUDA_CAREFUL=1.
     dependent: programmatic dependent launch, from compute capability 9.0 on unless $NUMFLOW_CUDA_DEPENDENT=0.
     wgmma: run kernels for Hopper, unless $NUMFLOW_CUDA_WGMMA=0. tma: these kernels use bulk copies and thread block
-    clusters, unless $NUMFLOW_CUDA_TMA=0.
+    clusters, unless $NUMFLOW_CUDA_TMA=0. float8, float4: the GPU has products of 8-bit and of 4-bit floats.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,
@@ -94,6 +94,7 @@ class Gpu:
                               "{}".format(*PTX_FOR, index, *self.capability, ELSE))
         self.wgmma = self.capability == HOPPER and os.environ.get("NUMFLOW_CUDA_WGMMA") != "0"
         self.tma = self.wgmma and os.environ.get("NUMFLOW_CUDA_TMA") != "0"
+        self.float8, self.float4 = self.wgmma or has_float8(self.capability), has(FLOAT4, self.capability)
         name = self._call("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._call("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
@@ -104,9 +105,8 @@ class Gpu:
         self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
-        self._stages: list[tuple[np.ndarray, int, Any]] = []
-        self._stage_index = 0
         self._events: list[Any] = []
+        self._stages, self._stage_index = list[tuple[np.ndarray, int, Any]](), 0
         self._peers: set[int] = set()
         self._second_stream: Any = None
         self._named_events: dict[str, Any] = {}

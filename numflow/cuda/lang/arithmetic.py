@@ -260,12 +260,12 @@ def _bfloats(words):
     return (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def _mma(a, b, c, values):
+def _mma(a, b, c, values, right_values=None):
     def product(slots):
         words = np.array([slot[0] for slot in slots], np.uint32).reshape(8, 4, 2, 2)  # row, word of it; k, row + 8
         left = values(np.ascontiguousarray(words.transpose(3, 0, 2, 1))).reshape(16, -1)
         words = np.array([slot[1] for slot in slots], np.uint32).reshape(8, 4, 2)  # column, word of it; k
-        right = values(np.ascontiguousarray(words.transpose(0, 2, 1))).reshape(8, -1)
+        right = (right_values or values)(np.ascontiguousarray(words.transpose(0, 2, 1))).reshape(8, -1)
         return list((left @ right.T).ravel())
 
     result, lane, (c0, c1, c2, c3) = together((a, b), product), NOW.thread.lane, c

@@ -1,9 +1,10 @@
-"""Floats of 8 bits: four of them in a word, as tensor cores of compute capability 9.0 multiply them."""
+"""Floats of 8 bits: four of them in a word, as tensor cores of compute capability 8.9, 9.0 and 12.x multiply them."""
 
 import numpy as np
 
+from numflow.cuda.lang.arithmetic import _MMA, _mma
 from numflow.cuda.lang.intrinsic import asm
-from numflow.cuda.lang.scalar import f32, u16
+from numflow.cuda.lang.scalar import f32, u16, u32
 from numflow.quant.hub_types import TABLES
 
 LARGEST_E4M3 = 448.0
@@ -21,10 +22,14 @@ def pack_e4m3(low, high) -> int:
 def e4m3_code(number):
     """The codes of floats, to the nearest, even where two are; NaN is 127."""
     number = np.asarray(number, np.float64)
-    size = np.abs(number)
-    below, upto = np.searchsorted(_BETWEEN, size, "left"), np.searchsorted(_BETWEEN, size, "right")
-    code = np.where(below % 2, upto, below)  # of two that are as near they differ
+    code = nearest_code(np.abs(number), _BETWEEN)
     return np.where(np.isnan(number), _NOT_A_NUMBER, code | np.signbit(number) * 128).astype(np.uint32)
+
+
+def nearest_code(size, between):
+    """The place of numbers that are not negative among codes, ascending, between which these numbers are halfway."""
+    below, upto = np.searchsorted(between, size, "left"), np.searchsorted(between, size, "right")
+    return np.where(below % 2, upto, below)  # of two that are as near they differ
 
 
 def e4m3_values(words):
@@ -35,3 +40,18 @@ def e4m3_values(words):
 def e5m2_values(words):
     """The same of floats of 5 + 2 bits."""
     return TABLES["e5m2"][words.view(np.uint8)]
+
+
+# ---- matrices of a warp (mma.sync); A is 16 x 32, B 32 x 8, and words lie as those of arithmetic.py
+
+
+@asm((f32,) * 4, (u32,) * 6 + (f32,) * 4, _MMA.format("m16n8k32.row.col.f32.e4m3.e4m3.f32"), "convergent")
+def mma_e4m3(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    """C + A B of floats of 4 + 3 bits, summed in f32."""
+    return _mma((a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3), e4m3_values)
+
+
+@asm((f32,) * 4, (u32,) * 6 + (f32,) * 4, _MMA.format("m16n8k32.row.col.f32.e5m2.e4m3.f32"), "convergent")
+def mma_e5m2(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    """The same of an A of floats of 5 + 2 bits."""
+    return _mma((a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3), e5m2_values, e4m3_values)

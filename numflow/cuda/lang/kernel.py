@@ -23,6 +23,10 @@ from numflow.cuda.lang.parameters import flattened, signature_of
 from numflow.cuda.lang.scalar import Pointer, Scalar
 
 HOPPER = 9, 0       # compute capability; newer cards have other instructions for what wgmma is for
+FLOAT8 = "sm_89"    # target of conversions to 8-bit floats and of their products (mma.sync)
+FLOAT8_MAJORS = 8, 12  # of compute capabilities that have these products: others make two of float16 of one
+FLOAT4 = "sm_120a"  # target of conversions to 4-bit floats, and of products of those with scales of blocks
+FLOAT4_MAJORS = (12,)
 REGISTRY: dict[str, "Kernel"] = {}
 _PLAIN: dict["DeviceFunction", Callable] = {}  # of the simulator
 
@@ -48,7 +52,8 @@ class Kernel:
 
     body, parameters: what is run takes the fields of parameters.py one by one, as the `signature` has them.
     exact:  mathematics as IEEE has it, where approximations would show.
-    hopper: it has instructions of compute capability 9.0 alone (sm_90a).
+    target: of its assembly: the oldest cards that have its instructions, or with an "a" the only ones (`has`).
+    majors: of the compute capabilities that it is for; () for all.
     dynamic: bytes of shared memory that a launch gives it; what else it declares the compiler counts.
     """
 
@@ -58,8 +63,9 @@ class Kernel:
     threads: int = 128
     blocks: int = 0
     exact: bool = False
-    hopper: bool = False
+    target: str = "sm_80"
     dynamic: int = 0
+    majors: tuple[int, ...] = ()
 
     @functools.cached_property
     def signature(self) -> tuple[Scalar | Pointer, ...]:
@@ -67,8 +73,12 @@ class Kernel:
         return signature_of(self.parameters)
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether cards of a compute capability, which is at least 8.0, have its instructions."""
-        return not self.hopper or capability == HOPPER
+        """Whether it is for cards of a compute capability, which is at least 8.0, and they have its instructions."""
+        return has(self.target, capability) and (not self.majors or capability[0] in self.majors)
+
+    def architecture(self, capability: tuple[int, int]) -> str:
+        """The target of its machine code for a card that it runs on."""
+        return f"sm_{capability[0]}{capability[1]}" + "a" * self.target.endswith("a")
 
     @functools.cached_property
     def plain(self) -> Callable:
@@ -82,14 +92,28 @@ class Kernel:
         return f"{'/'.join(code.co_filename.replace(chr(92), '/').split('/')[-3:])}:{code.co_firstlineno}"
 
 
+def has(target: str, capability: tuple[int, int]) -> bool:
+    """Whether cards of a compute capability have the instructions of a target: "sm_89" means 8.9 and newer, "sm_120a"
+    12.0 and 12.1."""
+    number = int(target.removeprefix("sm_").removesuffix("a"))
+    return capability[0] == number // 10 if target.endswith("a") else capability >= divmod(number, 10)
+
+
+def has_float8(capability: tuple[int, int]) -> bool:
+    """Whether mma.sync of 8-bit floats is an instruction of its own on GPUs of a compute capability."""
+    return has(FLOAT8, capability) and capability[0] in FLOAT8_MAJORS
+
+
 def kernel(name: str = "", threads: int = 128, blocks: int = 0, exact: bool = False,
-           hopper: bool = False, dynamic: int = 0) -> Callable[[Callable], Kernel]:
+           target: str = "sm_80", dynamic: int = 0,
+           majors: tuple[int, ...] = ()) -> Callable[[Callable], Kernel]:
     """Make a function a kernel; parameters as in Kernel, the name is the function's own if none is given."""
     def wrap(body):
         hints = body.__annotations__
         parameters = tuple(hints[parameter] for parameter in body.__code__.co_varnames[:body.__code__.co_argcount])
         flat = flattened(body, parameters)
-        made = Kernel(name or body.__name__.lstrip("_"), flat, parameters, threads, blocks, exact, hopper, dynamic)
+        made = Kernel(name or body.__name__.lstrip("_"), flat, parameters, threads, blocks, exact, target, dynamic,
+                      majors)
         found = REGISTRY.setdefault(made.name, made)  # threads of two devices may make the same one at the same time
         assert found is made or ingredients(found.body) == ingredients(flat), f"two kernels are called {made.name}"
         return found

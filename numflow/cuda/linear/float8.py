@@ -1,4 +1,4 @@
-"""Matrices of 8-bit floats in the tiles of tensor cores (wgmma_gemm.py): their codes as they are, and their scales.
+"""Matrices of 8-bit floats in the tiles of tensor cores (wgmma_gemm.py, code_gemm.py): their codes, and their scales.
 
 A tile has 64 columns, two units of 32 (weights/layout.py), of which either plane holds 16 columns of each.
 """
@@ -15,7 +15,6 @@ from numflow.quant.stored import SCALED
 
 COLUMNS = 64          # of a tile
 _SMALLEST = 1e-20     # of a scale that sums are multiples of
-_ROWS = 4             # of the matrix, whose sums a thread has: 8 apart, and those a tile further
 
 
 def meets_float8(weight: Kept) -> bool:
@@ -25,28 +24,37 @@ def meets_float8(weight: Kept) -> bool:
             and scheme.header == SCALED and scheme.shared % COLUMNS == 0 and not weight.outliers)
 
 
-@device
-def copy_codes(tile, at, low, high, first, above, n, unit, units, thread):
-    """64 columns of rows first .. first + 255, of which n are there, `above` rows further down. Where a row ends in
-    half a tile, its last unit comes twice: tokens are 0 there."""
-    for i in range(2):
-        place = u32(thread + 256 * i) >> u32(1)
-        row = u32(first + place) if first + place < n else u32(n - 1)
-        half = u32(2 * unit + (thread & u32(1)))
-        source = u32(((above + row) * units + (half if half < units else u32(units - 1))) * 4)
-        copy_async(tile, u32(at + tile_place(place, 2 * (thread & u32(1)))), low, source)
-        copy_async(tile, u32(at + tile_place(place, 2 * (thread & u32(1)) + 1)), high, source)
+def codes_copier(threads: int) -> DeviceFunction:
+    """The function by which so many threads copy a tile of as many rows."""
+
+    @device
+    def copy_codes(tile, at, low, high, first, above, n, unit, units, thread):
+        """64 columns of rows first .. first + threads - 1, of which n are there, `above` rows further down. Where a row
+        ends in half a tile, its last unit comes twice: tokens are 0 there."""
+        for i in range(2):
+            place = u32(thread + threads * i) >> u32(1)
+            row = u32(first + place) if first + place < n else u32(n - 1)
+            half = u32(2 * unit + (thread & u32(1)))
+            source = u32(((above + row) * units + (half if half < units else u32(units - 1))) * 4)
+            copy_async(tile, u32(at + tile_place(place, 2 * (thread & u32(1)))), low, source)
+            copy_async(tile, u32(at + tile_place(place, 2 * (thread & u32(1)) + 1)), high, source)
+
+    return copy_codes
 
 
-def scales_of(scheme: Scheme) -> tuple[DeviceFunction, DeviceFunction]:
+def scales_of(scheme: Scheme, m_tiles: int = 2, pitch: int = TILE,
+              sums_of: int = SUMS) -> tuple[DeviceFunction, DeviceFunction]:
     """change(sums, scale, ...): sums in multiples of `scale` become those of a tile's own scales, as scale does;
-    apply(sums, scale, ...): sums become numbers."""
+    apply(sums, scale, ...): sums become numbers.
+
+    A thread has the sums of two rows, 8 apart, of each of m_tiles tiles, `pitch` rows apart; sums_of: sums of a tile.
+    """
     row_of, header_of = row_header(scheme), header(scheme)
     by_row = not scheme.shared
 
     @device
     def scale_at(head, tops, per_row, above, row, n, i, unit, units):
-        at = u32(row + 8 * (i & 1) + TILE * (i >> 1))
+        at = u32(row + 8 * (i & 1) + pitch * (i >> 1))
         at = u32(above + (at if at < n else u32(n - 1)))
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if by_row:
@@ -56,12 +64,12 @@ def scales_of(scheme: Scheme) -> tuple[DeviceFunction, DeviceFunction]:
 
     @device
     def multiply(sums, i, factor):
-        for j in range(SUMS // 2):
-            sums[SUMS * (i >> 1) + 4 * (j >> 1) + 2 * (i & 1) + (j & 1)] *= factor
+        for j in range(sums_of // 2):
+            sums[sums_of * (i >> 1) + 4 * (j >> 1) + 2 * (i & 1) + (j & 1)] *= factor
 
     @device
     def change(sums, scale, head, tops, per_row, above, row, n, unit, units):
-        for i in range(_ROWS):
+        for i in range(2 * m_tiles):
             own = scale_at(head, tops, per_row, above, row, n, i, unit, units)
             if not fabs(own) >= f32(_SMALLEST):
                 own = f32(_SMALLEST) if own == own else own
@@ -70,7 +78,7 @@ def scales_of(scheme: Scheme) -> tuple[DeviceFunction, DeviceFunction]:
 
     @device
     def apply(sums, scale, head, tops, per_row, above, row, n):
-        for i in range(_ROWS):
+        for i in range(2 * m_tiles):
             if by_row:
                 scale[i] = scale_at(head, tops, per_row, above, row, n, i, u32(0), u32(0))
             multiply(sums, i, scale[i])

@@ -12,7 +12,7 @@ from numflow.cuda.elementwise import act
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.linear import few_gemm
-from numflow.cuda.linear.float8 import meets_float8
+from numflow.cuda.linear.code_gemm import UNITS, code_operand
 from numflow.cuda.linear.float_gemv import float_gemv
 from numflow.cuda.linear.gemm import few, gemm_sum, is_few, partial_sums, tile_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
@@ -37,7 +37,7 @@ from numflow.ops import Step, param
 FEW = 4  # tokens that matrix-vector kernels are for: with more, instructions bind them, not memory
 _SOME = TILE_TOKENS // 2  # tokens that a tile of wgmma_gemm.py is not for
 RUNS = {"few": (0, FEW), "many": (FEW + 1, 1 << 32),                      # least and most tokens by name of runs
-        "some": (FEW + 1, _SOME), "tiles": (_SOME + 1, 1 << 32)}          # "many" in two, with activations "fp8"
+        "some": (FEW + 1, _SOME), "tiles": (_SOME + 1, 1 << 32)}          # "many" in two, where tokens may be codes
 
 
 def linear(step: Step, ctx, add: Step | None = None, late: float | None = None,
@@ -105,12 +105,12 @@ def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
     few = ((kind, "few"), ("rows", "few")) if weight.outliers else ((kind, "few"),)
     many = "bf16" if weight.kind == "bf16" else "f16"
     first, *wide = more_runs(activations)
-    return *few, (many, first), *(("e4m3" if meets_float8(weight) else many, runs) for runs in wide)
+    return *few, (many, first), *((code_operand(weight, activations) or many, runs) for runs in wide)
 
 
 def more_runs(activations: str) -> tuple[str, ...]:
     """Names of the runs (RUNS) of more than a few tokens; the first are those of 16-bit operands."""
-    return ("some", "tiles") if activations == "fp8" else ("many",)
+    return ("some", "tiles") if activations in ("fp8", "nvfp4") else ("many",)
 
 
 def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
@@ -130,8 +130,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, operand
           added: Step | None, act_mul: Step | None, unscaled: Callable[[Sizes], bool] | None) -> list[Call]:
     """The calls on tensor cores; added: as `add` of linear, done where sums of parts or of few tokens are stored."""
     (x,), (y,), units, apart = step.inputs, step.outputs, weight.pitch // UNIT, weight.outliers > 0
-    float8 = operand.kind == "e4m3"
-    tiles = ceil(units, 2) if float8 else units
+    tiles, codes = ceil(units, UNITS.get(operand.kind, 1)), operand.kind if operand.kind in UNITS else ""
     partial = ctx.scratch("parts of sums", 4 * partial_sums())
     residual = Residual(*ctx.view(added.inputs[0]), factor=param(added, "scale"), present=1) if added else ALONE
     to = ctx.view((added or act_mul or step).outputs[0])
@@ -161,7 +160,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, operand
             end = ends if not unscaled or not unscaled(sizes) else ends._replace(
                 rows=ctx.view(x).data, rows_stride=ctx.view(x).stride, unscaled=1)
             return Launch(few(weight.kind, y.width, gate=gate), grid, (to, *args, end))
-        return Launch(gemm_for(ctx.device, weight.kind, tile, apart=apart, float8=float8), grid,
+        return Launch(gemm_for(ctx.device, weight.kind, tile, apart=apart, codes=codes), grid,
                       (ctx.view(y), *args, weight.parts.get("outliers"), weight.outliers), cluster=cluster)
 
     def join(sizes: Sizes) -> Launch:

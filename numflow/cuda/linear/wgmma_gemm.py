@@ -74,7 +74,8 @@ from numflow.cuda.lang.warpgroup import (
     wait_tiles,
 )
 from numflow.cuda.linear import gemm as mma
-from numflow.cuda.linear.float8 import copy_codes, scales_of
+from numflow.cuda.linear.code_gemm import code_gemm
+from numflow.cuda.linear.float8 import codes_copier, scales_of
 from numflow.cuda.linear.gemm import SCALE, code_fetch, code_halves, load_bias, put_sums
 from numflow.cuda.linear.parameters import Bias, Planes, Shape
 from numflow.cuda.weights.decode_scaled import row_header
@@ -108,7 +109,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
     copies = floats or not tma
     multiply = {"bf16": multiply_tiles_bf16, "e4m3": multiply_tiles_e4m3, "e5m2": multiply_tiles_e5m2}.get(
         SCHEMES[kind].table if float8 else kind, multiply_tiles_f16)
-    copy_matrix, tiles_a_scale = (copy_codes, SCHEMES[kind].shared // 64) if float8 else (_copy_matrix, 0)
+    copy_matrix, tiles_a_scale = (codes_copier(ROWS), SCHEMES[kind].shared // 64) if float8 else (_copy_matrix, 0)
     change_scales, apply_scales = scales_of(SCHEMES[kind]) if float8 else (None, None)
     fetch, halves = (_no_fetch, _no_halves) if floats else (code_fetch(kind), code_halves(kind))
     has_rows = kind in SCHEMES and not float8 and SCHEMES[kind].row_words > 0
@@ -120,7 +121,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
     put = put_sums(2, TOKENS // 8, 1.0 if floats else 1.0 / SCALE, grouped, TILE)
 
     @kernel(f"wgmma_{kind}{'_float8' * float8}{'_grouped' * grouped}{'_tma' * tma}", THREADS + 32 * tma, blocks=1,
-            hopper=True, dynamic=4 * words_in_all)
+            target="sm_90a", dynamic=4 * words_in_all)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
         # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
@@ -256,16 +257,16 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
 
 
 def on_hopper(device: Device, tokens: int, apart: bool) -> bool:
-    """Whether tiles of so many tokens are multiplied by this module's kernels; else by gemm.py's."""
+    """Whether tiles of so many tokens are multiplied by this module's kernels; else by gemm.py's or code_gemm.py's."""
     return device.wgmma and tokens == TOKENS and not apart
 
 
 def gemm_for(device: Device, kind: str, tokens: int, grouped: bool = False, apart: bool = False,
-             float8: bool = False) -> Kernel:
-    """The kernel of a tile of so many tokens on a device; float8: of an operand of 8-bit floats."""
+             codes: str = "") -> Kernel:
+    """The kernel of a tile of so many tokens on a device; codes: the operand, where tokens are codes."""
     if on_hopper(device, tokens, apart):
-        return wgmma_gemm(kind, grouped, device.tma and not grouped, float8)
-    return mma.gemm(kind, tokens, grouped, apart)
+        return wgmma_gemm(kind, grouped, device.tma and not grouped, codes == "e4m3")
+    return code_gemm(kind, codes, grouped) if codes else mma.gemm(kind, tokens, grouped, apart)
 
 
 def rows_for(device: Device, kind: str, tokens: int, apart: bool) -> int:

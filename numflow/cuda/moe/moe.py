@@ -13,7 +13,7 @@ from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.linear.float8 import meets_float8
+from numflow.cuda.linear.code_gemm import UNITS, code_operand
 from numflow.cuda.linear.gemm import few, is_few
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
 from numflow.cuda.linear.parameters import NOTHING, Shape, bias_of, planes_of
@@ -88,7 +88,8 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
         grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), grouping.most_tiles(sizes), 1
         if is_few(weight.kind, tile, apart):
             return Launch(few(weight.kind, y.width, True), grid, (*args, NOTHING))
-        return Launch(gemm_for(ctx.device, weight.kind, tile, True, apart, operand.kind == "e4m3"), grid,
+        return Launch(gemm_for(ctx.device, weight.kind, tile, True, apart,
+                               operand.kind if operand.kind in UNITS else ""), grid,
                       (*args, weight.parts.get("outliers"), weight.outliers))
 
     def of_kind(kind: str, runs: str) -> list[Call]:
@@ -96,8 +97,8 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
         return [*operand.calls, Call(step, partial(multiply, operand))]
 
     calls = [*grouping.calls]
-    if ctx.activations == "fp8" and meets_float8(weight):
-        for operand_kind, wide in (kind, False), ("e4m3", True):
+    if codes := code_operand(weight, ctx.activations):
+        for operand_kind, wide in (kind, False), (codes, True):
             calls += (call.only(lambda sizes, wide=wide: (grouping.tile(sizes) == TILE_TOKENS) == wide)
                       for call in of_kind(operand_kind, f"{runs}, by tiles"))
     else:

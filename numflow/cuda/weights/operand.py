@@ -7,6 +7,7 @@ f16   x words of two float16, tiles [T / 64][K / 32] of 64 rows and 32 columns a
 bf16  the same in bfloat16, and all scales are 1
 e4m3  the same of 8-bit floats, tiles [T / 64][K / 64] of 64 rows and 64 columns; each row is divided by its own scale,
       so that its largest number is the largest that there is
+nvfp4, mxfp4  4-bit floats with scales of blocks (operand_float4.py)
 int8  x 4-byte words [T][2][K / 32][4], columns 0 .. 15 of all units, then columns 16 .. 31; and for each unit 4 floats:
       scale = max |v| / 127, scale * sum of its int8, scale * sum of the first 16, 0. A value is scale * int8.
 """
@@ -30,10 +31,11 @@ from numflow.cuda.lang.intrinsics import (
     stream1,
     thread_index,
 )
-from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.kernel import FLOAT8, DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.reduce import block_max
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.lang.warpgroup import TILE, TILE_WORDS, tile_place
+from numflow.cuda.weights.operand_float4 import FLOAT4_KINDS, bind_operand4, operand4_bytes
 
 UNIT = 32
 THREADS = 128
@@ -65,6 +67,8 @@ def operand_bytes(rows: int, columns: int, kind: str) -> tuple[int, int]:
         return ceil(rows, TILE) * TILE * pitch * 2, rows * 4
     if kind == "e4m3":
         return ceil(rows, TILE) * TILE * ceil(pitch, 2 * UNIT) * 2 * UNIT, rows * 4
+    if kind in FLOAT4_KINDS:
+        return operand4_bytes(rows, columns)
     return (rows * pitch, rows * pitch // UNIT * 16) if kind == "int8" else (rows * pitch * 4, 0)
 
 
@@ -79,6 +83,8 @@ def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
         return per_row(None, chosen, ctx.rows(view), 1, x, aux, pitch // 2, *source)
     if kind == "e4m3":
         return per_row(None, _float8, ctx.rows(view), 1, x, aux, ceil(pitch, 2 * UNIT), *source)
+    if kind in FLOAT4_KINDS:
+        return bind_operand4(ctx, view, kind, x, aux)
     return per_row(None, _f32, ctx.rows(view), ceil(pitch, THREADS), x, pitch, *source)
 
 
@@ -208,7 +214,7 @@ def finite(value):
 LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled
 
 
-@kernel("operand_e4m3", ROW_THREADS, hopper=True)
+@kernel("operand_e4m3", ROW_THREADS, target=FLOAT8)
 def _float8(y: u32.ptr, scales: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
             width: u32):
     """A block for each row, a word of 4 columns of a thread at a time."""

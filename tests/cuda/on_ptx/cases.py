@@ -27,12 +27,14 @@ from numflow.reference.program import Program as Reference
 from tests.cuda.attention_shapes import FORMS, attention_case, entries_case, every_bias, latent_case
 from tests.cuda.kernels import APART, EVERY, GROUPED, decoder, many_rows
 from tests.cuda.matrices import (
+    FLOAT4,
     FLOAT8,
     QUANTISED,
     embed_case,
     experts_case,
     heads_case,
     linear_case,
+    of_float4,
     of_float8,
     stored,
 )
@@ -54,7 +56,7 @@ class Failure(Exception):
 class Job:
     """A job: run(device) launches kernels and raises Failure if the result is wrong.
 
-    wgmma: the device is a Hopper GPU. tma: it uses bulk copies.
+    wgmma: the device is a Hopper GPU. tma: it uses bulk copies. float8, float4: it has products of such floats.
     """
 
     name: str
@@ -63,6 +65,8 @@ class Job:
     kernels: tuple[str, ...] = ()
     wgmma: bool = False
     tma: bool = True
+    float8: bool = False
+    float4: bool = False
 
 
 def jobs() -> Iterator[Job]:
@@ -87,6 +91,9 @@ def jobs() -> Iterator[Job]:
     for kind in FLOAT8:
         for tma in (True, False):
             yield Job(f"linear-{kind}-float8{'' if tma else '-copies'}", partial(_float8, kind), wgmma=True, tma=tma)
+        yield Job(f"linear-{kind}-float8-mma", partial(_float8, kind), float8=True)
+    for kind in FLOAT4:
+        yield Job(f"linear-{kind}-float4", partial(_float4, kind), float4=True)
     yield Job("model-E4M3_128-float8", partial(_model_float8, "E4M3_128"), wgmma=True)
     heads = replace(heads_case("F32", 21, 256, 3, 2), schedule=(((0, 1),), ((0, 3),), ((0, 5),)))
     yield _case("heads-F32", heads, 3e-5)
@@ -174,6 +181,14 @@ def _float8(kind: str, device) -> None:
     _compare(of_float8(linear_case(kind, 280, 640, 130, bias=True), 640), 3e-5, {"activations": "fp8"}, device)
     experts = replace(experts_case(kind, 280, 256, 2, 1), schedule=GROUPS[-1:])
     _compare(of_float8(experts, 256), 3e-5, {"activations": "fp8"}, device)
+
+
+def _float4(kind: str, device) -> None:
+    """A product of tokens that are 4-bit floats, over rows and columns in parts; and of experts."""
+    case = of_float4(linear_case(kind, 280, 1088, 130, bias=True), 1088, FLOAT4[kind])
+    _compare(case, 3e-5, {"activations": "nvfp4"}, device)
+    experts = replace(experts_case(kind, 280, 256, 2, 1), schedule=GROUPS[-1:])
+    _compare(of_float4(experts, 256, FLOAT4[kind]), 3e-5, {"activations": "nvfp4"}, device)
 
 
 def _model_float8(kind: str, device) -> None:

@@ -31,8 +31,8 @@ class PtxDevice(Simulated):
     """
 
     def __init__(self, index: int = 0, seed: int = 0, checks: Checks | None = None, nbytes: int = 512 << 20,
-                 wgmma: bool = False, tma: bool = True):
-        super().__init__(index, seed, wgmma, tma)
+                 wgmma: bool = False, tma: bool = True, float8: bool = False, float4: bool = False):
+        super().__init__(index, seed, wgmma, tma, float8, float4)
         self.name, self.checks, self.global_memory = f"PTX machine {index}", checks or Checks(), GlobalMemory(nbytes)
         self.launched: Counter[str] = Counter()
         self.changed: dict[str, Parsed] = {}
@@ -109,9 +109,10 @@ _PARSED: dict[str, Parsed] = {}
 
 
 def parsed(name: str, key: str, kernel: Kernel) -> Parsed:
-    """The kernel's PTX for sm_90 (dependent.py), parsed once in a process."""
+    """The kernel's PTX for sm_90 (dependent.py), or for the only target that it has, parsed once in a process."""
     if f"{name}-{key}" not in _PARSED:
-        _PARSED[f"{name}-{key}"] = parse(dependent(assembly(kernel), kernel.hopper))
+        target = kernel.target if kernel.target.endswith("a") else "sm_90"
+        _PARSED[f"{name}-{key}"] = parse(dependent(assembly(kernel), target))
     return _PARSED[f"{name}-{key}"]
 
 

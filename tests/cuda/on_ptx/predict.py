@@ -16,7 +16,7 @@ from numflow.cuda.device.device import Launch, Memory, Order
 from numflow.cuda.program import Program
 from numflow.lab.shapes import find_shape
 from numflow.ops import Batch
-from tests.cuda.kernels import decoder
+from tests.cuda.kernels import CAPABILITIES, NEWER, decoder
 from tests.cuda.on_ptx.device import PtxDevice, assembly, digest_of, parsed
 from tests.cuda.ptx.findings import Checks
 from tests.cuda.ptx.lanes import Grid
@@ -26,24 +26,26 @@ from tests.cuda.ptx.parse import parse
 
 LANES = 4096     # lanes of a launch that run
 HOPPERS = ("H200", "H100")
+CODES = {"RTX 4090": "fp8", "RTX 5090": "nvfp4"}  # cards that multiply codes (code_gemm.py), and the most of these
 
 
 class Options(NamedTuple):
     """Options of a prediction.
 
     early: programmatic dependent launch, as from sm_90 on. wgmma: kernels for Hopper. tma: with bulk copies. lanes: of
-    a launch that run.
+    a launch that run. codes: the activations of CODES, else "".
     """
 
     early: bool = True
     wgmma: bool = True
     lanes: int = LANES
     tma: bool = True
+    codes: str = ""
 
     @classmethod
     def for_card(cls, name: str, lanes: int = LANES) -> "Options":
         """The options for a GPU of CARDS."""
-        return cls(CARDS[name].dependent is not None, name in HOPPERS, lanes)
+        return cls(CARDS[name].dependent is not None, name in HOPPERS, lanes, codes=CODES.get(name, ""))
 
 
 ANY = Options()
@@ -53,7 +55,8 @@ class Sampling(PtxDevice):
     """A device that runs and counts some blocks from the middle of each launch. Results are ignored."""
 
     def __init__(self, nbytes: int, how: Options):
-        super().__init__(nbytes=nbytes, wgmma=how.wgmma, tma=how.tma)
+        super().__init__(nbytes=nbytes, wgmma=how.wgmma, tma=how.tma, float8=bool(how.codes),
+                         float4=how.codes == "nvfp4")
         self.how = how
         self.found: list[tuple[Launch, Checks]] = []
         self.counts = False
@@ -74,7 +77,7 @@ class Sampling(PtxDevice):
         first = (total - count) // 2 // work.cluster * work.cluster
         grid = Grid(work.grid, kernel.threads, first, count, kernel.dynamic, work.cluster)
         values = [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)]
-        newer = self.how.early or kernel.hopper
+        newer = self.how.early or kernel.target.endswith("a")
         text = parsed(kernel.name, digest_of(kernel), kernel) if newer else parse(assembly(kernel))
         Machine(text, grid, values, self.global_memory, checks, kernel.name).run()
         self.found.append((work, checks))
@@ -112,7 +115,8 @@ def launches(shape_name: str, weights: str, tokens: int, context: int, layers: i
 def predicted(work: Launch, checks: Checks, card) -> Prediction:
     """The prediction for a launch on a GPU."""
     kernel = work.kernel
-    binary = assembled(kernel, assembly(kernel), (9, 0))
+    capability = next(one for one in (*CAPABILITIES[1:], *NEWER) if kernel.runs_on(one))
+    binary = assembled(kernel, assembly(kernel), capability)
     resources = Resources(binary.registers, binary.shared + kernel.dynamic, kernel.threads)
     return predict(card, resources, checks.counters[kernel.name], int(np.prod(work.grid)))
 
@@ -125,7 +129,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1, help="sequences of a step")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", action="store_true", help="the tokens are those of one prompt")
-    parser.add_argument("--activations", default="int8", choices=["int8", "fp8", "f32"])
+    parser.add_argument("--activations", default="int8", choices=["int8", "fp8", "nvfp4", "f32"])
     parser.add_argument("--no-wgmma", action="store_true", help="mma.sync on Hopper too")
     parser.add_argument("--no-tma", action="store_true", help="wgmma without the copy engine and clusters")
     parser.add_argument("--lanes", type=int, default=LANES, help="lanes of a launch that run; bytes that all blocks "
@@ -139,7 +143,8 @@ def main() -> None:
     for weights in options.weights:
         found = layer(options.shape, weights, options.tokens, context,
                       Options(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma,
-                              options.lanes, not options.no_tma), activations=options.activations)
+                              options.lanes, not options.no_tma, CODES.get(options.card, "")),
+                      activations=options.activations)
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
               f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
               "| kernel | blocks | resident warps | KB in flight | MB | us | bound by | share | TFLOP/s |\n"

@@ -21,6 +21,9 @@ def _convert(step):
     if to == "e4m3x2":
         high, low = (wide(operand, "f32") for operand in step.operands[1:3])
         return lambda machine: (e4m3_bits(low(machine)) | e4m3_bits(high(machine)) << U32(8)).astype(np.uint16)
+    if to == "e2m1x2":
+        high, low = (wide(operand, "f32") for operand in step.operands[1:3])
+        return lambda machine: e2m1_bits(low(machine)) | e2m1_bits(high(machine)) << np.uint8(4)
     if of in ("f16", "bf16"):
         get = wide(source, "b16")
         number = _from_half if of == "f16" else _from_bfloat
@@ -63,6 +66,14 @@ def e4m3_bits(number) -> np.ndarray:
     exponent = np.where(size, np.clip(np.frexp(size)[1] - 1, -6, 8), -6)
     bits = (exponent + 6 << 3) + np.rint(np.ldexp(size, 3 - exponent)).astype(np.int64)  # 8 .. 16 eighths, or fewer
     return np.where(np.isnan(number), 127, bits | np.signbit(number) * 128).astype(U32)
+
+
+def e2m1_bits(number) -> np.ndarray:
+    """Bits of floats of 2 + 1 bits, to nearest even, in 8; what is larger than 6, or no number, becomes that."""
+    size = np.minimum(np.nan_to_num(np.abs(number.astype(np.float64)), nan=6), 6)
+    step = np.where(size < 2, 0.5, np.where(size < 4, 1, 2))     # from one number to the next
+    bits = np.rint(size / step) + np.where(size < 2, 0, np.where(size < 4, 2, 4))
+    return (bits.astype(np.uint8) | (np.signbit(number) & ~np.isnan(number)) * np.uint8(8)).astype(np.uint8)
 
 
 def float8_values(exponent_bits: int) -> np.ndarray:

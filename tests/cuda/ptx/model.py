@@ -36,7 +36,8 @@ class Card:
     than a round trip through L2.
     issue: instructions a cycle. l1: bytes a cycle of L1. registers, shared, threads, blocks: of a multiprocessor.
     pairs: float16 multiplications of the tensor cores in a cycle, with float32 accumulation. sync: the part of it that
-    mma.sync reaches (0.62 on Hopper, by published measurements). l2: bytes a second of L2; for Hopper, those that
+    mma.sync reaches (0.62 on Hopper, by published measurements). fours: multiplications of 4-bit floats that take as
+    long as one of float16. l2: bytes a second of L2; for Hopper, those that
     published kernels without clusters move: 610 TFLOP/s with tiles of 128 x 256, 480 with 128 x 128.
     """
 
@@ -55,6 +56,7 @@ class Card:
     blocks: int = 32
     pairs: int = 2048
     sync: float = 1.0
+    fours: int = 4
     l2: float = 4.5e12
 
 
@@ -62,7 +64,9 @@ CARDS = {card.name: card for card in (
     Card("H200", 132, 1.75e9, 4.3e12, dependent=0.7e-6, sync=0.62, l2=7.2e12),
     Card("H100", 132, 1.75e9, 3.0e12, dependent=0.7e-6, sync=0.62, l2=7.2e12),
     Card("A100", 108, 1.41e9, 1.75e12, shared=163 << 10, pairs=1024),
-    Card("RTX 4090", 128, 2.5e9, 0.93e12, shared=99 << 10, threads=1536, blocks=24, pairs=256))}
+    Card("RTX 4090", 128, 2.5e9, 0.93e12, shared=99 << 10, threads=1536, blocks=24, pairs=256),
+    Card("RTX 5090", 170, 2.4e9, 1.66e12, dependent=0.7e-6, shared=99 << 10, threads=1536, blocks=24, pairs=256,
+         fours=8, l2=7.0e12))}
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,11 @@ def resident_blocks(card: Card, resources: Resources) -> int:
 
 
 def _products(counters: Counters, card: Card) -> float:
-    """Tensor-core work, in float16 multiplications of wgmma that take as long: bytes count half, mma more."""
+    """Tensor-core work, in float16 multiplications of wgmma that take as long: bytes count half, mma more, 4-bit floats
+    1 / fours."""
     products = counters.products
-    return products["wgmma"] + products["wgmma of bytes"] / 2 + products["mma"] / card.sync
+    synchronous = products["mma"] + products["mma of bytes"] / 2 + products["mma of fours"] / card.fours
+    return products["wgmma"] + products["wgmma of bytes"] / 2 + synchronous / card.sync
 
 
 def predict(card: Card, resources: Resources, counters: Counters, blocks: int) -> Prediction:

@@ -5,7 +5,7 @@ import numpy as np
 from .convert import _from_bfloat, _from_half, float8_values
 from .effects import effect
 from .findings import Fault
-from .operands import address, wide
+from .operands import address, getter, wide
 from .parse import Pair, Vector
 from .races import READ
 
@@ -116,11 +116,14 @@ def _transpose_matrix(step):
 @effect("mma")
 def _multiply(step):
     """mma: D = A B + C of shape m16n8kK. Lane l has rows l // 4 and l // 4 + 8 (PTX ISA, "Matrix Fragments")."""
+    if "block_scale" in step.parts:
+        return _multiply_scaled(step)
     shape = next((part for part in step.parts if part.startswith("m16n8k")), None)
     kinds = step.parts[-4:]
-    if shape is None or kinds[1] not in ("f16", "bf16", "s8", "u8") or "f16" in (kinds[0], kinds[3]):
+    if shape is None or kinds[1] not in READERS or "e2m1" in kinds or "f16" in (kinds[0], kinds[3]):
         raise Fault(f"no such mma here: {step.text}")
-    per, total, kind = (4, np.int32, "s32") if kinds[1] in ("s8", "u8") else (2, F32, "f32")
+    per = 2 if kinds[1] in ("f16", "bf16") else 4
+    total, kind = (np.int32, "s32") if kinds[1] in ("s8", "u8") else (F32, "f32")
     d = step.operands[0].parts
     a, b = ([wide(register, "b32") for register in operand.parts] for operand in step.operands[1:3])
     c = [wide(register, kind) for register in step.operands[3].parts]
@@ -141,14 +144,66 @@ def _multiply(step):
                 b_matrix[:, row, per * column + each + 4 * per * number] = value[:, :, each]
         product = np.matmul(a_matrix, b_matrix.transpose(0, 2, 1))
         if machine.counters:
-            machine.counters.products["mma"] += 16 * 8 * depth * 2 // per * int(machine.whole_warps(mask).sum())
+            name = "mma" if per == 2 else "mma of bytes"
+            machine.counters.products[name] += 16 * 8 * depth * int(machine.whole_warps(mask).sum())
         for number, (register, get) in enumerate(zip(d, c)):
             fragment = product[:, row + 8 * (number >> 1), 2 * column + (number & 1)].ravel()
             machine.put(register, fragment + get(machine), mask)
     return run
 
 
-READERS = {"s8": lambda bits: bits.view(np.int8), "u8": lambda bits: bits.view(np.uint8),
+def _multiply_scaled(step):
+    """D = (A * scales) (B * scales) + C of m16n8k64 of 4-bit floats: lanes of a quad that a selector names have the
+    scales of their row of A, two of them those of rows l // 4 and 8 below, one those of column l // 4 of B."""
+    how = {"kind_mxf4nvf4": ("scale_vec_4X", "ue4m3", 4), "kind_mxf4": ("scale_vec_2X", "ue8m0", 2)}
+    vector, kind, count = next((how[part] for part in step.parts if part in how), ("", "", 0))
+    if {vector, kind, "m16n8k64"} - set(step.parts) or step.parts[-5:-1] != ("f32", "e2m1", "e2m1", "f32"):
+        raise Fault(f"no such mma here: {step.text}")
+    d = step.operands[0].parts
+    a, b, scales_a, scales_b = ([wide(register, "b32") for register in step.operands[place].parts]
+                                for place in (1, 2, 4, 6))
+    c = [wide(register, "f32") for register in step.operands[3].parts]
+    choices = [getter(part, "u16") for place in (5, 7) for part in step.operands[place].parts]
+
+    def scales(get, machine):
+        bytes_ = get(machine).view(np.uint8).reshape(-1, 8, 4, 4)[..., :count]   # warp, quad, lane of it
+        if kind == "ue8m0":
+            return np.ldexp(F32(1), bytes_.astype(np.int32) - 127)
+        return np.where(bytes_ & 128, F32("nan"), _E4M3[bytes_ & 127])
+
+    def run(machine, mask):
+        machine.whole_warps(mask)
+        lanes = machine.lanes(machine.active(mask))
+        byte_a, pair, byte_b, lane = (set(np.broadcast_to(choice(machine), machine.n)[lanes].tolist())
+                                      for choice in choices)
+        if byte_a | byte_b != {0} or len(pair) > 1 or len(lane) > 1 or max(pair) > 1 or max(lane) > 3:
+            raise Fault(f"selectors of scales that are not known here: {step.text}")
+        warps, (pair,), (lane,) = machine.n // WARP, pair, lane
+        left, right = np.empty((warps, 16, 64), F32), np.empty((warps, 8, 64), F32)
+        row, column = LANES // 4, LANES % 4
+        for number, get in enumerate(a):
+            value = READERS["e2m1"](get(machine)).reshape(-1, WARP, 8)
+            for each in range(8):
+                left[:, row + 8 * (number & 1), 8 * column + each + 32 * (number >> 1)] = value[:, :, each]
+        for number, get in enumerate(b):
+            value = READERS["e2m1"](get(machine)).reshape(-1, WARP, 8)
+            for each in range(8):
+                right[:, row, 8 * column + each + 32 * number] = value[:, :, each]
+        own = scales(scales_a[0], machine)[:, :, 2 * pair:2 * pair + 2].transpose(0, 2, 1, 3).reshape(warps, 16, count)
+        others = scales(scales_b[0], machine)[:, :, lane]
+        product = np.matmul(left * np.repeat(own, 64 // count, 2),
+                            (right * np.repeat(others, 64 // count, 2)).transpose(0, 2, 1))
+        if machine.counters:
+            machine.counters.products["mma of fours"] += 16 * 8 * 64 * int(machine.whole_warps(mask).sum())
+        for number, (register, get) in enumerate(zip(d, c)):
+            own = product[:, row + 8 * (number >> 1), 2 * column + (number & 1)].ravel()
+            machine.put(register, own + get(machine), mask)
+    return run
+
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], F32)
+READERS = {"e2m1": lambda bits: np.concatenate([_E2M1, -_E2M1])[bits[:, None] >> 4 * np.arange(8, dtype=U32) & 15],
+           "s8": lambda bits: bits.view(np.int8), "u8": lambda bits: bits.view(np.uint8),
            "f16": lambda bits: _from_half(bits.view(np.uint16)),
            "bf16": lambda bits: _from_bfloat(bits.view(np.uint16)),
            "e4m3": lambda bits: _E4M3[bits.view(np.uint8)], "e5m2": lambda bits: _E5M2[bits.view(np.uint8)]}

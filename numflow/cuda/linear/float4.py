@@ -1,0 +1,93 @@
+"""Matrices of 4-bit floats in the tiles of tensor cores (code_gemm.py): their codes as they are, and words of scales.
+
+A tile has 128 columns, four units of 32 (weights/layout.py), whose codes lie side by side.
+"""
+
+from numflow.cuda.lang.arithmetic import high_half, low_half
+from numflow.cuda.lang.float8 import pack_e4m3
+from numflow.cuda.lang.intrinsics import as_words, copy_async, stream1
+from numflow.cuda.lang.kernel import DeviceFunction, device
+from numflow.cuda.lang.scalar import f32, u32
+from numflow.cuda.lang.warpgroup import tile_place
+from numflow.cuda.weights.decode_scaled import row_header
+from numflow.cuda.weights.layout import SCHEMES, Kept, Scheme
+from numflow.quant.stored import E2M1, FACTORED, POWER, SCALE16
+
+_OPERANDS = {FACTORED: "nvfp4", SCALE16: "nvfp4", POWER: "mxfp4"}
+
+
+def float4_operand(weight: Kept) -> str:
+    """The operand of weights/operand_float4.py whose scales are as those of a matrix; "" of others."""
+    scheme = SCHEMES.get(weight.kind)
+    fits = scheme is not None and scheme.book == E2M1 and scheme.bits == 4 and not weight.outliers
+    return _OPERANDS.get(scheme.header, "") if fits else ""
+
+
+def codes4_copier(threads: int) -> DeviceFunction:
+    """The function by which so many threads copy a tile of as many rows."""
+
+    @device
+    def copy_codes(tile, at, low, high, first, above, n, unit, units, thread):
+        """128 columns of rows first .. first + threads - 1, of which n are there, `above` rows further down. Where a
+        row ends within a tile, its last unit comes again: tokens are 0 there."""
+        for i in range(4):
+            place, part = u32(thread + threads * i) >> u32(2), thread & u32(3)
+            row = u32(first + place) if first + place < n else u32(n - 1)
+            source = u32(4 * unit + part) if 4 * unit + part < units else u32(units - 1)
+            copy_async(tile, u32(at + tile_place(place, part)), low, u32(((above + row) * units + source) * 4))
+
+    return copy_codes
+
+
+def scale_words(scheme: Scheme) -> DeviceFunction:
+    """load(head, row, unit, units): the two words of scales (lang/float4.py) of 128 columns of a row. A negative scale,
+    which no file is known to have, becomes no number: tensor cores know no sign of it."""
+    header = scheme.header
+
+    @device
+    def of_unit(head, place):
+        if header == SCALE16:                # float16 of half the scale
+            both = stream1(as_words(head), place)
+            return u32(u32(pack_e4m3(low_half(both) * f32(2), high_half(both) * f32(2))))
+        bits = u32(stream1(head, place))
+        if header == POWER:                  # bfloat16 of half the scale, whose smallest powers are subnormal
+            return u32((bits >> u32(7)) + (u32(1) if bits > u32(63) else u32(0)))
+        return bits
+
+    @device
+    def load(head, row, unit, units):
+        begin, first, shift = u32(row * units), u32(4 * unit), u32(8 if header == POWER else 16)
+        a = of_unit(head, u32(begin + first))
+        b = of_unit(head, u32(begin + (first + 1 if first + 1 < units else u32(units - 1))))
+        c = of_unit(head, u32(begin + (first + 2 if first + 2 < units else u32(units - 1))))
+        d = of_unit(head, u32(begin + (first + 3 if first + 3 < units else u32(units - 1))))
+        low, high = u32(a | b << shift), u32(c | d << shift)
+        if header == POWER:
+            return low, high
+        return _unsigned(low), _unsigned(high)
+
+    return load
+
+
+@device
+def _unsigned(word):
+    """Four floats of 4 + 3 bits, negative ones as no numbers."""
+    signs = u32(word & u32(0x80808080))
+    return u32((word & u32(0x7F7F7F7F)) | u32(signs - (signs >> u32(7))))
+
+
+def rows_scaler(scheme: Scheme, m_tiles: int, sums_of: int) -> DeviceFunction:
+    """apply(sums, per_row, above, row, n): sums times what their rows have besides; of tiles 16 rows apart, as
+    float8.scales_of."""
+    row_of, has_rows = row_header(scheme), scheme.row_words > 0
+
+    @device
+    def apply(sums, per_row, above, row, n):
+        if has_rows:
+            for i in range(2 * m_tiles):
+                at = u32(row + 8 * (i & 1) + 16 * (i >> 1))
+                _, _, d, _ = row_of(per_row, u32(above + (at if at < n else u32(n - 1))))
+                for j in range(sums_of // 2):
+                    sums[sums_of * (i >> 1) + 4 * (j >> 1) + 2 * (i & 1) + (j & 1)] *= d * f32(2)
+
+    return apply
