@@ -1,4 +1,5 @@
-"""Products of codes (mma.sync) on the simulator against the reference. From their PTX they run in on_ptx."""
+"""Products of 8-bit and 4-bit floats (mma.sync) on the simulator, compared with the reference. on_ptx runs their PTX.
+"""
 
 from dataclasses import replace
 
@@ -28,7 +29,8 @@ pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet"
     ("E4M3_ROW", 20, 96, 70), pytest.param("E4M3_128", 130, 256, 130, marks=pytest.mark.slow),
     pytest.param("E5M2_128", 40, 640, 66, marks=pytest.mark.slow)])
 def test_products_of_8_bit_floats(kind, n, k, tokens):
-    """Columns of half a tile more, scales of tiles and of rows; a few tokens are as with other activations."""
+    """Columns that end in half a tile, scales of tiles and of rows; a few tokens use int8, as with other activations.
+    """
     case = of_float8(linear_case(kind, n, k, tokens, bias=True), k)
     case = replace(case, schedule=(((0, tokens),), ((0, 3),)))
     device = Simulated(seed=1, float8=True)
@@ -49,7 +51,7 @@ def test_products_of_experts_of_8_bit_floats():
     ("E2M1_ROW", 20, 160, 66), pytest.param("NVFP4", 130, 256, 130, marks=pytest.mark.slow),
     pytest.param("MXFP4", 40, 416, 70, marks=pytest.mark.slow)])
 def test_products_of_4_bit_floats(kind, n, k, tokens):
-    """Columns of a part of a tile more; a few tokens are int8, as with other activations."""
+    """Columns that end within a tile; a few tokens use int8, as with other activations."""
     case = of_float4(linear_case(kind, n, k, tokens, bias=True), k, FLOAT4[kind])
     case = replace(case, schedule=(((0, tokens),), ((0, 3),)))
     found = zip(run_case(case, Program, gpu=Simulated(seed=1, float4=True), activations="nvfp4"),
@@ -68,7 +70,7 @@ def test_products_of_experts_of_4_bit_floats(kind):
 
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
 def test_operands_of_4_bit_floats(kind):
-    """What `rounded` says; a row of zeros stays one, and one that is not finite has an infinite scale."""
+    """The kernels agree with `rounded`. A row of zeros stays zero; a row that is not finite has an infinite scale."""
     rng, rows, columns, pitch = np.random.default_rng(3), 67, 160, 164
     x = (rng.standard_normal((rows, pitch)) * 10.0**rng.uniform(-3, 3, (rows, 1))).astype(np.float32)
     x[1], x[2, 7], x[3, 9] = 0, np.nan, np.inf
@@ -96,7 +98,7 @@ def test_operands_of_4_bit_floats(kind):
 
 
 def test_rounding_to_4_bit_floats():
-    """NVFP4 is off by a tenth; powers of two as scales lose more, and what is more than 6 is cut."""
+    """NVFP4 has an error of about 10 %; scales that are powers of two have a larger one, and clip values above 6."""
     x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
     errors = [np.linalg.norm(rounded(x, kind) - x) / np.linalg.norm(x) for kind in ("nvfp4", "mxfp4")]
     assert 0.08 < errors[0] < 0.11 < errors[1] < 0.15
@@ -106,7 +108,7 @@ def test_rounding_to_4_bit_floats():
 
 @pytest.mark.parametrize("header", [[0x38, 0x3C], [0xB8, 0x38]])
 def test_a_negative_scale_is_no_number(header):
-    """Tensor cores would take it as positive."""
+    """Tensor cores would ignore the sign."""
     head = np.array([*header, 0x38, 0x38, *[0x38] * 4], np.uint8).view(np.uint16)
     low, high = scale_words(SCHEMES["e2m1_row"])(SimulatedPointer(head), 0, 0, 4)
     scales = nvfp4_scales(np.array([low, high], np.uint32))

@@ -32,7 +32,7 @@ def test_resources_on_newer_cards(capability):
 
 
 def over_budget(names: list[str], capability: tuple[int, int]) -> list[str]:
-    """Kernels that take more than they may."""
+    """The kernels that exceed their budget of registers or shared memory, or spill."""
     over = []
     for name, binary in zip(names, binaries(names, capability)):
         kernel = all_kernels()[name]

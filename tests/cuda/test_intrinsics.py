@@ -126,7 +126,7 @@ def test_matrices_of_a_warp(op, left, right, k):
 @pytest.mark.parametrize("other", range(4))
 @pytest.mark.parametrize("op", [float4.mma_nvfp4, float4.mma_mxfp4])
 def test_matrices_of_a_warp_with_scales(op, other, pair):
-    """Lanes that are not asked have other scales."""
+    """Scales come from the selected lanes only: the other lanes have other values."""
     rng, blocks = np.random.default_rng(other), 4 if op is float4.mma_nvfp4 else 2
     codes = rng.integers(0, 16, (24, 64)).astype(np.uint32)
     stored = rng.integers(0x30, 0x48, (24, blocks)) if blocks == 4 else rng.integers(125, 130, (24, blocks))
@@ -162,7 +162,7 @@ def test_matrices_of_a_warp_with_scales(op, other, pair):
 
 
 def test_floats_of_4_bits():
-    """Ties go to the even code; what is more than 6 becomes that, and so does what is no number."""
+    """Ties go to the even code; values above 6, and NaN, become 6."""
     numbers = 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5.0, 7.0
     assert float4.pack_e2m1(*numbers) == 0x76E44A20
     assert float4.pack_e2m1(*[float("nan")] * 8) == 0x77777777

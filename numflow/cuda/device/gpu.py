@@ -69,12 +69,10 @@ def open_gpu(index: int = 0, careful: bool | None = None) -> "Gpu":
 class Gpu:
     """A device on a GPU, with a stream of its own. Several devices on one GPU are independent of each other.
 
-    bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary.
-    careful: wait after each launch, so that an error names the kernel that caused it, and use no graphs. Default:
-    $NUMFLOW_CUDA_CAREFUL=1.
-    dependent: programmatic dependent launch, from compute capability 9.0 on unless $NUMFLOW_CUDA_DEPENDENT=0.
-    wgmma: run kernels for Hopper, unless $NUMFLOW_CUDA_WGMMA=0. tma: these kernels use bulk copies and thread block
-    clusters, unless $NUMFLOW_CUDA_TMA=0. float8, float4: the GPU has products of 8-bit and of 4-bit floats.
+    bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary. careful: wait after each launch, so that an
+    error names its kernel, and use no graphs ($NUMFLOW_CUDA_CAREFUL=1). dependent: programmatic dependent launch, from
+    compute capability 9.0 on ($NUMFLOW_CUDA_DEPENDENT=0: off). wgmma: run kernels for Hopper, which (tma) use bulk
+    copies and clusters ($NUMFLOW_CUDA_WGMMA=0, $NUMFLOW_CUDA_TMA=0: off). float8, float4: it multiplies such floats.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,

@@ -1,6 +1,6 @@
-"""Arithmetic of kernels beyond Python's operators: packed words, conversions, mathematics, matrices of a warp.
+"""Arithmetic intrinsics beyond Python's operators: packed words, conversions, mathematics, matrix products of a warp.
 
-Twins in Python, as in intrinsics.py.
+Each function is the Python twin of an intrinsic, as in intrinsics.py.
 """
 
 import math
@@ -16,28 +16,28 @@ from numflow.cuda.lang.simulator import NOW, exchange, together
 
 _WORD, _TWO_WORDS, _SIGNED = struct.Struct("<I").pack, struct.Struct("<II").pack, struct.Struct("4b").unpack
 _HALVES, _AS_WORD = struct.Struct("<ee").pack, struct.Struct("<I").unpack
-_FLOATS = list(np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32))  # of the bits of a float16
+_FLOATS = list(np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32))  # by the bits of a float16
 
 # ---- bits
 
 
 @asm((i32,), (u32, u32, i32), "dp4a.s32.s32 $0, $1, $2, $3;")
 def dp4a(a: int, b: int, c: int) -> int:
-    """c + sum of the products of 4 signed bytes of a and of b."""
+    """c + the dot product of 4 signed bytes of a and of b."""
     (p, q, r, s), (t, u, v, w) = _SIGNED(_WORD(a)), _SIGNED(_WORD(b))
     return i32(c + p * t + q * u + r * v + s * w)
 
 
 @asm((i32,), (u32, u32, i32), "dp4a.u32.s32 $0, $1, $2, $3;")
 def dp4a_us(a: int, b: int, c: int) -> int:
-    """c + sum of the products of 4 unsigned bytes of a and signed bytes of b."""
+    """c + the dot product of 4 unsigned bytes of a and signed bytes of b."""
     (p, q, r, s), (t, u, v, w) = _WORD(a), _SIGNED(_WORD(b))
     return i32(c + p * t + q * u + r * v + s * w)
 
 
 @asm((u32,), (u32, u32, u32), "prmt.b32 $0, $1, $2, $3;")
 def prmt(a: int, b: int, selector: int) -> int:
-    """4 of the 8 bytes of (a, b): nibble i of the selector says which becomes byte i; its bit 3 takes the sign."""
+    """4 of the 8 bytes of (a, b). Nibble i of the selector is the index of byte i; its bit 3 replicates the sign."""
     both, result = _TWO_WORDS(a, b), 0
     for i in (0, 4, 8, 12):
         nibble = selector >> i & 15
@@ -60,7 +60,7 @@ def float_of(bits: int):
 
 @asm((u32,), (u32,), "popc.b32 $0, $1;")
 def count_bits(word: int) -> int:
-    """Number of bits that are set."""
+    """Number of bits that are 1."""
     return int(word).bit_count()
 
 
@@ -124,7 +124,7 @@ def round_to_int(value) -> int:
 
 @asm((i32,), (f32,), "cvt.rmi.s32.f32 $0, $1;")
 def floor_to_int(value) -> int:
-    """Largest integer that is not above; clamped, NaN is 0."""
+    """Largest integer that is not above value; clamped, NaN is 0."""
     return 0 if value != value else int(min(max(np.floor(value), -2147483648.0), 2147483647.0))
 
 
@@ -138,7 +138,7 @@ def exp(x):
 
 @asm((f32,), (f32,), "ex2.approx.ftz.f32 $0, $1;")
 def exp2(x):
-    """2 to the power x, to some 2 units in the last place; numbers below the smallest normal one are 0."""
+    """2 to the power x, with an error of about 2 ulp; subnormal results are 0."""
     return np.exp2(f32(x))
 
 
@@ -169,7 +169,7 @@ def sqrt(x):
 
 @asm((f32,), (f32, f32), "max.f32 $0, $1, $2;")
 def fmax(a, b):
-    """The larger; of a NaN and a number the number."""
+    """The larger of two values; if one is NaN, the other."""
     a, b = f32(a), f32(b)
     return b if a < b or a != a else a
 
@@ -187,8 +187,8 @@ def fabs(x):
 
 @device
 def tanh(x):
-    """Hyperbolic tangent, to 4e-7 of its value. The compiler's own becomes tanh.approx, which has 11 bits: this one is
-    its series near 0 and 1 - 2 / (e^2|x| + 1) elsewhere; from 10 on both are 1 in float32."""
+    """Hyperbolic tangent, with a relative error of 4e-7: the series near 0, and 1 - 2 / (e^2|x| + 1) elsewhere, which
+    is 1 in float32 from 10 on. The compiler's would become tanh.approx, which has only 11 correct bits."""
     size = fabs(x)
     if size < f32(0.25):
         square = x * x
@@ -207,48 +207,48 @@ def fma(a, b, c):
 
 @asm((f32,), (f32, f32), "add.rn.f32 $0, $1, $2;")
 def add_exactly(a, b):
-    """a + b, rounded once and never fused with a product."""
+    """a + b, never fused with a product to an FMA."""
     return f32(a) + f32(b)
 
 
 @asm((f32,), (f32, f32), "mul.rn.f32 $0, $1, $2;")
 def multiply_exactly(a, b):
-    """a * b, rounded once and never fused with a sum."""
+    """a * b, never fused with a sum to an FMA."""
     return f32(a) * f32(b)
 
 
 @asm((f32,), (f32, f32), "div.rn.f32 $0, $1, $2;")
 def divide_exactly(a, b):
-    """a / b, rounded once."""
+    """a / b, correctly rounded."""
     return f32(a) / f32(b)
 
 
 @asm((f32,), (f32,), "{.reg .f32 above; fma.rm.f32 above, $1, 0f3F800000, 0f4B000000; "
                      "sub.rn.f32 $0, above, 0f4B000000;}")
 def floor_exactly(x):
-    """Largest whole number that is not above x, for x from 0 to 2^22: x + 2^23 rounded down has no room for the rest.
-    Two additions, where a conversion has a quarter of their rate."""
+    """Largest integer that is not above x, for x from 0 to 2^22: x + 2^23, rounded down, has no fractional bits. Two
+    additions are faster than a conversion, which has a quarter of their throughput."""
     return f32(np.floor(f32(x)))
 
 
-# ---- matrices of a warp (mma.sync). Lane l holds, with g = l // 4 and t = l % 4:
+# ---- matrix products of a warp (mma.sync). The fragments of lane l, with g = l // 4 and t = l % 4:
 #   A 16 x 16 halves / 16 x 32 bytes: words (row g, k 2t..), (row g + 8, k 2t..), (row g, k 2t + 8..), (row g + 8, ..)
 #   B 16 x 8 / 32 x 8:                words (k 2t .., column g), (k 2t + 8 .., column g)
-#   C 16 x 8 numbers:                 (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
-# for bytes a word is 4 of them: k 4t .. 4t + 3, then k 4t + 16 ...
+#   C 16 x 8 f32:                     (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+# A word of bytes has k 4t .. 4t + 3, or k 4t + 16 ...
 
 _MMA = "mma.sync.aligned.{} {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
 
 
 @asm((f32,) * 4, (u32,) * 6 + (f32,) * 4, _MMA.format("m16n8k16.row.col.f32.f16.f16.f32"), "convergent")
 def mma_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    """C + A B of float16, summed in f32."""
+    """C + A B of float16, accumulated in f32."""
     return _mma((a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3), _halves)
 
 
 @asm((f32,) * 4, (u32,) * 6 + (f32,) * 4, _MMA.format("m16n8k16.row.col.f32.bf16.bf16.f32"), "convergent")
 def mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    """C + A B of bfloat16, summed in f32."""
+    """C + A B of bfloat16, accumulated in f32."""
     return _mma((a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3), _bfloats)
 
 
@@ -276,8 +276,8 @@ def _mma(a, b, c, values, right_values=None):
 
 @builtin("ldmatrix4")
 def load_matrices(shared, index: int) -> tuple:
-    """Four 8 x 8 matrices of 16-bit values from shared memory (u32 pointer). Lane l gives the start of row l % 8 of
-    matrix l // 8; it gets word l % 4 of row l // 4 of each."""
+    """ldmatrix: four 8 x 8 matrices of 16-bit values from shared memory (u32 pointer). Lane l passes the index of row
+    l % 8 of matrix l // 8, and gets word l % 4 of row l // 4 of each."""
     at = aligned(shared, index, 4)
     rows = exchange(at)
     lane = NOW.thread.lane
@@ -286,7 +286,7 @@ def load_matrices(shared, index: int) -> tuple:
 
 @builtin("ldmatrix4t")
 def load_columns(shared, index: int) -> tuple:
-    """load_matrices of transposed matrices: a lane gets rows 2 (l % 4) and the next, of column l // 4, of each."""
+    """ldmatrix.trans: load_matrices, transposed. Lane l gets rows 2 (l % 4) and the next of column l // 4 of each."""
     at = aligned(shared, index, 4)
     rows, lane, halves = exchange(at), NOW.thread.lane, shared.array.view(np.uint16)
     result = []
@@ -298,24 +298,24 @@ def load_columns(shared, index: int) -> tuple:
 
 @asm((u32,), (u32,), "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "convergent")
 def transpose_matrix(word: int) -> int:
-    """Of an 8 x 8 matrix of 16-bit values, of which lane l has word l % 4 of row l // 4, the same of its transpose."""
+    """Transpose an 8 x 8 matrix of 16-bit values, of which lane l has word l % 4 of row l // 4."""
     words, lane = exchange(word), NOW.thread.lane
     low, high = (words[4 * (lane % 4 * 2 + i) + lane // 8] >> 16 * (lane // 4 % 2) & 0xFFFF for i in range(2))
     return low | high << 16
 
 
-# ---- two halves at a time
+# ---- arithmetic on two halves at a time
 
 
 @asm((u32,), (u32, u32), "sub.rn.f16x2 $0, $1, $2;")
 def sub_halves(a: int, b: int) -> int:
-    """a - b of two float16 each."""
+    """a - b, for two float16 each."""
     return _rounded(float(_FLOATS[a & 0xFFFF]) - float(_FLOATS[b & 0xFFFF]),
                     float(_FLOATS[a >> 16]) - float(_FLOATS[b >> 16]))
 
 
 @asm((u32,), (u32, u32, u32), "fma.rn.f16x2 $0, $1, $2, $3;")
 def fma_halves(a: int, b: int, c: int) -> int:
-    """a * b + c of two float16 each, rounded once."""
+    """a * b + c, rounded once, for two float16 each."""
     return _rounded(float(_FLOATS[a & 0xFFFF]) * float(_FLOATS[b & 0xFFFF]) + float(_FLOATS[c & 0xFFFF]),
                     float(_FLOATS[a >> 16]) * float(_FLOATS[b >> 16]) + float(_FLOATS[c >> 16]))

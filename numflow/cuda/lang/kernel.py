@@ -1,4 +1,4 @@
-"""Kernels and their helpers: Python functions over intrinsics, simulated as they are, compiled when a GPU wants them.
+"""Kernels and device functions: Python functions that call intrinsics. The simulator runs them; GPUs compile them.
 
     @kernel()
     def _scale(y: f32.ptr, x: f32.ptr, count: u32, factor: f32):
@@ -6,9 +6,9 @@
         if i < count:
             y[i] = x[i] * factor
 
-The annotations are the parameters; those that belong together are written as one (parameters.py). Kernels that are
-specialised are made by a function whose arguments they close over; their `name` must tell them apart. `device` marks
-functions that kernels call.
+Annotations are the types of parameters; a group of parameters can be one parameter (parameters.py). A function that
+creates specialised kernels has the specialisation as its arguments, which the kernel's body closes over; each needs its
+own `name`. `device` marks functions that kernels call.
 """
 
 import functools
@@ -22,17 +22,17 @@ from numflow.cuda.lang.intrinsic import Intrinsic, LocalArray, SharedArray
 from numflow.cuda.lang.parameters import flattened, signature_of
 from numflow.cuda.lang.scalar import Pointer, Scalar
 
-HOPPER = 9, 0       # compute capability; newer cards have other instructions for what wgmma is for
-FLOAT8 = "sm_89"    # target of conversions to 8-bit floats and of their products (mma.sync)
-FLOAT8_MAJORS = 8, 12  # of compute capabilities that have these products: others make two of float16 of one
-FLOAT4 = "sm_120a"  # target of conversions to 4-bit floats, and of products of those with scales of blocks
+HOPPER = 9, 0       # compute capability of wgmma; newer GPUs have other instructions instead
+FLOAT8 = "sm_89"    # target of conversions to 8-bit floats, and of their products (mma.sync)
+FLOAT8_MAJORS = 8, 12  # major compute capabilities with these products; others emulate each by two of float16
+FLOAT4 = "sm_120a"  # target of conversions to 4-bit floats, and of their products with scales of blocks
 FLOAT4_MAJORS = (12,)
 REGISTRY: dict[str, "Kernel"] = {}
-_PLAIN: dict["DeviceFunction", Callable] = {}  # of the simulator
+_PLAIN: dict["DeviceFunction", Callable] = {}  # device functions as the simulator calls them
 
 
 class DeviceFunction:
-    """A function that kernels call; in the simulator it is just called."""
+    """A function that kernels call. In the simulator it is an ordinary call."""
 
     def __init__(self, body: Callable):
         self.body, self.__name__, self.__doc__ = body, body.__name__, body.__doc__
@@ -48,13 +48,14 @@ def device(body: Callable) -> DeviceFunction:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry point. threads: of a block; blocks: that should fit on a multiprocessor, else 0, for its registers.
+    """An entry point.
 
-    body, parameters: what is run takes the fields of parameters.py one by one, as the `signature` has them.
-    exact:  mathematics as IEEE has it, where approximations would show.
-    target: of its assembly: the oldest cards that have its instructions, or with an "a" the only ones (`has`).
-    majors: of the compute capabilities that it is for; () for all.
-    dynamic: bytes of shared memory that a launch gives it; what else it declares the compiler counts.
+    body, parameters: the body has one parameter for each field of a group (parameters.py), as in `signature`.
+    threads: threads of a block. blocks: blocks that must fit on a multiprocessor, which limits registers; 0: no limit.
+    exact:  IEEE-compliant arithmetic, for kernels whose results approximations would change.
+    target: of the PTX: the oldest GPUs that have its instructions, or with the suffix "a" the only ones (`has`).
+    majors: major compute capabilities that the kernel is for; (): all.
+    dynamic: bytes of dynamic shared memory. Static shared memory is counted by the compiler.
     """
 
     name: str
@@ -73,16 +74,16 @@ class Kernel:
         return signature_of(self.parameters)
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether it is for cards of a compute capability, which is at least 8.0, and they have its instructions."""
+        """Whether the kernel is for GPUs of this compute capability (8.0 or newer), and these have its instructions."""
         return has(self.target, capability) and (not self.majors or capability[0] in self.majors)
 
     def architecture(self, capability: tuple[int, int]) -> str:
-        """The target of its machine code for a card that it runs on."""
+        """The target of machine code for a GPU that the kernel runs on."""
         return f"sm_{capability[0]}{capability[1]}" + "a" * self.target.endswith("a")
 
     @functools.cached_property
     def plain(self) -> Callable:
-        """The body as the simulator runs it: what it calls are the twins themselves."""
+        """The body that the simulator runs: intrinsics are replaced by their Python twins."""
         return rewired(self.body, _twin, _PLAIN)
 
     @property
@@ -93,8 +94,8 @@ class Kernel:
 
 
 def has(target: str, capability: tuple[int, int]) -> bool:
-    """Whether cards of a compute capability have the instructions of a target: "sm_89" means 8.9 and newer, "sm_120a"
-    12.0 and 12.1."""
+    """Whether GPUs of a compute capability have the instructions of a target: "sm_89" means 8.9 and newer, "sm_120a"
+    means 12.x."""
     number = int(target.removeprefix("sm_").removesuffix("a"))
     return capability[0] == number // 10 if target.endswith("a") else capability >= divmod(number, 10)
 
@@ -107,24 +108,24 @@ def has_float8(capability: tuple[int, int]) -> bool:
 def kernel(name: str = "", threads: int = 128, blocks: int = 0, exact: bool = False,
            target: str = "sm_80", dynamic: int = 0,
            majors: tuple[int, ...] = ()) -> Callable[[Callable], Kernel]:
-    """Make a function a kernel; parameters as in Kernel, the name is the function's own if none is given."""
+    """A decorator that makes a function a kernel. Parameters as in Kernel; the default name is the function's name."""
     def wrap(body):
         hints = body.__annotations__
         parameters = tuple(hints[parameter] for parameter in body.__code__.co_varnames[:body.__code__.co_argcount])
         flat = flattened(body, parameters)
         made = Kernel(name or body.__name__.lstrip("_"), flat, parameters, threads, blocks, exact, target, dynamic,
                       majors)
-        found = REGISTRY.setdefault(made.name, made)  # threads of two devices may make the same one at the same time
+        found = REGISTRY.setdefault(made.name, made)  # threads of two devices may create the same one at the same time
         assert found is made or ingredients(found.body) == ingredients(flat), f"two kernels are called {made.name}"
         return found
     return wrap
 
 
 def rewired(body: Callable, convert: Callable, seen: dict) -> Callable:
-    """A copy of a function in which intrinsics, types and device functions are others: what the compiler knows, say.
+    """A copy of a function in which intrinsics, types and device functions are replaced, for example by the compiler's.
 
-    convert: maps an Intrinsic, a Scalar or a memory declaration, or a copied device function, to its stand-in.
-    seen:    stand-ins of device functions so far; copies that share it share these.
+    convert: maps an Intrinsic, a Scalar, a memory declaration or a copied device function to its replacement.
+    seen:    replacements of device functions so far; copies with the same `seen` share them.
     """
 
     def stand_in(value):
@@ -146,17 +147,17 @@ def rewired(body: Callable, convert: Callable, seen: dict) -> Callable:
 
 
 def _twin(thing):
-    """The Python twin of an intrinsic or scalar type, which the simulator calls."""
+    """The Python twin of an intrinsic or a scalar type, for the simulator."""
     if isinstance(thing, Intrinsic):
         return thing.twin
     return thing.convert if isinstance(thing, Scalar) else thing
 
 
 def ingredients(body: Callable, known: dict[Callable, str] | None = None) -> list[str]:
-    """Text that makes a function: its source, and its constants, types, intrinsics and device functions by name.
+    """Text that determines a function: its source, and its constants, types, intrinsics and device functions by name.
 
-    The text is the same in every process. Two functions with the same text compute the same, whichever objects they
-    share. known: digests of device functions so far.
+    The text is the same in every process. Functions with the same text compute the same. known: digests of device
+    functions so far.
     """
     known = {} if known is None else known
     names = _names(body.__code__)
@@ -181,5 +182,5 @@ def ingredients(body: Callable, known: dict[Callable, str] | None = None) -> lis
 
 
 def _names(code) -> set[str]:
-    """Global names that a function uses."""
+    """The global names that a function uses."""
     return set(code.co_names).union(*(_names(c) for c in code.co_consts if hasattr(c, "co_names")))

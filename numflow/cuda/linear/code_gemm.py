@@ -1,20 +1,20 @@
-"""Products of codes with many tokens that are codes too: floats of 8 bits, and of 4, on cards that multiply them.
+"""GEMM on tensor cores for many tokens with 8-bit or 4-bit floats on both sides, without decoding to float16.
 
-A block has 128 rows of the matrix and 128 tokens, as in gemm.py. Codes of both go to shared memory as they are, by
-cp.async, and from there into the registers that `mma.sync` multiplies. A tile has 64 bytes of a row, 64 or 128 columns,
-in the order of lang/warpgroup.py. Three tiles of each operand take turns:
+A block has 128 rows of the matrix and 128 tokens, as in gemm.py. cp.async copies the codes of both to shared memory
+unchanged; ldmatrix loads them into the fragments of mma.sync. A tile has 64 bytes of a row (64 or 128 columns), in the
+layout of lang/warpgroup.py. There are three buffers for tiles of each operand:
 
-    step u:   tile u has come; all warps have done with tile u - 1
-              tile u + 2 is asked for, in the place of tile u - 1
-              tile u is multiplied
+    step u:   wait for tile u; a barrier, after which no warp reads tile u - 1
+              start the copy of tile u + 2 into the buffer of tile u - 1
+              multiply tile u
 
-8-bit floats (e4m3), compute capability 8.9 and 12.x: where a matrix has scales of its own for so many columns, sums are
-kept as multiples of the scale at work (float8.py). Cards of 9.0 have wgmma_gemm.py in the place of this: of an mma.sync
-of 8-bit floats they make two of float16, and so do those of 10.x.
+8-bit floats (e4m3), compute capability 8.9 and 12.x: if a matrix has scales for groups of columns, accumulators are
+multiples of the current group's scale (float8.py). Compute capability 9.0 uses wgmma_gemm.py instead: there, as on
+10.x, an mma.sync of 8-bit floats is emulated by two of float16.
 
 4-bit floats (nvfp4, mxfp4), compute capability 12.x: mma.sync multiplies by the scales of blocks itself. A lane loads
-words of scales of two rows of the matrix and of two tokens, from memory, a step before they are used, and the
-instruction is told which lanes have those of its rows and tokens (lang/float4.py).
+the scale words of two rows of the matrix and of two tokens from global memory, one step ahead; operands of the
+instruction select the lanes that supply the scales (lang/float4.py).
 """
 
 import functools
@@ -59,24 +59,24 @@ from numflow.cuda.weights.operand import half_place
 from numflow.cuda.weights.operand_float4 import tile4
 
 TOKENS = 128          # of a block
-THREADS = 128         # of a block: four warps, of which each has 64 rows and 64 tokens
-STAGES = 3            # tiles of each operand
-_X_AT = ROWS * 16     # words of a tile of the matrix, behind which that of tokens is
+THREADS = 128         # of a block: four warps with 64 rows and 64 tokens each
+STAGES = 3            # buffers for tiles of each operand
+_X_AT = ROWS * 16     # words of a tile of the matrix; the tile of tokens follows it
 _STAGE = _X_AT + TOKENS * 16
-_M_TILES, _N_TILES = 4, 8  # products of a warp: 16 rows, 8 tokens
+_M_TILES, _N_TILES = 4, 8  # mma tiles of a warp, of 16 rows and 8 tokens
 _SUMS = 4 * _M_TILES * _N_TILES
-_COPIES = TOKENS * 4 // THREADS  # of 16 bytes, of each thread for a tile of tokens
+_COPIES = TOKENS * 4 // THREADS  # copies of 16 bytes, by each thread for a tile of tokens
 _memory = SharedArray(u32, STAGES * _STAGE)
 _sums, _left, _right = LocalArray(f32, _SUMS), LocalArray(u32, 4 * _M_TILES), LocalArray(u32, 2 * _N_TILES)
 _words, _next, _bases = LocalArray(u32, 8), LocalArray(u32, 8), LocalArray(u32, 4)
 _sources, _plus, _factors = LocalArray(u32, _COPIES), LocalArray(f32, 2 * _M_TILES), LocalArray(f32, 2 * _M_TILES)
 
 
-UNITS = {"e4m3": 2, "nvfp4": 4, "mxfp4": 4}  # of 32 columns, of a tile, by operand
+UNITS = {"e4m3": 2, "nvfp4": 4, "mxfp4": 4}  # units of 32 columns in a tile, by operand
 
 
 def code_operand(weight: Kept, activations: str) -> str:
-    """The operand of more than 64 tokens that a matrix meets as codes, with these activations; "" for none."""
+    """The operand by which a matrix is multiplied in this module for more than 64 tokens; "" for none."""
     if activations not in ("fp8", "nvfp4"):
         return ""
     return "e4m3" if meets_float8(weight) else float4_operand(weight) if activations == "nvfp4" else ""
@@ -84,7 +84,7 @@ def code_operand(weight: Kept, activations: str) -> str:
 
 @functools.cache
 def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
-    """grid (N / 128, rows / 128, parts); parameters as those of gemm.gemm, without outliers; x is the operand."""
+    """Grid (N / 128, rows / 128, parts). Parameters as in gemm.gemm, without outliers; x is the operand."""
     scheme, fours = SCHEMES[kind], operand != "e4m3"
     multiply, tiles_a_scale = mma_e5m2 if scheme.table == "e5m2" else mma_e4m3, 0 if fours else scheme.shared // 64
     multiply4, columns = mma_mxfp4 if operand == "mxfp4" else mma_nvfp4, UNITS[operand]
@@ -97,7 +97,7 @@ def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
             target=FLOAT4 if fours else FLOAT8, majors=FLOAT4_MAJORS if fours else FLOAT8_MAJORS)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
-        # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
+        # Block indices: a tile of rows and tokens. Grouped: the tile's expert and routes.
         thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
         first_row, first_token, count = u32(block_x() * ROWS), u32(block_y() * TOKENS), u32(shape.counts[shape.field])
         above_row = u32(0)                   # rows of the matrix before the expert's
@@ -113,7 +113,7 @@ def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
         share = u32((units + parts - 1) // parts)
         unit = u32(block_z() * share)
         last = u32(unit + share) if unit + share < units else units
-        # Registers and shared memory; the tokens that this thread copies, instead of none the last.
+        # Registers and shared memory; the tokens that this thread copies (tokens beyond the batch repeat the last one).
         tile, acc, a, b, rows_of, scale = _memory(), _sums(), _left(), _right(), _sources(), _factors()
         for i in range(_SUMS):
             acc[i] = f32(0)
@@ -124,14 +124,14 @@ def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
             at = at if at < count else u32(count - 1)
             rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
         words, after, bases = _words(), _next(), _bases()
-        # Where the lane loads its matrices: lane l names row l % 8 of matrix l // 8. Those of the matrix are (rows,
-        # rows + 8) x (16 bytes, the next 16), those of tokens the other way.
+        # Addresses for ldmatrix: lane l gives the address of row l % 8 of 8x8 matrix l // 8. For weights: rows and
+        # rows + 8 of 16 bytes, then of the next 16. For tokens: both 16 bytes of 8 tokens, then of the next 8.
         matrix, inside = lane >> u32(3), lane & u32(7)
         m_first, n_first = u32((warp >> u32(1)) * (16 * _M_TILES)), u32((warp & u32(1)) * (8 * _N_TILES))
         w_lane = u32(tile_place(m_first + inside + 8 * (matrix & u32(1)), matrix >> u32(1)))
         x_lane = u32(_X_AT + tile_place(n_first + inside + 8 * (matrix >> u32(1)), matrix & u32(1)))
         lane_row, lane_token = u32(first_row + m_first + (lane >> u32(2))), u32(n_first + 2 * (lane & u32(3)))
-        # The rows and the tokens whose scales the lane loads.
+        # The rows and tokens whose scales this lane loads.
         if fours:
             for i in range(2):
                 pair = u32(2 * i + (lane >> u32(1) & u32(1)))
@@ -142,7 +142,7 @@ def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
                 bases[2 + i] = u32(order[2 * at + by_token]) if grouped else at
             if unit < last:
                 _load_words(after, load_scales, planes.head, x, bases, unit, shape.units, units)
-        # Ask for two tiles.
+        # Start the copies of two tiles.
         for i in range(2):
             if unit + i < last:
                 copy_codes(tile, u32(i * _STAGE), planes.low, planes.high, first_row, above_row, shape.n,
@@ -151,7 +151,7 @@ def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
             copy_commit()
         turn, free, fresh = u32(0), u32(2 * _STAGE), u32(1)
         while unit < last:
-            # The tile is there, and nobody reads the one before it; ask for the tile after the next one in its place.
+            # Wait for this tile. After the barrier, no warp reads the previous tile: copy a new one to its buffer.
             copy_wait_older()
             sync_block()
             if unit + 2 < last:
@@ -159,14 +159,14 @@ def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
                            shape.units, thread)
                 copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), units, thread)
             copy_commit()
-            # This tile's words of scales; load the next one's.
+            # The scale words of this tile; load those of the next one.
             if fours:
                 for i in range(8):
                     words[i] = after[i]
                 if unit + 1 < last:
                     _load_words(after, load_scales, planes.head, x, bases, u32(unit + 1), shape.units, units)
-            # Sums as multiples of this tile's scales.
-            if tiles_a_scale > 0:  # noqa: SIM102  the compiler drops what is behind such a constant by itself
+            # Rescale accumulators to multiples of this tile's scales.
+            if tiles_a_scale > 0:  # noqa: SIM102  a constant condition of its own, which the compiler can remove
                 if fresh != 0 or unit % tiles_a_scale == 0:
                     change_scales(acc, scale, planes.head, planes.above, planes.per_row, above_row, lane_row, shape.n,
                                   unit, shape.units)
@@ -193,7 +193,7 @@ def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
                                 acc[c], acc[c + 1], acc[c + 2], acc[c + 3])
             free, turn = turn, u32(turn + _STAGE) if turn < (STAGES - 1) * _STAGE else u32(0)
             unit = u32(unit + 1)
-        # Epilogue: scales, bias, y; or for several parts the sums that gemm_sum adds.
+        # Epilogue: scales, bias, y; if there are several parts, partial sums for gemm_sum.
         if fours:
             apply_rows(acc, planes.per_row, above_row, lane_row, shape.n)
         else:
@@ -212,7 +212,7 @@ def code_gemm(kind: str, operand: str, grouped: bool = False) -> Kernel:
 
 @functools.cache
 def _tokens_copier(fours: bool) -> DeviceFunction:
-    """copy(...): 64 bytes of each of 128 tokens into a tile. rows_of: the rows of this thread's copies."""
+    """copy(...): copy 64 bytes of each of 128 tokens to a tile. rows_of: rows of x that this thread copies."""
 
     @device
     def copy(tile, at, x, rows_of, unit, units, thread):
@@ -229,7 +229,7 @@ def _tokens_copier(fours: bool) -> DeviceFunction:
 
 @device
 def _load_words(words, load_scales, head, x, bases, unit, units, tiles):
-    """The words of scales of a tile: of two rows of the matrix, then of two tokens, two each."""
+    """Load the scale words of a tile: two words each for two rows of the matrix, then for two tokens."""
     for i in range(2):
         words[2 * i], words[2 * i + 1] = load_scales(head, bases[i], unit, units)
         row = bases[2 + i]

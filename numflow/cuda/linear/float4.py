@@ -1,6 +1,6 @@
-"""Matrices of 4-bit floats in the tiles of tensor cores (code_gemm.py): their codes as they are, and words of scales.
+"""Tiles of 4-bit float matrices for tensor cores (code_gemm.py): unchanged codes, and scale words.
 
-A tile has 128 columns, four units of 32 (weights/layout.py), whose codes lie side by side.
+A tile has 128 columns, which are four units of 32 (weights/layout.py) with adjacent codes.
 """
 
 from numflow.cuda.lang.arithmetic import high_half, low_half
@@ -17,19 +17,19 @@ _OPERANDS = {FACTORED: "nvfp4", SCALE16: "nvfp4", POWER: "mxfp4"}
 
 
 def float4_operand(weight: Kept) -> str:
-    """The operand of weights/operand_float4.py whose scales are as those of a matrix; "" of others."""
+    """The operand of weights/operand_float4.py with the same kind of scales as a matrix; "" for other matrices."""
     scheme = SCHEMES.get(weight.kind)
     fits = scheme is not None and scheme.book == E2M1 and scheme.bits == 4 and not weight.outliers
     return _OPERANDS.get(scheme.header, "") if fits else ""
 
 
 def codes4_copier(threads: int) -> DeviceFunction:
-    """The function by which so many threads copy a tile of as many rows."""
+    """The function by which `threads` threads copy a tile of as many rows."""
 
     @device
     def copy_codes(tile, at, low, high, first, above, n, unit, units, thread):
-        """128 columns of rows first .. first + threads - 1, of which n are there, `above` rows further down. Where a
-        row ends within a tile, its last unit comes again: tokens are 0 there."""
+        """Copy 128 columns of rows first .. first + threads - 1 of a matrix of n rows that begins at row `above`. If
+        the row ends within the tile, its last unit is repeated, where tokens are 0."""
         for i in range(4):
             place, part = u32(thread + threads * i) >> u32(2), thread & u32(3)
             row = u32(first + place) if first + place < n else u32(n - 1)
@@ -40,17 +40,17 @@ def codes4_copier(threads: int) -> DeviceFunction:
 
 
 def scale_words(scheme: Scheme) -> DeviceFunction:
-    """load(head, row, unit, units): the two words of scales (lang/float4.py) of 128 columns of a row. A negative scale,
-    which no file is known to have, becomes no number: tensor cores know no sign of it."""
+    """load(head, row, unit, units): the two scale words (lang/float4.py) of 128 columns of a row. A negative scale,
+    which no known file has, becomes NaN, because scales of tensor cores have no sign."""
     header = scheme.header
 
     @device
     def of_unit(head, place):
-        if header == SCALE16:                # float16 of half the scale
+        if header == SCALE16:                # float16, half the scale
             both = stream1(as_words(head), place)
             return u32(u32(pack_e4m3(low_half(both) * f32(2), high_half(both) * f32(2))))
         bits = u32(stream1(head, place))
-        if header == POWER:                  # bfloat16 of half the scale, whose smallest powers are subnormal
+        if header == POWER:                  # bfloat16, half the scale; its smallest powers are subnormal
             return u32((bits >> u32(7)) + (u32(1) if bits > u32(63) else u32(0)))
         return bits
 
@@ -71,14 +71,14 @@ def scale_words(scheme: Scheme) -> DeviceFunction:
 
 @device
 def _unsigned(word):
-    """Four floats of 4 + 3 bits, negative ones as no numbers."""
+    """Four E4M3 floats; negative ones become NaN."""
     signs = u32(word & u32(0x80808080))
     return u32((word & u32(0x7F7F7F7F)) | u32(signs - (signs >> u32(7))))
 
 
 def rows_scaler(scheme: Scheme, m_tiles: int, sums_of: int) -> DeviceFunction:
-    """apply(sums, per_row, above, row, n): sums times what their rows have besides; of tiles 16 rows apart, as
-    float8.scales_of."""
+    """apply(sums, per_row, above, row, n): multiply the sums by the scales of their rows, if there are any. Tiles are
+    16 rows apart; as in float8.scales_of."""
     row_of, has_rows = row_header(scheme), scheme.row_words > 0
 
     @device

@@ -1,6 +1,6 @@
-"""Matrices of 8-bit floats in the tiles of tensor cores (wgmma_gemm.py, code_gemm.py): their codes, and their scales.
+"""Tiles of 8-bit float matrices for tensor cores (wgmma_gemm.py, code_gemm.py): unchanged codes, and scales.
 
-A tile has 64 columns, two units of 32 (weights/layout.py), of which either plane holds 16 columns of each.
+A tile has 64 columns, which are two units of 32 (weights/layout.py); each plane has 16 columns of each unit.
 """
 
 from numflow.cuda.lang.arithmetic import fabs
@@ -14,23 +14,23 @@ from numflow.cuda.weights.layout import SCHEMES, Kept, Scheme
 from numflow.quant.stored import SCALED
 
 COLUMNS = 64          # of a tile
-_SMALLEST = 1e-20     # of a scale that sums are multiples of
+_SMALLEST = 1e-20     # smallest scale that accumulators are multiples of
 
 
 def meets_float8(weight: Kept) -> bool:
-    """Whether the tensor cores can multiply the codes of a matrix: 8-bit floats, with scales of whole tiles."""
+    """Whether tensor cores can multiply the codes of a matrix: 8-bit floats, with scales for whole tiles."""
     scheme = SCHEMES.get(weight.kind)
     return (scheme is not None and scheme.table in ("e4m3", "e5m2") and scheme.bits == 8
             and scheme.header == SCALED and scheme.shared % COLUMNS == 0 and not weight.outliers)
 
 
 def codes_copier(threads: int) -> DeviceFunction:
-    """The function by which so many threads copy a tile of as many rows."""
+    """The function by which `threads` threads copy a tile of as many rows."""
 
     @device
     def copy_codes(tile, at, low, high, first, above, n, unit, units, thread):
-        """64 columns of rows first .. first + threads - 1, of which n are there, `above` rows further down. Where a row
-        ends in half a tile, its last unit comes twice: tokens are 0 there."""
+        """Copy 64 columns of rows first .. first + threads - 1 of a matrix of n rows that begins at row `above`. If the
+        row ends after half a tile, its last unit is repeated, where tokens are 0."""
         for i in range(2):
             place = u32(thread + threads * i) >> u32(1)
             row = u32(first + place) if first + place < n else u32(n - 1)
@@ -44,10 +44,11 @@ def codes_copier(threads: int) -> DeviceFunction:
 
 def scales_of(scheme: Scheme, m_tiles: int = 2, pitch: int = TILE,
               sums_of: int = SUMS) -> tuple[DeviceFunction, DeviceFunction]:
-    """change(sums, scale, ...): sums in multiples of `scale` become those of a tile's own scales, as scale does;
-    apply(sums, scale, ...): sums become numbers.
+    """change(sums, scale, ...): make the sums, multiples of `scale`, multiples of a tile's scales, and update `scale`;
+    apply(sums, scale, ...): multiply the sums by `scale`.
 
-    A thread has the sums of two rows, 8 apart, of each of m_tiles tiles, `pitch` rows apart; sums_of: sums of a tile.
+    A thread has sums of two rows, 8 apart, in each of m_tiles tiles, which are `pitch` rows apart. sums_of: sums in a
+    tile.
     """
     row_of, header_of = row_header(scheme), header(scheme)
     by_row = not scheme.shared

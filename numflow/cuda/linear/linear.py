@@ -1,7 +1,7 @@
-"""Matrix products (op `linear`): y [T, N] = x [T, K] @ weight[N, K].T + bias[N].
+"""Matrix products (op `linear`), the choice of kernels and grids: y [T, N] = x [T, K] @ weight[N, K].T + bias[N].
 
-Up to 4 tokens every row of the matrix is read once by a matrix-vector kernel (gemv.py, float_gemv.py); more tokens go
-through tensor cores (gemm.py), unless arithmetic is to be float32, which is 8 tokens at a time.
+For up to 4 tokens, a matrix-vector kernel reads every row of the matrix once (gemv.py, float_gemv.py). More tokens use
+tensor cores (gemm.py). For float32 arithmetic, matrix-vector kernels take 8 tokens at a time.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ def linear(step: Step, ctx, add: Step | None = None, late: float | None = None,
            unscaled: Callable[[Sizes], bool] | None = None) -> list[Call]:
     """x f32 [T, K], weight [N, K], bias f32 [N] -> y f32 [T, N].
 
-    add:  y = a + scale * product, to be done as well; its first input is a, and nobody else wants the product.
-    late: eps of the norm that few tokens take of x here (unit.py). unscaled: as of `many`.
+    add:  a fused step y = a + scale * product; its first input is a, and no other step reads the product.
+    late: eps of the norm of x whose scale this product applies for few tokens (unit.py). unscaled: as in `many`.
     """
     (x,), (y,) = step.inputs, step.outputs
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(y)
@@ -72,8 +72,8 @@ def many(step: Step, ctx, add: Step | None = None, act_mul: Step | None = None,
          unscaled: Callable[[Sizes], bool] | None = None) -> list[Call]:
     """The calls of `linear` for more than a few tokens.
 
-    act_mul:  of the results, done as well where `gates` holds, which leaves its operand in float16.
-    unscaled: for which sizes the operand comes from such a product.
+    act_mul:  a fused step on the results, in runs for which `gates` holds; it writes its float16 operand.
+    unscaled: the sizes for which the operand comes from such a fused product, without a scale.
     """
     (x,), weight, field = step.inputs, ctx.matrix(step.weights["weight"]), ctx.rows(step.outputs[0])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
@@ -86,19 +86,20 @@ def many(step: Step, ctx, add: Step | None = None, act_mul: Step | None = None,
 
 
 def gates(product: Step, ctx) -> Callable[[Sizes], bool]:
-    """For which sizes the kernel of a product of gate and up does the act_mul behind it."""
+    """The sizes for which the kernel of a product of gate and up computes the act_mul that follows."""
     weight, field = ctx.matrix(product.weights["weight"]), ctx.rows(product.outputs[0])
     return lambda sizes: sizes.rows[field] > FEW and is_few(weight.kind, tile_of(sizes.rows[field]),
                                                             weight.outliers > 0)
 
 
 def takes_unscaled(weight: Kept) -> bool:
-    """Whether products with a matrix are taken anew where a float16 operand of up to 16 tokens is not finite."""
+    """Whether the kernel of a matrix repeats products in float32 if its float16 operand of up to 16 tokens is not
+    finite."""
     return is_few(weight.kind, few_gemm.TOKENS, weight.outliers > 0)
 
 
 def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
-    """Forms in which a linear wants its input: kind of operand and name of the runs (Context.operand)."""
+    """The forms of input that a linear reads: (kind of operand, name of the runs) (Context.operand)."""
     kind = "int8" if uses_int8(weight, activations) else "rows" if weight.is_float else "f32"
     if is_exact(weight, activations):
         return ((kind, "all"),)
@@ -109,12 +110,12 @@ def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
 
 
 def more_runs(activations: str) -> tuple[str, ...]:
-    """Names of the runs (RUNS) of more than a few tokens; the first are those of 16-bit operands."""
+    """Names of the runs (RUNS) with more than a few tokens; the first has 16-bit operands."""
     return ("some", "tiles") if activations in ("fp8", "nvfp4") else ("many",)
 
 
 def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
-    """The calls in runs of that name only (RUNS)."""
+    """The calls, restricted to the runs of this name (RUNS)."""
     if runs == "all":
         return calls
     least, most = RUNS[runs]
@@ -122,13 +123,13 @@ def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
 
 
 def is_exact(weight: Kept, activations: str) -> bool:
-    """Whether arithmetic is to be float32, whatever the number of tokens."""
+    """Whether arithmetic is float32 for any number of tokens."""
     return weight.kind == "f32" or activations == "f32"
 
 
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, operand: Operand,
           added: Step | None, act_mul: Step | None, unscaled: Callable[[Sizes], bool] | None) -> list[Call]:
-    """The calls on tensor cores; added: as `add` of linear, done where sums of parts or of few tokens are stored."""
+    """The calls on tensor cores. added: as `add` of linear; fused where partial sums or few tokens are written."""
     (x,), (y,), units, apart = step.inputs, step.outputs, weight.pitch // UNIT, weight.outliers > 0
     tiles, codes = ceil(units, UNITS.get(operand.kind, 1)), operand.kind if operand.kind in UNITS else ""
     partial = ctx.scratch("parts of sums", 4 * partial_sums())
@@ -146,7 +147,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, operand
             return 1
         return split_for(ctx.device, weight.kind, apart, y.width, sizes.rows[field], tiles)
 
-    def at_end(sizes: Sizes) -> bool:  # whether the product's own kernel may add or do act_mul
+    def at_end(sizes: Sizes) -> bool:  # whether the product's epilogue can compute add or act_mul
         return is_few(weight.kind, tile_of(sizes.rows[field]), apart)
 
     def multiply(sizes: Sizes) -> Launch:
@@ -173,12 +174,12 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, operand
 
 
 def uses_int8(weight: Kept, activations: str) -> bool:
-    """Whether a matrix meets int8 activations: plain numbers and those of tables never do."""
+    """Whether a matrix is multiplied by int8 activations: never float matrices and codes of tables."""
     return activations != "f32" and not weight.floats_only
 
 
 def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -> tuple[Kernel, int]:
-    """The kernel of a matrix with n rows for this many tokens at a time, and the blocks it needs for the rows."""
+    """The matrix-vector kernel for a matrix with n rows and this many tokens at a time, and the blocks for all rows."""
     if weight.is_float:
         return float_gemv(weight.kind, tokens, routed), ceil(n, WARPS)
     split = split_of(n, weight.pitch // UNIT) if int8 else 1
@@ -188,7 +189,7 @@ def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -
 def gemv_args(y: Rows, operand: Operand, weight: Matrix, bias: Ref | None, ids: Ref | None, counts: Ref, field: int,
               n: int, routes: int, residual: Residual | None = None, late: Late = AT_ONCE,
               floats: tuple[Ref | None, int] = (None, 0)) -> tuple:
-    """Arguments of `gemv_kernel`. ids, routes: which matrix each row of y wants, and rows of y for one of x.
+    """Arguments of `gemv_kernel`. ids: index of the matrix for each row of y. routes: rows of y for each row of x.
 
     late: Context.late of x. floats: address and stride of x in float32, for outliers.
     """

@@ -1,26 +1,26 @@
-"""Products with many tokens on Hopper's tensor cores (wgmma): tiles of 256 rows of the matrix times 128 tokens.
+"""GEMM for many tokens on Hopper's tensor cores (wgmma): tiles of 256 rows of the matrix times 128 tokens.
 
-As gemm.py, whose place it takes on cards of compute capability 9.0: float16 (bfloat16) operands, float32 sums, 32
-columns a step, parts that `gemm_sum` adds. There four warps load matrices into registers and multiply; here two
-warpgroups put tiles into shared memory, and the tensor cores read those in the background (lang/warpgroup.py), 128 rows
-of the matrix for each group. Four tiles of each operand take turns:
+It replaces gemm.py on compute capability 9.0, with the same arithmetic: float16 (bfloat16) operands, float32
+accumulation, 32 columns a step, parts that `gemm_sum` adds. In gemm.py, four warps load fragments to registers and
+multiply. Here, two warpgroups write tiles to shared memory, from which the tensor cores read asynchronously
+(lang/warpgroup.py). Each warpgroup has 128 rows of the matrix. There are four buffers for tiles of each operand:
 
-    step u:   the tensor cores begin to multiply tile u; tile u - 1 may still be on its way
-              tokens (and float weights) of tile u + 2 are asked for
-              codes of tile u + 1, which came during step u - 1, become halves; those of tile u + 2 are asked for
-              tile u - 1 has been multiplied
+    step u:   start the product of tile u; that of tile u - 1 may still be running
+              start the copies of tokens (and float weights) of tile u + 2
+              convert the codes of tile u + 1 (loaded in step u - 1) to halves; start the loads of those of tile u + 2
+              wait for the product of tile u - 1
 
-A step needs 24 KB of halves for 1 M products: at 7 TB/s of the second cache that is 600 TFLOP/s, where 128 rows would
-bound it at 460. So two blocks with the same tokens are a cluster (lang/cluster.py): each has the copy engine bring half
-of a tile of tokens to both, 20 KB a block and step, 730 TFLOP/s. Float weights come by cp.async, and so do the tokens
-of experts, whose rows lie anywhere, and all without the copy engine (device.tma).
+A step reads 24 KB of halves for 1 M multiplications: with 7 TB/s from L2, the bound is 600 TFLOP/s; with 128 rows it
+would be 460. Therefore two blocks with the same tokens form a cluster (lang/cluster.py): each loads half of a tile of
+tokens by a multicast bulk copy to both, which is 20 KB for a block and step, and a bound of 730 TFLOP/s. cp.async
+copies float weights, the tokens of experts (whose rows are not contiguous), and everything without device.tma.
 
-Matrices of 8-bit floats may meet tokens that are 8-bit floats too (float8): a tile has 64 columns then, its codes are
-copied as they are, and the tensor cores multiply twice as many numbers in a step. Where a matrix has scales of its own
-for so many columns, sums are kept as multiples of the scale now at work.
+Matrices of 8-bit floats can be multiplied by 8-bit float activations (float8). A tile then has 64 columns, its codes
+are copied unchanged, and the tensor cores do twice as many multiplications in a step. If a matrix has scales for groups
+of columns, accumulators are multiples of the current group's scale.
 
-Who may touch the tokens of a tile: at the count `full` of its place the block waits until they have come. At the count
-`free` all blocks of the cluster arrive before a tile is asked for, when they have multiplied the one before it there.
+Synchronisation of the tokens in a buffer: a block waits at the mbarrier `full` until they have arrived. All blocks of
+the cluster arrive at the mbarrier `free` when they have multiplied the buffer's tile, before a new copy to it starts.
 """
 
 import functools
@@ -83,26 +83,26 @@ from numflow.cuda.weights.layout import SCHEMES
 from numflow.cuda.weights.operand import half_place
 
 TOKENS = 128            # of a block
-THREADS = 256           # of a block, that multiply; behind them a warp that asks for tokens, with the copy engine
-ROWS = 256              # of the matrix, of a block
-BLOCKS = 132            # that keep the card busy, one on each multiprocessor
-STAGES = 4              # tiles of each operand
-_X_AT = ROWS * 16       # words of a tile of the matrix, 256 rows of 32 halves, behind which that of tokens is
+THREADS = 256           # threads of a block that multiply; with bulk copies, one more warp starts these
+ROWS = 256              # rows of the matrix that a block has
+BLOCKS = 132            # blocks that fill the GPU, one on each multiprocessor
+STAGES = 4              # buffers for tiles of each operand
+_X_AT = ROWS * 16       # words of a tile of the matrix, 256 rows of 32 halves; the tile of tokens follows it
 _STAGE = _X_AT + TOKENS * 16
 _GROUP = 2 * TILE * 16  # words of the rows of a warpgroup
-_COPIES = 4             # of 16 bytes, of each thread for a tile of the matrix: twice those for tokens
-CLUSTER = TOKENS // TILE  # blocks with the same tokens that share what they bring, where there are as many
-_WASTE = 8              # tiles of rows from which on one more, so that clusters are whole, is a small matter
-_FULL = STAGES * _STAGE             # words of the counts of each place, behind all tiles
+_COPIES = 4             # copies of 16 bytes, by each thread for a tile of the matrix; half as many for tokens
+CLUSTER = TOKENS // TILE  # blocks of a cluster, which have the same tokens and share their copies
+_WASTE = 8              # from so many tiles of rows on, an additional tile to fill the last cluster costs little
+_FULL = STAGES * _STAGE             # words of the mbarriers of each buffer, after all tiles
 _FREE = _FULL + 2 * STAGES
 
 
 @functools.cache
 def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool = False) -> Kernel:
-    """grid (N / 256, rows / 128, parts); parameters as those of gemm.gemm, without outliers.
+    """Grid (N / 256, rows / 128, parts). Parameters as in gemm.gemm, without outliers.
 
-    tma: tokens come by the copy engine, shared by the blocks of a cluster along N; not grouped.
-    float8: of a matrix of 8-bit floats; x is the operand "e4m3", and a unit of 64 columns.
+    tma: bulk copies of tokens, shared by the blocks of a cluster along N; not with `grouped`.
+    float8: for matrices of 8-bit floats; x is the operand "e4m3", and units have 64 columns.
     """
     assert not (grouped and tma)
     floats = float8 or kind in ("f16", "bf16")
@@ -124,7 +124,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
             target="sm_90a", dynamic=4 * words_in_all)
     def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
               tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
-        # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
+        # Block indices: a tile of rows and tokens. Grouped: the tile's expert and routes.
         thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
         first_row, first_token, count = u32(block_x() * ROWS), u32(block_y() * TOKENS), u32(shape.counts[shape.field])
         above_row = u32(0)                   # rows of the matrix before the expert's
@@ -135,12 +135,13 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
             first_token, count, above_row = u32(begin), u32(end), u32(expert * shape.n)
         elif first_token >= count:
             return
-        # The units of this part. (Of 64 bits, this division would be a call, around which wgmma is not asynchronous.)
+        # The units of this part. (A 64-bit division would be a function call, around which wgmma is not asynchronous.)
         parts, units = u32(grid_z()), u32(shape.units + 1 >> u32(1)) if float8 else shape.units
         share = u32(u32(units + parts - 1) // parts)
         unit = u32(block_z() * share)
         last = u32(unit + share) if unit + share < units else units
-        # The row that this thread decodes and what it has once, the tokens that it copies; instead of none the last.
+        # The row that this thread decodes, with its header, and the tokens that it copies; the last one repeated if
+        # there are too few.
         acc, words, codes, rows_of, scale = sums(), staged(), coded(), sources(), factors()
         for i in range(2 * SUMS):
             acc[i] = f32(0)
@@ -157,7 +158,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if has_rows:
             base, step, z, dz = row_of(planes.per_row, row)
-        # Tiles; with the copy engine their counts, and zeros instead of tokens that are not there.
+        # Tiles. With bulk copies: mbarriers, and zeros for tokens beyond the batch.
         tile, turn, number = memory(), u32(0), u32(0)
         rank, blocks, there, source, beyond = u32(0), u32(1), u32(0), u32(0), u32(0)
         a, c, a16, c16 = f32(0), f32(0), f32(0), f32(0)
@@ -168,7 +169,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
             beyond = u32(units * TILE_WORDS)
             _begin_counts(tile, blocks, thread)
             _clear_tokens(tile, there, thread)
-        # Ask for tokens (and float weights) of two tiles; the first one's codes become halves.
+        # Start the copies of tokens (and float weights) of two tiles; convert the codes of the first to halves.
         for i in range(2):
             if unit + i < last:
                 if tma:
@@ -189,7 +190,8 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
                 a, c, a16, c16 = fetch(codes, planes.low, planes.high, planes.two, planes.one, planes.head,
                                        planes.above, row, u32(unit + 1), shape.units, base, step, z, dz)
         while unit < last:
-            # The tile is there, and the tensor cores see it; all warps have done with the one before the last.
+            # Wait for the tile and make it visible to the tensor cores. After the barrier, all warps have finished the
+            # product of the tile before the previous one.
             if copies:
                 copy_wait_older()
             fence_tiles()
@@ -197,11 +199,11 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
             if thread < THREADS:
                 if tma:
                     wait_turn(tile, u32(_FULL + 2 * turn), u32(number >> u32(2) & u32(1)))
-                # Sums as multiples of other scales; then multiply it in the background ...
-                if tiles_a_scale > 0:  # noqa: SIM102  the compiler drops what is behind such a constant by itself
+                # Rescale accumulators if the scales change; then start the product of the tile ...
+                if tiles_a_scale > 0:  # noqa: SIM102  a constant condition of its own, which the compiler can remove
                     if number == 0 or unit % tiles_a_scale == 0:
                         wait_tiles(acc)
-                        # Not kept from before the loop: other kinds have no register for it.
+                        # Computed here and not before the loop, to save a register in the other kernels.
                         lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16
                                        + (lane >> u32(2)))
                         change_scales(acc, scale, planes.head, planes.above, planes.per_row, above_row, lane_row,
@@ -211,7 +213,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
                 multiply(acc, 0, tile, own, tile, at)
                 multiply(acc, SUMS, tile, u32(own + TILE * 16), tile, at)
                 send_tiles()
-                # ... while copies of the tile after the next one begin, and the next one's codes become halves.
+                # ... while it runs, start the copies of the tile after the next, and convert the codes of the next.
                 if copies:
                     if unit + 2 < last:
                         free = u32((turn + 2 & u32(STAGES - 1)) * _STAGE)
@@ -229,7 +231,7 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
                                                planes.above, row, u32(unit + 2), shape.units, base, step, z, dz)
                 wait_older_tiles()
             elif tma:
-                # Meanwhile a warp of its own, for each thing it does waits for the one before, asks for tokens.
+                # Meanwhile, a separate warp starts bulk copies of tokens, because it has to wait for buffers.
                 if unit + 2 < last:
                     _bring_tokens(tile, u32(number + 2), x, u32(source + TILE_WORDS * (number + 2)), beyond, there,
                                   rank, blocks, thread)
@@ -237,10 +239,10 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
             turn, unit, number = u32(turn + 1 & u32(STAGES - 1)), u32(unit + 1), u32(number + 1)
         wait_tiles(acc)
         if tma:
-            sync_cluster()                   # what goes to a block's memory, or from it, has come before it ends
+            sync_cluster()                   # no block may exit while copies to or from its shared memory are pending
             if thread >= THREADS:
                 return
-        # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
+        # Epilogue: scale, bias, y; if there are several parts, partial sums for gemm_sum.
         lane_row = u32(first_row + (warp >> u32(2)) * (2 * TILE) + (warp & u32(3)) * 16 + (lane >> u32(2)))
         if float8:
             apply_scales(acc, scale, planes.head, planes.above, planes.per_row, above_row, lane_row, shape.n)
@@ -257,31 +259,31 @@ def wgmma_gemm(kind: str, grouped: bool = False, tma: bool = False, float8: bool
 
 
 def on_hopper(device: Device, tokens: int, apart: bool) -> bool:
-    """Whether tiles of so many tokens are multiplied by this module's kernels; else by gemm.py's or code_gemm.py's."""
+    """Whether this module's kernels multiply tiles of this many tokens, instead of those of gemm.py or code_gemm.py."""
     return device.wgmma and tokens == TOKENS and not apart
 
 
 def gemm_for(device: Device, kind: str, tokens: int, grouped: bool = False, apart: bool = False,
              codes: str = "") -> Kernel:
-    """The kernel of a tile of so many tokens on a device; codes: the operand, where tokens are codes."""
+    """The kernel for tiles of this many tokens. codes: the kind of an 8-bit or 4-bit float operand, or ""."""
     if on_hopper(device, tokens, apart):
         return wgmma_gemm(kind, grouped, device.tma and not grouped, codes == "e4m3")
     return code_gemm(kind, codes, grouped) if codes else mma.gemm(kind, tokens, grouped, apart)
 
 
 def rows_for(device: Device, kind: str, tokens: int, apart: bool) -> int:
-    """Rows of the matrix that a block of that kernel has."""
+    """The rows of the matrix that a block of that kernel has."""
     return ROWS if on_hopper(device, tokens, apart) else mma.rows_of(kind, tokens, apart)
 
 
 def cluster_for(device: Device, n: int, tokens: int, apart: bool) -> int:
-    """Blocks of a cluster of that kernel, not grouped: each has a tile of rows, which some may lie beyond."""
+    """The blocks of a cluster of that kernel, if not grouped. The last tile of rows may be beyond the matrix."""
     tiles, shares = -(-n // ROWS), on_hopper(device, tokens, apart) and device.tma
     return CLUSTER if shares and (tiles % CLUSTER == 0 or tiles > _WASTE) else 1
 
 
 def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: int) -> int:
-    """Parts that the columns are cut into for `rows` tokens."""
+    """The number of parts into which the columns are split for `rows` tokens."""
     tokens = mma.tile_of(rows)
     if not on_hopper(device, tokens, apart):
         return mma.split_of(kind, apart, n, rows, units)
@@ -290,7 +292,7 @@ def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: 
 
 @device
 def _begin_counts(tile, blocks, thread):
-    """Counts of all places, for the blocks of the cluster to see."""
+    """Initialise the mbarriers of all buffers, and make them visible to the cluster."""
     if thread == 0:
         for i in range(STAGES):
             begin_count(tile, u32(_FULL + 2 * i), u32(1))
@@ -301,7 +303,7 @@ def _begin_counts(tile, blocks, thread):
 
 @device
 def _clear_tokens(tile, count, thread):
-    """Zeros for tokens that are never brought: of those that a tile has room for `count` are there."""
+    """Write zeros for tokens of a tile beyond `count`, which no copy will write."""
     at = thread
     while at < STAGES * TOKENS * 4:
         token = u32(at >> u32(2) & u32(TOKENS - 1))
@@ -313,8 +315,9 @@ def _clear_tokens(tile, count, thread):
 
 @device
 def _bring_tokens(tile, number, x, source, beyond, there, rank, blocks, thread):
-    """32 columns of 128 tokens, of which so many are `there`, to the place of a tile of this number in all blocks of
-    the cluster: of two each brings 64 tokens, from x[source] on; one alone brings those `beyond` these as well."""
+    """Start the bulk copy of 32 columns of 128 tokens, of which `there` exist, to the buffer of tile `number` in all
+    blocks of the cluster. Each of two blocks copies 64 tokens from x[source] on; a single block also copies the others,
+    which are `beyond` words further."""
     turn = u32(number & u32(STAGES - 1))
     to, full, free = u32(turn * _STAGE + _X_AT), u32(_FULL + 2 * turn), u32(_FREE + 2 * turn)
     if u32(thread - THREADS) < blocks:
@@ -334,7 +337,7 @@ def _bring_tokens(tile, number, x, source, beyond, there, rank, blocks, thread):
 
 @device
 def _copy_tokens(tile, at, x, rows_of, unit, units, thread):
-    """32 columns of 128 tokens into a tile. rows_of: the rows of this thread's copies."""
+    """Copy 32 columns of 128 tokens to a tile. rows_of: rows of x that this thread copies."""
     for i in range(_COPIES // 2):
         token, part = u32(thread + 256 * i) >> u32(2), thread & u32(3)
         copy_async(tile, u32(at + tile_place(token, part)), x, half_place(rows_of[i], unit, part, units))
@@ -342,7 +345,7 @@ def _copy_tokens(tile, at, x, rows_of, unit, units, thread):
 
 @device
 def _copy_matrix(tile, at, matrix, high, first, above, n, unit, units, thread):
-    """32 columns of rows first .. first + 255, of which n are there, `above` rows further down."""
+    """Copy 32 columns of rows first .. first + 255 of a matrix of n rows that begins at row `above`."""
     for i in range(_COPIES):
         place, part = u32(thread + 256 * i) >> u32(2), thread & u32(3)
         row = u32(first + place) if first + place < n else u32(n - 1)
@@ -352,7 +355,7 @@ def _copy_matrix(tile, at, matrix, high, first, above, n, unit, units, thread):
 
 @device
 def _put_row(tile, at, row, words):
-    """16 words of a row into a tile."""
+    """Write 16 words of a row to a tile."""
     for part in range(4):
         store4(tile, u32(at + tile_place(row, part)), words[4 * part], words[4 * part + 1], words[4 * part + 2],
                words[4 * part + 3])

@@ -1,12 +1,12 @@
-"""Views as the right-hand operand of a matrix, zero up to a whole number of units of 32 columns.
+"""Activations as operands of matrix products: converted, and padded with zeros to whole units of 32 columns.
 
 f32   x f32 [T, pitch]
-f16   x words of two float16, tiles [T / 64][K / 32] of 64 rows and 32 columns as tensor cores read them
-      (lang/warpgroup.py), so that a tile is 4 KB in a row; each row is divided by its own scale f32 [T], so that no
-      number is too large
-bf16  the same in bfloat16, and all scales are 1
-e4m3  the same of 8-bit floats, tiles [T / 64][K / 64] of 64 rows and 64 columns; each row is divided by its own scale,
-      so that its largest number is the largest that there is
+f16   x words of two float16, in tiles [T / 64][K / 32] of 64 rows and 32 columns. A tile is 4 contiguous KB in the
+      layout that tensor cores read (lang/warpgroup.py). Each row is divided by its scale f32 [T], which is 1 unless
+      values would overflow
+bf16  the same in bfloat16; all scales are 1
+e4m3  8-bit floats, in tiles [T / 64][K / 64] of 64 rows and 64 columns; each row is divided by its scale, so that its
+      largest value becomes 448, the largest E4M3 number
 nvfp4, mxfp4  4-bit floats with scales of blocks (operand_float4.py)
 int8  x 4-byte words [T][2][K / 32][4], columns 0 .. 15 of all units, then columns 16 .. 31; and for each unit 4 floats:
       scale = max |v| / 127, scale * sum of its int8, scale * sum of the first 16, 0. A value is scale * int8.
@@ -39,14 +39,15 @@ from numflow.cuda.weights.operand_float4 import FLOAT4_KINDS, bind_operand4, ope
 
 UNIT = 32
 THREADS = 128
-MOST_HELD = 32768   # columns of a row that the registers of a block hold
-ROW_THREADS = 1024  # of a block that has a row for itself: it waits for memory as often as it goes round
-_SMALLEST = 1e-35  # below, 448 / max would overflow: such a row or unit counts as zeros
+MOST_HELD = 32768   # columns of a row that fit the registers of a block
+ROW_THREADS = 1024  # threads of a block that has one row; fewer iterations mean fewer waits for memory
+_SMALLEST = 1e-35  # rows or units whose maximum is smaller become zeros: 448 / max would overflow
 
 
 @dataclass(frozen=True)
 class Operand:
-    """x of a kind, with `pitch` columns in a row, and what goes with its units. calls: what makes it, if anything."""
+    """An operand of a kind. pitch: columns of a row of x. aux: scales, or units' scales and sums. calls: that write it.
+    """
 
     kind: str
     x: Ref
@@ -56,12 +57,12 @@ class Operand:
 
 
 def padded(columns: int) -> int:
-    """Columns up to whole units."""
+    """The number of columns, rounded up to whole units."""
     return ceil(columns, UNIT) * UNIT
 
 
 def operand_bytes(rows: int, columns: int, kind: str) -> tuple[int, int]:
-    """Bytes of x and of what goes with it, for `rows` rows."""
+    """Bytes of x and of aux for `rows` rows."""
     pitch = padded(columns)
     if kind in ("f16", "bf16"):
         return ceil(rows, TILE) * TILE * pitch * 2, rows * 4
@@ -73,7 +74,7 @@ def operand_bytes(rows: int, columns: int, kind: str) -> tuple[int, int]:
 
 
 def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
-    """The call that makes the operand."""
+    """The call that writes the operand."""
     pitch, source = padded(view.width), (*ctx.view(view), ctx.batch.counts, ctx.rows(view), view.width)
     if kind == "int8":
         return per_row(None, _int8, ctx.rows(view), ceil(pitch, 4 * THREADS), x, aux, pitch // UNIT, *source)
@@ -90,14 +91,14 @@ def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
 
 @device
 def half_place(row, unit, part, units):
-    """The word of a 16-bit operand at which part 0 .. 3 of 8 columns of a row's unit begins. Other units lie TILE_WORDS
-    further each; part p of a unit is at the place of its part 0 with the bits of 4 p changed."""
+    """The word of a 16-bit operand at which part 0 .. 3 (8 columns) of a unit of a row begins. The next unit is
+    TILE_WORDS further; part p is at the word of part 0 XOR 4 p."""
     return u32((u32(row >> u32(6)) * units + unit) * TILE_WORDS + tile_place(row & u32(TILE - 1), part))
 
 
 @device
 def half_word(row, column, units):
-    """The word of a 16-bit operand with an even column and the next one."""
+    """The word of a 16-bit operand that has an even column and the next one."""
     return u32(half_place(row, u32(column >> u32(5)), u32(column >> u32(3) & u32(3)), units)
                + (column >> u32(1) & u32(3)))
 
@@ -111,7 +112,7 @@ def _f32(y: f32.ptr, pitch: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, row
 
 @kernel("operand_int8", THREADS)
 def _int8(y: u32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
-    """A thread for 4 columns."""
+    """One thread for 4 columns."""
     row, column = block_x(), u32(4 * (block_y() * 128 + thread_index()))
     if row >= counts[rows]:
         return
@@ -125,8 +126,8 @@ def _int8(y: u32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, count
 
 @device
 def put_int8(y, aux, units, row, column, a, b, c, d):
-    """4 columns of an int8 operand; 8 neighbouring lanes have a unit's, and all lanes of a warp must call it. Columns
-    beyond the units are left out."""
+    """Write 4 columns of an int8 operand. 8 adjacent lanes have one unit, and all lanes of a warp must call it. Columns
+    beyond the units are not written."""
     largest = fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d)))
     largest = fmax(largest, shuffle_xor(largest, 1))
     largest = fmax(largest, shuffle_xor(largest, 2))
@@ -149,9 +150,8 @@ def put_int8(y, aux, units, row, column, a, b, c, d):
 
 @functools.cache
 def putter(kind: str) -> DeviceFunction:
-    """put(to, aux, row, column, width, inverse, a, b, c, d): 4 columns of an int8, f16 or bf16 operand whose width
-    fills units. All lanes of a warp must call it, with columns side by side; inverse: what 16-bit numbers are times.
-    """
+    """put(to, aux, row, column, width, inverse, a, b, c, d): write 4 columns of an int8, f16 or bf16 operand of whole
+    units. All lanes of a warp must call it, with adjacent columns. inverse: factor of 16-bit values."""
     pack = pack_bfloats if kind == "bf16" else pack_halves
 
     @device
@@ -169,14 +169,13 @@ def putter(kind: str) -> DeviceFunction:
 
 @functools.cache
 def _held(kind: str, rounds: int) -> Kernel:
-    """A block for each row, 4 columns of a thread in each of the rounds, which stay in registers from the one load
-    on."""
+    """One block for each row. Each thread loads 4 columns in each of the rounds once, and keeps them in registers."""
     put, held = putter(kind), LocalArray(f32, 4 * rounds)
 
     @kernel(f"operand_{kind}_{rounds}", ROW_THREADS)
     def _operand(y: u32.ptr, scales: f32.ptr, words: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
                  width: u32):
-        # The row, to registers; its largest number.
+        # Load the row to registers; find its largest magnitude.
         row, first, values, largest = block_x(), u32(4 * thread_index()), held(), f32(0)
         there = row < stream1(counts, rows)
         after_previous()
@@ -207,17 +206,17 @@ def _held(kind: str, rounds: int) -> Kernel:
 
 @device
 def finite(value):
-    """The value as far as float16 goes, by which it may be off where it was rounded up."""
+    """The value, clamped to the range of float16, which rounding may have exceeded."""
     return fmin(fmax(value, f32(-65504)), f32(65504))
 
 
-LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled
+LARGEST_HALF = 16384.0  # largest magnitude in a float16 operand; rows with larger values are scaled
 
 
 @kernel("operand_e4m3", ROW_THREADS, target=FLOAT8)
 def _float8(y: u32.ptr, scales: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
             width: u32):
-    """A block for each row, a word of 4 columns of a thread at a time."""
+    """One block for each row; a thread writes a word of 4 columns at a time."""
     row, thread = block_x(), u32(thread_index())
     if row >= counts[rows]:
         return
@@ -242,7 +241,7 @@ def _float8(y: u32.ptr, scales: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, 
 
 @functools.cache
 def _halves(bfloat: bool) -> Kernel:
-    """A block for each row."""
+    """One block for each row."""
 
     @kernel("operand_bf16" if bfloat else "operand_f16", ROW_THREADS)
     def _operand(y: u32.ptr, scales: f32.ptr, words: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,

@@ -1,15 +1,15 @@
-"""The operands "nvfp4" and "mxfp4": rows as 4-bit floats (E2M1) with a scale for each block of columns.
+"""The operands "nvfp4" and "mxfp4": activations as 4-bit floats (E2M1) with a scale for each block of columns.
 
-nvfp4  a block has 16 columns, its scale is a float of 4 + 3 bits, and a row is divided by a scale of its own, so that
-       the largest scale of its blocks is the largest that there is: x = row * block * code. It is the published recipe,
-       with a scale for a token where that has one for all
-mxfp4  a block has 32 columns, its scale is the power of two by which its largest number becomes 4 .. 8; what is more
-       than 6 then becomes 6. Scales of rows are 1
+nvfp4  blocks of 16 columns with E4M3 scales. Each row is divided by its own scale, so that its largest block scale
+       becomes 448, the largest E4M3 number: x = row scale * block scale * code. This is the published recipe, but with
+       a scale for each token instead of one for all tokens
+mxfp4  blocks of 32 columns. The scale is the power of two that brings the largest magnitude of the block to 4 .. 8;
+       magnitudes above 6 then become 6. Scales of rows are 1
 
-Tiles [T / 64][K / 128] have 64 rows of 128 columns, 64 bytes each in the order of lang/warpgroup.py, and then two words
-of scales for each row, those of 64 columns each, as lang/float4.py has them: 4.5 KB in a row.
+Tiles [T / 64][K / 128] have 64 rows of 128 columns, which are 64 bytes in the layout of lang/warpgroup.py, followed by
+two scale words for each row, for 64 columns each (lang/float4.py). A tile is 4.5 contiguous KB.
 
-`rounded` says in NumPy what the kernels do.
+`rounded` is the reference for the kernels, in NumPy.
 """
 
 import functools
@@ -30,21 +30,21 @@ from numflow.cuda.weights.decode import e4m3
 
 FLOAT4_KINDS = ("nvfp4", "mxfp4")
 COLUMNS = 128                       # of a tile
-WORDS = TILE_WORDS + 2 * TILE       # of a tile and its scales
-_THREADS, _GROUP = 256, 16          # of a block, which has a row for itself; columns of a thread
+WORDS = TILE_WORDS + 2 * TILE       # words of a tile and its scales
+_THREADS, _GROUP = 256, 16          # threads of a block, which has one row; columns of a thread
 _LARGEST = LARGEST_E2M1 * LARGEST_E4M3
-_SMALLEST = 1e-33                   # below, _LARGEST / max would overflow: such a row counts as zeros
-_INFINITE = 0x7F800000              # bits of a float that are all set where it is infinite or no number
+_SMALLEST = 1e-33                   # rows whose maximum is smaller become zeros: _LARGEST / max would overflow
+_INFINITE = 0x7F800000              # exponent bits of a float, which are all set for infinities and NaN
 _numbers = LocalArray(f32, _GROUP)
 
 
 def operand4_bytes(rows: int, columns: int) -> tuple[int, int]:
-    """As operand.operand_bytes."""
+    """operand.operand_bytes for these operands."""
     return ceil(rows, TILE) * ceil(columns, COLUMNS) * WORDS * 4, rows * 4
 
 
 def rounded(x: np.ndarray, kind: str) -> np.ndarray:
-    """x [T, K], whole blocks, as the kernels round it: code * scale of the block * scale of the row."""
+    """x [T, K], of whole blocks, rounded as by the kernels: code * scale of the block * scale of the row."""
     block = 16 if kind == "nvfp4" else 32
     x = np.asarray(x, np.float32)
     blocks = x.reshape(len(x), -1, block)
@@ -59,33 +59,33 @@ def rounded(x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def bind_operand4(ctx, view, kind: str, x, aux) -> Call:
-    """As operand.bind_operand."""
+    """operand.bind_operand for these operands."""
     source = *ctx.view(view), ctx.batch.counts, ctx.rows(view), view.width
     return per_row(None, operand_float4(kind), ctx.rows(view), 1, x, aux, ceil(view.width, COLUMNS), *source)
 
 
 @device
 def tile4(row, tile, tiles):
-    """The word at which the tile of 128 columns of a row begins."""
+    """The word at which a tile of a row begins."""
     return u32((u32(row >> u32(6)) * tiles + tile) * WORDS)
 
 
 @device
 def finite_size(value):
-    """The magnitude, infinite of what is no number."""
+    """The magnitude of a value; infinity for NaN."""
     return float_of(u32(_INFINITE)) if bits_of(value) & _INFINITE == _INFINITE else fabs(value)
 
 
 @functools.cache
 def operand_float4(kind: str) -> Kernel:
-    """A block for each row, 16 columns of a thread at a time. Rows with a number that is not finite have an infinite
-    scale, and so no finite result."""
+    """One block for each row; a thread converts 16 columns at a time. Rows with a value that is not finite get an
+    infinite scale, so that their results are not finite."""
     powers = kind == "mxfp4"
 
     @kernel(f"operand_{kind}", _THREADS, target=FLOAT4, majors=FLOAT4_MAJORS)
     def _rows(y: u32.ptr, scales: f32.ptr, tiles: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
               width: u32):
-        # The row's largest number.
+        # The largest magnitude of the row.
         row, thread, lane = u32(block_x()), u32(thread_index()), u32(lane_index())
         if row >= counts[rows]:
             return
@@ -102,7 +102,7 @@ def operand_float4(kind: str) -> Kernel:
             inverse = f32(_LARGEST) / largest if largest > f32(_SMALLEST) else f32(0)
         if thread == 0:
             scales[row] = scale
-        # Blocks: their scales and codes; a warp takes 32 groups of 16 columns at a time.
+        # Scales and codes of the blocks. A warp converts 32 groups of 16 columns at a time.
         first = u32(thread - lane)
         while first < 8 * tiles:
             group, values, size = u32(first + lane), _numbers(), f32(0)
@@ -110,7 +110,7 @@ def operand_float4(kind: str) -> Kernel:
                 at = u32(_GROUP * group + i)
                 values[i] = source[at] * inverse if at < width else f32(0)
                 size = fmax(size, fabs(values[i]))
-            if powers:                       # of 2^e .. 2^(e + 1): the scale is 2^(e - 2)
+            if powers:                       # for a size in 2^e .. 2^(e + 1), the scale is 2^(e - 2)
                 size = fmax(size, shuffle_xor(size, 1))
                 exponent = u32(bits_of(size) >> u32(23) & u32(255))
                 code = u32(exponent - 2) if exponent > 2 else u32(0)
@@ -121,7 +121,7 @@ def operand_float4(kind: str) -> Kernel:
                 factor = f32(1) / held if held > f32(0) else f32(0)
             for i in range(_GROUP):
                 values[i] = values[i] * factor
-            # A word of scales has those of four lanes, or of the first and the third of these.
+            # A scale word has the scales of four lanes, or (mxfp4) of the first and the third of them.
             if powers:
                 word = u32(code | u32(shuffle_xor(i32(code), 2)) << u32(8))
             else:

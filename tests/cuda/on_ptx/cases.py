@@ -184,7 +184,7 @@ def _float8(kind: str, device) -> None:
 
 
 def _float4(kind: str, device) -> None:
-    """A product of tokens that are 4-bit floats, over rows and columns in parts; and of experts."""
+    """A product with activations in 4-bit floats, with partial tiles of rows and columns; and one of experts."""
     case = of_float4(linear_case(kind, 280, 1088, 130, bias=True), 1088, FLOAT4[kind])
     _compare(case, 3e-5, {"activations": "nvfp4"}, device)
     experts = replace(experts_case(kind, 280, 256, 2, 1), schedule=GROUPS[-1:])

@@ -26,7 +26,7 @@ from tests.cuda.ptx.parse import parse
 
 LANES = 4096     # lanes of a launch that run
 HOPPERS = ("H200", "H100")
-CODES = {"RTX 4090": "fp8", "RTX 5090": "nvfp4"}  # cards that multiply codes (code_gemm.py), and the most of these
+CODES = {"RTX 4090": "fp8", "RTX 5090": "nvfp4"}  # activations with the fewest bits that a GPU has (code_gemm.py)
 
 
 class Options(NamedTuple):

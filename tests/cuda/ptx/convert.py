@@ -69,9 +69,9 @@ def e4m3_bits(number) -> np.ndarray:
 
 
 def e2m1_bits(number) -> np.ndarray:
-    """Bits of floats of 2 + 1 bits, to nearest even, in 8; what is larger than 6, or no number, becomes that."""
+    """The E2M1 codes of floats, ties to even, one in each byte. Values above 6, and NaN, become 6."""
     size = np.minimum(np.nan_to_num(np.abs(number.astype(np.float64)), nan=6), 6)
-    step = np.where(size < 2, 0.5, np.where(size < 4, 1, 2))     # from one number to the next
+    step = np.where(size < 2, 0.5, np.where(size < 4, 1, 2))     # distance to the next E2M1 number
     bits = np.rint(size / step) + np.where(size < 2, 0, np.where(size < 4, 2, 4))
     return (bits.astype(np.uint8) | (np.signbit(number) & ~np.isnan(number)) * np.uint8(8)).astype(np.uint8)
 

@@ -37,8 +37,8 @@ class Card:
     issue: instructions a cycle. l1: bytes a cycle of L1. registers, shared, threads, blocks: of a multiprocessor.
     pairs: float16 multiplications of the tensor cores in a cycle, with float32 accumulation. sync: the part of it that
     mma.sync reaches (0.62 on Hopper, by published measurements). fours: multiplications of 4-bit floats that take as
-    long as one of float16. l2: bytes a second of L2; for Hopper, those that
-    published kernels without clusters move: 610 TFLOP/s with tiles of 128 x 256, 480 with 128 x 128.
+    long as one of float16. l2: bytes a second of L2; for Hopper, those that published kernels without clusters move:
+    610 TFLOP/s with tiles of 128 x 256, 480 with 128 x 128.
     """
 
     name: str

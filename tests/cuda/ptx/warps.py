@@ -153,8 +153,11 @@ def _multiply(step):
 
 
 def _multiply_scaled(step):
-    """D = (A * scales) (B * scales) + C of m16n8k64 of 4-bit floats: lanes of a quad that a selector names have the
-    scales of their row of A, two of them those of rows l // 4 and 8 below, one those of column l // 4 of B."""
+    """mma with block scales: D = (A * scales) (B * scales) + C of shape m16n8k64, for 4-bit floats.
+
+    In each quad of lanes, a selector names the two lanes that supply the scales of rows l // 4 and l // 4 + 8 of A, and
+    another one the lane that supplies those of column l // 4 of B.
+    """
     how = {"kind_mxf4nvf4": ("scale_vec_4X", "ue4m3", 4), "kind_mxf4": ("scale_vec_2X", "ue8m0", 2)}
     vector, kind, count = next((how[part] for part in step.parts if part in how), ("", "", 0))
     if {vector, kind, "m16n8k64"} - set(step.parts) or step.parts[-5:-1] != ("f32", "e2m1", "e2m1", "f32"):
@@ -177,7 +180,7 @@ def _multiply_scaled(step):
         byte_a, pair, byte_b, lane = (set(np.broadcast_to(choice(machine), machine.n)[lanes].tolist())
                                       for choice in choices)
         if byte_a | byte_b != {0} or len(pair) > 1 or len(lane) > 1 or max(pair) > 1 or max(lane) > 3:
-            raise Fault(f"selectors of scales that are not known here: {step.text}")
+            raise Fault(f"scale selectors that are not implemented: {step.text}")
         warps, (pair,), (lane,) = machine.n // WARP, pair, lane
         left, right = np.empty((warps, 16, 64), F32), np.empty((warps, 8, 64), F32)
         row, column = LANES // 4, LANES % 4
