@@ -9,7 +9,7 @@ import numpy as np
 from numflow.cuda.bind import bind
 from numflow.cuda.context import Context, Weights
 from numflow.cuda.device.call import N_LOGIT_ROWS, Call, Sizes
-from numflow.cuda.device.device import Device, Launch
+from numflow.cuda.device.device import Device, Launch, Order
 from numflow.cuda.device.gpu import chosen_device, open_device
 from numflow.cuda.estimate import KV_TYPES
 from numflow.cuda.exchange.exchange import HostCall, World
@@ -30,6 +30,10 @@ from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.batch import ends
 from numflow.network.windows import cache_windows
 from numflow.ops import Batch, Network, Step, View
+
+# An event between two steps: the first kernel of a step does not start early. The last kernel of a step may write the
+# batch tables of the next one, which kernels read before after_previous().
+BOUNDARY = Order("step", beside=False, waits=False)
 
 
 class Program(OneDevice):
@@ -242,6 +246,8 @@ class Program(OneDevice):
         graphs = self.device.graphs and is_decode(sizes)
         if self._kv_buffers.count:  # a graph must contain all work of both streams
             graphs = graphs and sum(not by_host for by_host, _ in parts) == 1
+        if not graphs:
+            self.device.launch(BOUNDARY)
         for number, (by_host, calls) in enumerate(parts):
             if graphs and not by_host:
                 self._graphs.run((*run_key, number), calls, rounded(sizes, self._routes))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import numflow
+from numflow.cuda import graphs
 from numflow.cuda.compiler import compat
 from numflow.cuda.device.call import Sizes
 from numflow.cuda.device.device import Launch, Simulated
@@ -118,6 +119,25 @@ def test_a_kernel_begins_early_only_behind_another_one(variable, overlaps, monke
     # The fake driver's launch is made of the other one.
     assert set(before) <= {"cuLaunchKernel"} and bool(before) == overlaps
     assert "cuLaunchKernel" in told.calls
+
+
+@pytest.mark.parametrize("most_rows", [1, 256], ids=["launches", "graphs"])
+def test_no_kernel_of_a_step_begins_before_the_last_step_ends(most_rows, monkeypatch):
+    """The last kernel of a step writes the positions of the next step, which kernels read before they wait."""
+    monkeypatch.setattr(graphs, "MOST_ROWS", most_rows)
+    told, case = Told(), BY_NAME["attention"]
+    program = Program(case.network, case.weights, gpu=Gpu(told, 0, fake_binary))
+    program.reserve(2)
+    batch = Batch(np.array([7, 9]), np.array([0, 0]), np.array([0, 1, 2]), np.array([[0], [1]]), np.array([0, 1]),
+                  limits=np.array([8, 8]))
+    begins = []
+    walk = program._walk
+    monkeypatch.setattr(program, "_walk", lambda *args: (begins.append(len(told.calls)), walk(*args))[1])
+    program.decode(batch, 3)
+    firsts = [next((call for call in told.calls[begin:] if call.startswith("cuLaunch")), "replay") for begin in begins]
+    assert len(begins) == 3 and "cuLaunchKernelEx" in told.calls
+    assert firsts == (["cuLaunchKernel"] * 3 if most_rows == 1 else ["cuLaunchKernel", "cuLaunchKernel", "replay"])
+    program.close()
 
 
 def test_errors_of_the_driver():
