@@ -1,5 +1,4 @@
-"""The page that shows numflow's kernels beside numba.cuda's (docs/numba-cuda.md): both forms run, and its tables are
-true."""
+"""docs/numba-cuda.md: both versions of its kernel run and give the same bits, and its tables agree with the code."""
 
 import math
 import os
@@ -77,7 +76,7 @@ def test_what_an_intrinsic_is_made_of(name):
     how = ALL[name].how
     where = str(how) if how[0] == "asm" or how[0].startswith("math.") else f"{how[0]} {LOWERING}"
     for text in code(made):
-        if "vector's" not in made and "atomic" not in made:  # those are LLVM's own, without a name in the code
+        if "vector" not in made and "atomic" not in made:  # LLVM operations, whose PTX names are not in the code
             assert text in where, f"{name} is not made of {text}"
 
 
@@ -99,14 +98,14 @@ def test_names_of_numba_cuda_exist(name):
 
 
 def test_types_have_the_names_of_numba():
-    rows = {row[0]: row for row in table("What kernels are made of")}
+    rows = {row[0]: row for row in table("Declarations, launches and types")}
     ours, theirs = next((code(row[0]), code(row[1])) for row in rows.values() if "`u64`" in row[0])
     assert [getattr(scalar, name).numba for name in ours] == theirs
     assert {name for name, value in vars(scalar).items() if isinstance(value, scalar.Scalar)} == set(ours)
 
 
 def test_kernels_are_compiled_by_numba_cuda():
-    """As the page says: kernels by cuda.compile, device functions by cuda.jit."""
+    """Kernels are compiled by cuda.compile, device functions by cuda.jit, as the page states."""
     source = (REPO / "numflow/cuda/compiler/compile.py").read_text(encoding="utf-8")
     assert "cuda.compile(rewired(kernel.body" in source and "cuda.jit(device=True" in source
     assert compiling.PTX_FOR == (8, 0)
