@@ -1,14 +1,18 @@
-"""docs/models.md from the shipped specifications: model families, and the names by which they are detected."""
+"""Generate docs/models.md from the shipped specifications: model families, and the names that detect them."""
 
 from numflow.spec.reader import Spec, list_specs
 
-_INTRO = """# Models
+_INTRO = """# Supported models
 
-Each family in this list runs from a specification file in [specs/](../specs/). A checkpoint is detected by a name in
-its `config.json` (`architectures`) or in its GGUF metadata (`general.architecture`). A family without such names is
-chosen with `--spec NAME`. A classifier or reranker, `NAMEForSequenceClassification`, is read as `NAMEForCausalLM`. For
-a model that is not listed, a new specification file may be enough: [new-model.md](new-model.md).
-File formats are in the [README](../README.md#what-runs).
+numflow runs the model families in the tables below. A specification file in [specs/](../specs/) describes each family.
+
+numflow detects the family of a checkpoint by the names in the last two columns: the class (`architectures`) or, for
+some families, the `model_type` in config.json, and `general.architecture` in a GGUF file. A family without such names
+is chosen with `--spec NAME`. A classifier or reranker of the class `XForSequenceClassification` is detected like
+`XForCausalLM`.
+
+To run a model that is not in the tables, a new specification file may be enough: [new-model.md](new-model.md). The
+[README](../README.md#what-runs) lists the file formats.
 (This page is written by `python -m numflow.spec.families > docs/models.md`.)
 """
 _KINDS = {"decoder": "Decoders: text generation", "encoder": "Encoders: embeddings, fill-mask, scores",
@@ -25,7 +29,7 @@ def markdown() -> str:
         lines += [_row(spec) for spec in sorted(specs, key=lambda spec: spec.title.casefold())]
         lines.append("")
     noted = {spec.title: spec.section("model")["notes"] for spec in list_specs()
-             if spec.section("detect") and "notes" in spec.section("model")}
+             if spec.section("detect") and spec.section("model").get("notes")}
     lines += ["## Notes", "", *(f"- {title}: {note}" for title, note in sorted(noted.items()))]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -56,7 +56,7 @@ def test_the_part_says_which_specification_is_extended():
     found = network.choose_spec(checkpoint(part("mixtral", num_local_experts=4)))
     assert found.name == "multimodal on mixtral"
     assert [path.stem for path in found.chain[:3]] == ["multimodal", "mixtral", "llama"]
-    assert found.title == "Mixtral (language part of models that also see or hear)"
+    assert found.title == "Mixtral (language part of a multimodal model)"
     unknown = {"architectures": ["FooForConditionalGeneration"],
                "llm_config": {"architectures": ["Qwen2ForCausalLM"]}}
     assert network.choose_spec(checkpoint(unknown), "multimodal").name == "multimodal on qwen2"
