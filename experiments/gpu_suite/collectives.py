@@ -18,7 +18,7 @@ def collectives(setting: Setting) -> None:
     cards = min(device.cards, MOST)
     device.close()
     if cards < 2:
-        setting.add(cards=cards, what="nothing to compare: a group needs two cards, and the driver knows "
+        setting.add(cards=cards, what="nothing to compare: a group needs two cards, and the driver reports "
                                       f"{'one' if cards else 'none'}")
         return
     try:

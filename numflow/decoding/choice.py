@@ -84,7 +84,7 @@ def draws(choices: Sequence[Choice], steps: int, most: int) -> np.ndarray:
     for row, choice in zip(found, choices):
         if choice.temperature:
             if len(choice.later) < steps - 1:
-                raise RequestError(f"{steps} steps in one go take as many random numbers, a choice has "
+                raise RequestError(f"{steps} steps at once need as many random numbers, a choice has "
                                    f"{1 + len(choice.later)}")
             row[:steps] = [fraction(uniform) for uniform in (choice.uniform, *choice.later[:steps - 1])]
     return found

@@ -82,8 +82,8 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     texts, headers = (defaults.get("template", ""), defaults.get("system_prompt", "")), None
     block = find_block(how.draft, chosen, checkpoint, how.offline, how.progress)
     if block is not None and several:
-        raise RequestError(f"{option('draft', how.draft)} drafts by what the model knows, on one device: leave out "
-                           f"{option('devices')}")
+        raise RequestError(f"{option('draft', how.draft)} drafts from the model's hidden states, on one device: "
+                           f"leave out {option('devices')}")
 
     def build():
         return _limited(network.build(chosen, checkpoint, not several, block and block.taps), how.context)

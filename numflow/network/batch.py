@@ -127,17 +127,17 @@ class LastBatch:
         return self._arrays
 
     def check_ahead(self, batch: Batch, steps: int, most: int, limits: BatchBounds, block_size: int) -> None:
-        """Refuse several decoding steps in one go that the last checked batch cannot run.
+        """Refuse to run several decoding steps at once that the last checked batch cannot run.
 
         Raises:
             RequestError: more than `most` steps, a batch that is not one token per sequence, or a step that would begin
             a KV block or exceed the positions.
         """
         if not 1 <= steps <= most:
-            raise RequestError(f"steps in one go should be 1 to {most}, are {steps}")
+            raise RequestError(f"steps at once should be 1 to {most}, are {steps}")
         if batch is not self._batch or len(batch.logit_rows) != len(batch.tokens):
-            raise RequestError("several steps are run of one token of each sequence, whose rows are wanted, where the "
-                               "batch has limits, neither rows of its own nor encoder memory")
+            raise RequestError("several steps at once need a batch with limits, of one token for each sequence, all of "
+                               "them output rows, without given hidden states or encoder memory")
         if max(position % block_size for position in batch.positions.tolist()) + steps > block_size:
             raise RequestError(f"{steps} steps of a batch should end within the KV blocks of its first")
         _check_range("position", batch.positions + np.int32(steps - 1), limits.positions or 1 << 31)

@@ -20,8 +20,8 @@ drafts a file for a model, and `numflow spec check FILE [CHECKPOINT]` checks a f
 | `extends = "NAME"` | another spec (a path, or the name of a shipped one). Its tables are inherited; keys of this \
 file replace or add to them |
 | `extends_part = ["NAME"]` | for a model that contains a language model (and others): names of objects in \
-config.json. The first that exists is used: the spec that detects its `model_type` is extended, and only this object is \
-read. Tensor names begin with the `prefix` of this spec, followed by the `prefix` of the extended spec |
+config.json. The first that exists is used: the spec that detects its `model_type` is extended, and only this \
+object is read. Tensor names begin with the `prefix` of this spec, followed by the `prefix` of the extended spec |
 | `[model]` | `title`, `type` (`decoder`, `encoder`, `encoder-decoder`, or `draft`: drafts tokens for another model), \
 `source`, `license`, `notes` |
 | `[detect]` | the checkpoints that this spec describes: `architectures` and `model_type` of config.json, `gguf` \

@@ -28,7 +28,7 @@ def of_sentencepiece(vocabulary: spm.SentencePieceVocabulary, where: str) -> dic
     """
     if vocabulary.remap is not None:
         raise TokenizerError(f"{where}: a vocab.json gives the tokens of the SentencePiece model other ids, which "
-                             "GGUF files have no word for")
+                             "GGUF files cannot express")
     pieces, trainer, normalizer = _read_proto(vocabulary.proto)
     unigram = trainer.get(3, spm.UNIGRAM) == spm.UNIGRAM
     texts = [vocabulary.text(id) for id in range(vocabulary.size)]

@@ -20,7 +20,7 @@ from numflow.tokenizer.wrapping import TEXT
 
 _ROLE_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
               "cls": "cls"}  # "seperator" is the spelling of the format
-_INSTEAD = "a target that ends in .safetensors takes the tokenizer as it is"
+_INSTEAD = "a target that ends in .safetensors stores the tokenizer unchanged"
 
 
 def metadata_of(tokenizer: Tokenizer, rows: int, where: str, pre: str = "", also: Sequence[Tokenizer] = ()
@@ -74,7 +74,7 @@ def _tables(tokenizer: Tokenizer, where: str, pre: str) -> Iterator[dict[str, An
         case "WordPiece":
             yield _wordpiece(model, state, base, where)
         case kind:
-            raise TokenizerError(f"{where}: GGUF has no word for a {kind} vocabulary")
+            raise TokenizerError(f"{where}: GGUF files cannot have a {kind} vocabulary")
 
 
 def _types(vocabulary: Any, texts: list[str | None]) -> list[int]:
@@ -98,7 +98,7 @@ def _rules(vocabulary: LibraryVocabulary, model: Mapping[str, Any], where: str, 
                for text in probes()):
             found.append(rule["names"][0])
     if not found:
-        raise TokenizerError(f"{where}: no rule of GGUF files cuts text as this tokenizer does (tokenizer.ggml.pre)")
+        raise TokenizerError(f"{where}: no pre-tokenizer of GGUF files splits text like this one (tokenizer.ggml.pre)")
     return found
 
 

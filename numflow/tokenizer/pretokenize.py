@@ -20,7 +20,7 @@ def rule_of(name: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(name, str) or name not in rules:
         near = did_you_mean(name, rules)
         known = "" if near.startswith("; known") else f"; known: {', '.join(sorted(rules))}"
-        raise TokenizerError(f"{where}: tokenizer.ggml.pre {quoted(name)} is not a known way to cut text; "
+        raise TokenizerError(f"{where}: tokenizer.ggml.pre {quoted(name)} is not a known pre-tokenizer; "
                              f"set `pre` in the spec's [tokenizer] section{near}{known}")
     return rules[name]
 

@@ -88,7 +88,7 @@ def test_a_size_to_meet_with_a_recipe(run, source, text, tmp_path):
     assert 4.2 < report["bits_per_weight"] <= 4.5 and report["recipe"]["weights"] == "q3h"
     recipe.write_text('[tensors]\n"*" = "q6"\n')
     done = run("quantize", source, file, "--force", "--recipe", recipe, *size)
-    assert done.code == 1 and "4.5 bits per weight are too few: q6 alone takes 6.6" in done.err
+    assert done.code == 1 and "4.5 bits per weight are too few: the smallest choice (q6) takes 6.6" in done.err
 
 
 @pytest.mark.parametrize("options, message", [

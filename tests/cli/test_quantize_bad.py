@@ -63,7 +63,7 @@ def test_damaged_files_are_noticed(run, source, tmp_path, change):
 def test_sizes_out_of_reach(run, source, text, tmp_path, bits):
     done = run("quantize", source, tmp_path / "x", "--target-bpw", bits, "--imatrix", text, "--context", 64,
                "--chunks", 2)
-    assert done.code == 1 and f"{float(bits):g} bits per weight are too few: q2 alone takes 2.6200" in done.err
+    assert done.code == 1 and f"{float(bits):g} bits per weight are too few: the smallest choice (q2) takes 2.6200" in done.err
 
 
 def test_nothing_is_measured_for_what_cannot_be(run, source, text, tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_a_base_that_reads_other_tokens(run, source, text, tmp_path):
     (other / "tokenizer.json").write_text(json.dumps(table))
     done = run("perplexity", "-m", source, "--text", text, "--kl-against", other, "--context", 64, "--chunks", 1,
                "--device", "reference")
-    assert done.code == 1 and "one vocabulary: the model cuts the text into other tokens than the base" in done.err
+    assert done.code == 1 and "one vocabulary: the model tokenizes the text differently from the base" in done.err
 
 
 def test_what_killed_runs_left_goes(run, source, tmp_path):

@@ -50,5 +50,5 @@ def test_translate(run, tmp_path):
     beams = json.loads(run(*common, "--from", "en", "--to", "fr", "w0", "-n", "3", "--num-beams", "2", "--json").out)
     assert len(beams[0]["ids"]) <= 3
     done = run(*common, "--from", "en", "--to", "xx", "w0")
-    assert (done.code, done.err) == (1, "error: the model knows no language 'xx'; known: en, fr\n")
+    assert (done.code, done.err) == (1, "error: the model has no language 'xx'; known: en, fr\n")
     assert "give source and target: the model knows en, fr" in run(*common, "w0").err

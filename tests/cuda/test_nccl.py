@@ -269,4 +269,4 @@ def test_the_suite_measures_both_ways(machine, model, monkeypatch, tmp_path):
     driver.devices = 1
     setting.rows.clear()
     collectives.collectives(setting)
-    assert len(setting.rows) == 1 and setting.rows[0]["what"].endswith("two cards, and the driver knows one")
+    assert len(setting.rows) == 1 and setting.rows[0]["what"].endswith("two cards, and the driver reports one")

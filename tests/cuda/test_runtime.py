@@ -145,7 +145,7 @@ def test_errors_of_the_driver():
     device._cu.cuMemAlloc = lambda nbytes: (Code(2), None)
     with pytest.raises(DeviceError, match="fake GPU has no memory left for 134217728 bytes"):
         device.alloc(128 << 20)
-    with pytest.raises(DeviceError, match="there is no GPU 3: the driver knows 1"):
+    with pytest.raises(DeviceError, match="there is no GPU 3: the driver reports 1"):
         Gpu(FakeDriver(), 3, fake_binary)
 
 

@@ -54,7 +54,7 @@ def test_random_numbers_of_several_steps():
     choices = [Choice(0.8, 0.25, (), (0.5, 0.75)), Choice()]
     assert draws(choices, 3, 4).tolist() == [[1 << 30, 1 << 31, 3 << 30, 0], [0, 0, 0, 0]]
     assert draws(choices, 1, 4).tolist() == [[1 << 30, 0, 0, 0], [0, 0, 0, 0]]
-    with pytest.raises(RequestError, match="4 steps in one go take as many random numbers, a choice has 3"):
+    with pytest.raises(RequestError, match="4 steps at once need as many random numbers, a choice has 3"):
         draws(choices, 4, 8)
     with pytest.raises(RequestError, match="3 rows cannot be picked from by 2 choices"):
         encode(choices, 3)

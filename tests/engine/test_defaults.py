@@ -36,7 +36,7 @@ def test_the_generation_configuration_comes_first(tmp_path):
 @pytest.mark.parametrize(("content", "message"), [
     ({"num_beams": 0}, "num_beams should be a whole number from 1, is 0"),
     ({"num_beams": True}, "num_beams should be"), ({"length_penalty": "1"}, "length_penalty should be a number"),
-    ({"early_stopping": "yes"}, 'early_stopping should be a switch or "never"'),
+    ({"early_stopping": "yes"}, 'early_stopping should be true, false or "never"'),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size should be"),
     ({"bad_words_ids": [3]}, "bad_words_ids should be a list of")])
 def test_values_that_make_no_sense(tmp_path, content, message):

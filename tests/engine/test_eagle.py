@@ -175,8 +175,8 @@ def test_drafts_that_do_not_fit_are_told(tmp_path, model_folder):
         load(tmp_path)
     with pytest.raises(RequestError, match="on one device: leave out devices"):
         load(model_folder, draft=tmp_path, devices="0;1")
-    for words, wrong in (([90] * DRAFT_WORDS, "word 90 is no id of the model"),
-                         ([-at for at in range(DRAFT_WORDS)], "two words of the draft are one of the model"),
+    for words, wrong in (([90] * DRAFT_WORDS, "token id 90 is not in the model's range"),
+                         ([-at for at in range(DRAFT_WORDS)], "two tokens of the draft are the same token"),
                          ([0] * 9, r"is I64 \[9\], expected I64 \[40\]")):
         draft(tmp_path, d2t=np.array(words, np.int64))
         with pytest.raises(SpecError, match=wrong):

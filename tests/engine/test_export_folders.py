@@ -132,7 +132,7 @@ def test_an_encoder(tmp_path):
                 found.append(model.embed("the fox"))
         np.testing.assert_allclose(*found, atol=1e-5)
     (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "max"}))
-    with pytest.raises(RequestError, match="embeddings are made by max, for which GGUF files have no word"):
+    with pytest.raises(RequestError, match="embeddings are made by max, which a GGUF file cannot express"):
         export(source, tmp_path / "x.gguf", replace=True)
     (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
     (source / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))

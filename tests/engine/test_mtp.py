@@ -212,5 +212,5 @@ def test_what_has_no_block_is_told(tmp_path):
     write_case("llama_biased", tmp_path)
     with pytest.raises(SpecError, match=r"spec 'llama' names no block that predicts further tokens \(mtp_proj\)"):
         load(tmp_path, draft="mtp")
-    with pytest.raises(RequestError, match="drafts by what the model knows, on one device: leave out devices"):
+    with pytest.raises(RequestError, match="drafts from the model's hidden states, on one device: leave out devices"):
         load(tmp_path, draft="mtp", devices="0;1")

@@ -69,5 +69,5 @@ def test_only_decoders_say_what_follows():
     encoder, decoder = fake_model(type="encoder"), fake_model()
     for measure in (lambda: perplexity(encoder, "some text", 8), lambda: divergence(encoder, decoder, "some text", 8),
                     lambda: divergence(decoder, encoder, "some text", 8)):
-        with pytest.raises(RequestError, match="fake is no decoder: perplexity is of models that say what follows"):
+        with pytest.raises(RequestError, match="fake is no decoder: perplexity needs a model that predicts"):
             measure()

@@ -175,7 +175,7 @@ def test_repetitions_stop_at_breakers():
     ({"speculate": "magic"}, "speculate should be one of ngram, draft, off"),
     ({"speculate": "draft"}, "needs a draft model"),
     ({"draft_tokens": 0, "speculate": "ngram"}, "draft_tokens should be a whole number 1 .. 16"),
-    ({"regex": "a", "grammar": "start: a"}, "regex contradicts grammar"), ({"echo": 1}, "echo should be a switch"),
+    ({"regex": "a", "grammar": "start: a"}, "regex contradicts grammar"), ({"echo": 1}, "echo should be true or false"),
     ({"echo": True, "chat": True}, "echo is for prompts"),
     ({"stop_token_ids": [999]}, "stop_token_ids has token id 999"),
     ({"banned_tokens": [[1, 999]]}, "banned_tokens has token id 999"),

@@ -80,7 +80,7 @@ def test_allocation():
     names = list(ERRORS)
     assert names.index(costly) > names.index(cheap)
     for bits in (1.9, float("nan")):
-        with pytest.raises(RequestError, match=f"{bits:g} bits per weight are too few: q2 alone takes 2.0000"):
+        with pytest.raises(RequestError, match=f"{bits:g} bits per weight are too few: .*q2. takes 2.0000"):
             allocate(found, [1.0, 1.0, 1.0], bits)
 
 
@@ -107,7 +107,7 @@ def test_errors_are_those_of_the_matrices(source, calibration, tmp_path):
 @pytest.mark.slow  # of the same as the test of `allocate`
 def test_a_model_that_is_small_already_stays(source, calibration, tmp_path):
     quantize(formats.open_checkpoint(source), tmp_path / "small", read_recipe("q3"))
-    with pytest.raises(RequestError, match="takes no more than 5 bits per weight as it is"):
+    with pytest.raises(RequestError, match="already has no more than 5 bits per weight"):
         automatic_recipe(tmp_path / "small", 5, calibration)
     recipe = automatic_recipe(tmp_path / "small", 3.2, calibration)
     assert {scheme for _, scheme in recipe.rules} == {"q2", KEEP}
@@ -123,10 +123,10 @@ def test_what_has_to_stay_counts(tmp_path):
     recipe = automatic_recipe(tmp_path / "x", 3.6, found)
     made = quantize(formats.open_checkpoint(tmp_path / "x"), tmp_path / "y", recipe)
     assert 3 < made["bits_per_weight"] <= 3.6 and {"q4_b16"} < {row["type"] for row in made["tensors"]}
-    with pytest.raises(RequestError, match="too few: q2 and what stays as it is alone takes 2.8"):
+    with pytest.raises(RequestError, match=r"too few: .*\(q2 and the unquantised matrices\) takes 2.8"):
         automatic_recipe(tmp_path / "x", 2.7, found)
 
 
 def test_a_calibration_without_a_sample(source, calibration):
-    with pytest.raises(RequestError, match="holds no sample of its text"):
+    with pytest.raises(RequestError, match="has no sample of its text"):
         automatic_recipe(source, 4, replace(calibration, facts={}))

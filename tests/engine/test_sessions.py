@@ -117,10 +117,10 @@ def rewritten(path, target, **changes):
     ({"model": {"name": "other"}}, "another model: its model is other, here it is llama"),
     ({"model": {"bytes": {"0": 9}}}, "types of keys and values"), ({"model": {"probe": 1}}, "computes other numbers"),
     ({"parents": np.full(8, 7, np.int32)}, "damaged"), ({"parents": np.full(8, -2, np.int32)}, "damaged"),
-    ({"ids": np.full((8, 16), 50, np.int32)}, "none of this model"), ({"roots": [[0, {}]]}, "damaged"),
-    ({"ids": np.zeros((8, 15), np.int32)}, "none of this model"), ({"roots": [0, 0]}, "not saved by requests"),
+    ({"ids": np.full((8, 16), 50, np.int32)}, "do not fit this model"), ({"roots": [[0, {}]]}, "damaged"),
+    ({"ids": np.zeros((8, 15), np.int32)}, "do not fit this model"), ({"roots": [0, 0]}, "not saved by requests"),
     ({"rows": [np.array([0, 0, 1, 2, 3, 4, 5, 6], np.int32)]}, "damaged"),
-    ({"text": np.zeros(4000, np.int32)}, "none of this model")])
+    ({"text": np.zeros(4000, np.int32)}, "do not fit this model")])
 def test_what_a_file_says_is_held_against_the_model(saved, tmp_path, changes, complaint):
     path, engine = saved
     with pytest.raises(RequestError, match=complaint):

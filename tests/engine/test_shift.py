@@ -52,6 +52,6 @@ def test_a_text_goes_on_beyond_the_context(model):
 
 
 def test_what_cannot_go_on_is_refused(model):
-    for settings, why in (({"num_beams": 2}, "token by token"), ({"context_shift": 1}, "should be a switch")):
+    for settings, why in (({"num_beams": 2}, "token by token"), ({"context_shift": 1}, "should be true or false")):
         with pytest.raises(RequestError, match=why):
             model.generate(TEXT, **{"context_shift": True, **settings})

@@ -194,7 +194,7 @@ def test_tied_tables_are_written_once():
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_gguf_has_no_word_for_is_refused(name):
-    with pytest.raises(RequestError, match="cannot say all of this model.*safetensors takes this model whole") as found:
+    with pytest.raises(RequestError, match="cannot express this model.*safetensors stores the whole model") as found:
         seen(name)
     assert REFUSED[name] in str(found.value)
 
@@ -237,7 +237,7 @@ def test_a_rank_that_follows_from_the_width_is_written_as_a_number():
 
 def test_bases_by_kind_of_layer_are_not_written_where_readers_take_one():
     kinds = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
-    with pytest.raises(RequestError, match="cannot say all of this model: blk.3.angles: step is rope_angles"):
+    with pytest.raises(RequestError, match="cannot express this model: blk.3.angles: step is rope_angles"):
         seen("olmo3", rope_scaling=None, rope_parameters=kinds | {"sliding_attention": {"rope_theta": 1e3}})
     ours, _ = seen("olmo3", rope_scaling=None, rope_parameters=kinds | {"sliding_attention": {"rope_theta": 1e4}})
     assert "olmo2.rope.freq_base_swa" not in ours.config

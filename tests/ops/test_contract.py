@@ -291,7 +291,7 @@ def test_several_steps_draw_what_the_sampler_draws(program):
     assert program.decode(following([7], 5), 4, [choice]).tolist() == wanted
     assert len(choice.later) == 3 and len({token for token, in wanted}) > 1
     for bad, steps in (([choice] * 2, 3), ([choice], 5), ([], 1)):
-        with pytest.raises(RequestError, match=r"1 rows cannot be picked from|5 steps in one go take as many"):
+        with pytest.raises(RequestError, match=r"1 rows cannot be picked from|5 steps at once need as many"):
             program.decode(following([7], 5), steps, bad)
 
 

@@ -173,5 +173,5 @@ def test_nobody_waits_for_ever(kind):
 
 def test_a_part_alone_cannot_be_bound():
     network = _network(_tables(1)[0], Step("receive", (), (View("y", 0, WIDTH),), params={"peer": 1}))
-    with pytest.raises(DeviceError, match="runs together with the others only"):
+    with pytest.raises(DeviceError, match="cannot run without the other devices"):
         Program(network, _Constants(network), threads=1)

@@ -47,7 +47,7 @@ def test_arrays_go_at_once_and_late_ones_in_order():
 
 def test_the_receiver_hears_of_a_gpu_that_failed():
     first, second = actors()
-    late = Late(1, DeviceError("the GPU's driver says CUDA_ERROR_ECC_UNCORRECTABLE"))
+    late = Late(1, DeviceError("the GPU's driver returns CUDA_ERROR_ECC_UNCORRECTABLE"))
     first.put(0, 1, late)
     late.done.set()
     with pytest.raises(DeviceError, match="ECC_UNCORRECTABLE"):

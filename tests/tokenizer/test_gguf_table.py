@@ -93,7 +93,7 @@ def test_a_rule_that_gguf_lacks_is_refused(byte_level_library, tmp_path):
 
     library = Tokenizer.from_str(byte_level_library.to_str())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    with pytest.raises(TokenizerError, match="no rule of GGUF files cuts text.*safetensors takes the tokenizer as it"):
+    with pytest.raises(TokenizerError, match="no pre-tokenizer of GGUF files.*safetensors stores the tokenizer"):
         read(load_library(library, tmp_path))
     with pytest.raises(TokenizerError, match=r"as GGUF \(gpt2\) it would cut text otherwise"):
         read(load_library(library, tmp_path), pre="gpt-2")

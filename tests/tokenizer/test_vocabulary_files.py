@@ -52,7 +52,7 @@ def test_another_rule_for_cutting_text(byte_level_library, tmp_path):
     files = save_bpe(tmp_path, byte_level_library)
     digits = load(tmp_path, files, options={"pre": "starcoder"}).encode("1234")
     assert len(digits) == 4
-    with pytest.raises(TokenizerError, match="'nonsense' is not a known way to cut text"):
+    with pytest.raises(TokenizerError, match="'nonsense' is not a known pre-tokenizer"):
         load(tmp_path, files, options={"pre": "nonsense"})
 
 

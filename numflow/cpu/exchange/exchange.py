@@ -64,7 +64,7 @@ def all_gather(step: Step, ctx) -> list[Call]:
 
 def _channel(step: Step, ctx, kind: str, devices: tuple[int, ...]) -> Channel:
     if ctx.world is None:
-        raise DeviceError(f"{step}: a part of a plan runs together with the others only")
+        raise DeviceError(f"{step}: one device's part of a plan cannot run without the other devices")
     return ctx.world.channels[kind, devices]
 
 

@@ -176,5 +176,5 @@ def driver() -> ModuleType:
     if int(status) or int(code):
         raise DeviceError(f"device 'cuda' needs an NVIDIA driver and a GPU: cuInit says {status.name}; {ELSE}")
     if not count:
-        raise DeviceError(f"device 'cuda' needs an NVIDIA GPU, the driver knows none; {ELSE}")
+        raise DeviceError(f"device 'cuda' needs an NVIDIA GPU, but the driver reports none; {ELSE}")
     return bindings

@@ -82,7 +82,7 @@ class Gpu:
         self._cu, self._compiled = bindings, compiled
         self.cards = self._call("cuDeviceGetCount")
         if not 0 <= index < self.cards:
-            raise DeviceError(f"there is no GPU {index}: the driver knows {self.cards}")
+            raise DeviceError(f"there is no GPU {index}: the driver reports {self.cards}")
         self.index, self._device = index, self._call("cuDeviceGet", index)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
         self._make_current()
@@ -179,7 +179,7 @@ class Gpu:
         if self._call("cuDeviceCanAccessPeer", self._device, other._device):
             (code,) = self._cu.cuCtxEnablePeerAccess(other._context, 0)
             if int(code) not in (0, _PEERS_ALREADY):
-                raise DeviceError(f"{self.name}: no peer access to {other.name}: the driver says {code.name}")
+                raise DeviceError(f"{self.name}: no peer access to {other.name}: the driver returns {code.name}")
 
     def launch(self, work: Launch | Order) -> None:
         """Launch a kernel in its stream, or record or await an event in a stream."""
@@ -394,5 +394,5 @@ class Gpu:
                 raise DeviceMemoryError(f"{self.name} has no memory left for {args[0]} bytes; it takes fewer with "
                                         f"{', '.join(map(option, FEWER))} or {option('context')}")
             is_fault = any(error.endswith(end) for end in _FAULTS)
-            raise (DeviceFaultError if is_fault else DeviceError)(f"the GPU's driver says {error} to {name}")
+            raise (DeviceFaultError if is_fault else DeviceError)(f"the GPU's driver returns {error} from {name}")
         return results[0] if len(results) == 1 else results or None

@@ -86,8 +86,8 @@ def divergences(models, base, text: str, context: int = 512, chunks: int | None 
                                f"the base has {base.vocabulary}")
         sample = text[:SAMPLE]
         if model.tokenizer.encode(sample, parse_special=False) != base.tokenizer.encode(sample, parse_special=False):
-            raise RequestError(f"divergence needs one vocabulary: {name or 'the model'} cuts the text into other "
-                               f"tokens than the base")
+            raise RequestError(f"divergence needs one vocabulary: {name or 'the model'} tokenizes the text "
+                               f"differently from the base")
     found = {name: Divergence() for name in models}
     with ThreadPoolExecutor(default_threads()) as pool:
         for done, ids in enumerate(windows, 1):
@@ -114,7 +114,8 @@ def _window(pool: ThreadPoolExecutor, base: Sequence[tuple[int, np.ndarray]], mo
     rows: list[tuple] = []
     for (start, p), (other, q) in zip(base, model, strict=True):
         if start != other:
-            raise RequestError("the two models cut their prompts differently: load them with the same chunk")
+            raise RequestError("the two models split prompts into chunks of different lengths: load them with "
+                           "the same chunk")
         scored = targets[start::every][:len(p)]  # the last row has no target
         first = max(0, -(-(skipped - start) // every))
         rows += pool.map(_compare, p[first:len(scored)], q[first:len(scored)], scored[first:])

@@ -49,7 +49,7 @@ def check_decoder(model) -> None:
         RequestError: an encoder, which attends to the predicted token too, or an encoder-decoder.
     """
     if not model.is_decoder:
-        raise RequestError(f"{model.network.name} is no decoder: perplexity is of models that say what follows a text")
+        raise RequestError(f"{model.network.name} is no decoder: perplexity needs a model that predicts the next token")
 
 
 def windows_of(model, text: str, context: int, chunks: int | None, protocol: str) -> tuple[list[list[int]], int]:

@@ -114,11 +114,11 @@ def _pooling(source: Checkpoint, spec: Spec, seen: Checkpoint, lowers: bool) -> 
     modes = recipe.pooling
     if len(modes) > 1 or any(mode not in _POOLINGS for mode in modes) or set(recipe.layers) - {"normalize"}:
         how = " and ".join(modes) + (" and a matrix after it" if set(recipe.layers) - {"normalize"} else "")
-        raise RequestError(f"{source.path}: embeddings are made by {how}, for which GGUF files have no word; a target "
-                           f"that ends in .safetensors takes this model whole")
+        raise RequestError(f"{source.path}: embeddings are made by {how}, which a GGUF file cannot express; a target "
+                           f"that ends in .safetensors stores the whole model")
     if recipe.lower and not lowers:
-        raise RequestError(f"{source.path}: texts are lower-cased before they are embedded, for which GGUF files have "
-                           f"no word; a target that ends in .safetensors takes this model whole")
+        raise RequestError(f"{source.path}: texts are lower-cased before they are embedded, which a GGUF file cannot "
+                           f"express; a target that ends in .safetensors stores the whole model")
     types = seen.tensors.get("token_types.weight")
     return {f"{seen.config['general.architecture']}.pooling_type": _POOLINGS.index(modes[0]) if modes else 0,
             "tokenizer.ggml.token_type_count": types.rows if types else 1}

@@ -62,7 +62,7 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
     """
     samples = [np.asarray(ids, np.int32) for ids in calibration.facts.get("sample", ())]
     if not samples:
-        raise RequestError("the calibration holds no sample of its text: make it anew with `numflow imatrix`")
+        raise RequestError("the calibration has no sample of its text: calibrate again with `numflow imatrix`")
     checkpoint = formats.open_checkpoint(path)
     chosen = network.choose_spec(checkpoint, spec)
     checkpoint = transposed(checkpoint, chosen)
@@ -73,7 +73,7 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
     costs = sensitivities(chosen, checkpoint, found, calibration, samples, progress, given.weights)
     schemes = allocate(found, costs, bits, given.weights)
     if set(schemes) == {KEEP}:
-        raise RequestError(f"{checkpoint.path} takes no more than {bits:g} bits per weight as it is")
+        raise RequestError(f"{checkpoint.path} already has no more than {bits:g} bits per weight")
     rules = tuple((module, scheme) for group, scheme in zip(found, schemes) for module in group.modules)
     return Recipe(f"{AUTOMATIC}{bits:g}", given.weights, rules + given.rules)
 
@@ -211,8 +211,8 @@ def check_size(found: list[MatrixGroup], bits: float) -> None:
     minimum = 8 * sum(min(group.sizes.values()) for group in found) / weights
     if not bits >= minimum:  # true for NaN too
         smallest = dict.fromkeys(min(group.sizes, key=group.sizes.__getitem__) for group in found)
-        what = " and ".join("what stays as it is" if name == KEEP else name for name in smallest)
-        raise RequestError(f"{bits:g} bits per weight are too few: {what} alone takes {minimum:.4f}")
+        what = " and ".join("the unquantised matrices" if name == KEEP else name for name in smallest)
+        raise RequestError(f"{bits:g} bits per weight are too few: the smallest choice ({what}) takes {minimum:.4f}")
 
 
 def _pareto(group: MatrixGroup) -> list[str]:

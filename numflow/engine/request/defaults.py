@@ -45,7 +45,7 @@ _KEYS: dict[str, tuple] = {
     "num_beams": ("num_beams", *_POSITIVE),
     "length_penalty": ("length_penalty", (int, float), lambda value: True, "a number"),
     "early_stopping": ("early_stopping", (bool, str), lambda value: value in (True, False, "never"),
-                       'a switch or "never"'),
+                       'true, false or "never"'),
     "no_repeat_ngram": ("no_repeat_ngram_size", *_COUNT),
     "min_length": ("min_length", *_COUNT),
     "max_length": ("max_length", *_POSITIVE),

@@ -213,7 +213,7 @@ class Requests:
     def _grammar(self, settings, constraints) -> Grammar | None:
         given = [(kind, getattr(settings, kind)) for kind in KINDS if getattr(settings, kind) is not None]
         if not isinstance(settings.json_whitespace, bool):
-            raise RequestError(f"json_whitespace should be a switch, is {settings.json_whitespace!r:.80}")
+            raise RequestError(f"json_whitespace should be true or false, is {settings.json_whitespace!r:.80}")
         if not given:
             return None
         if len(given) > 1:
@@ -247,7 +247,7 @@ class Requests:
 
     def _echo(self, settings, prompt, ids) -> str | None:
         if not isinstance(settings.echo, bool):
-            raise RequestError(f"echo should be a switch, is {quoted(settings.echo)}")
+            raise RequestError(f"echo should be true or false, is {quoted(settings.echo)}")
         if not settings.echo:
             return None
         if settings.chat or self.facts.encoder:
@@ -293,7 +293,7 @@ class Requests:
     def _shifts(self, settings, beams) -> bool:
         """Whether a text that has filled the context continues (context shift)."""
         if not isinstance(settings.context_shift, bool):
-            raise RequestError(f"context_shift should be a switch, is {quoted(settings.context_shift)}")
+            raise RequestError(f"context_shift should be true or false, is {quoted(settings.context_shift)}")
         if not settings.context_shift:
             return False
         if not self.facts.decoder or beams is not None or self.facts.context < LEAST_SHIFTED:

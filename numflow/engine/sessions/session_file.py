@@ -166,10 +166,10 @@ class SessionFile:
         if not isinstance(self._roots, list) or (count and not ids.shape[1]):
             raise self._fail("damaged: no roots, or blocks without tokens")
         if (parents >= np.arange(count)).any() or (parents < -len(self._roots)).any():
-            raise self._fail("damaged: a text begins with what follows it")
+            raise self._fail("damaged: the parent of a block is not before the block")
         for nodes in rows:
             if len(nodes) and ((nodes < 0).any() or (nodes >= count).any() or (np.diff(nodes) <= 0).any()):
-                raise self._fail("damaged: blocks of no text")
+                raise self._fail("damaged: rows that belong to no block")
         return TextTree([_hashable(root) for root in self._roots], parents, ids, rows, self._array("text", (None,)))
 
     def block_data(self, pool: int, size: int, begin: int, end: int) -> np.ndarray:

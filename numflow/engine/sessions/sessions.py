@@ -44,7 +44,7 @@ class Sessions:
 
     def _check(self) -> None:
         if self._core.scheduler.prefix is None:
-            raise RequestError("sessions need the prefix cache of a model whose texts can go on: there is none")
+            raise RequestError("sessions need the prefix cache, which is off or impossible for this model")
 
     def _text(self, slot: int, shared: Any) -> SlotText:
         """Text of a slot, if it may be saved. shared: required owner of the text; None: any owner."""
@@ -100,7 +100,7 @@ class Sessions:
         for ids in (tree.ids, tree.text):
             valid = valid and (not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocabulary))
         if not valid or len(tree.text) > self._core.runner.context + 1:
-            raise RequestError(f"{path}: damaged: its texts are none of this model")
+            raise RequestError(f"{path}: damaged: its texts do not fit this model")
         return file
 
     def erase(self, slot: int = 0, shared: Any = None) -> int:

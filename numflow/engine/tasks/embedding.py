@@ -176,7 +176,7 @@ def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
         if len(ids) + added > limit and not truncate:
             source = f" in {recipe.limit_from}" if limit == recipe.max_tokens else ""
             raise RequestError(f"text {index} has {len(ids) + added} tokens; the model's limit{source} is {limit}. "
-                               "Shorten it, or have what is beyond dropped (truncate)")
+                               "Shorten it, or let it be truncated (truncate)")
         ids = ids[:max(0, limit - added)]
         ids = ids if whole else tokenizer.wrapping.apply(ids)[0]
         found.append(model.facts.check(ids, f"text {index}"))

@@ -195,8 +195,8 @@ def _text(model, text: Any, index: int, truncate: bool) -> Text:
         check_size(tokenizer, part, limit, name)
     ids, types = _around(tokenizer, parts, limit if truncate else None)
     if len(ids) > limit:
-        raise RequestError(f"{name} has {len(ids)} tokens; the model's limit is {limit}. Shorten it, or have what is "
-                           "beyond dropped (truncate)")
+        raise RequestError(f"{name} has {len(ids)} tokens; the model's limit is {limit}. Shorten it, or let it "
+                           "be truncated (truncate)")
     has_types = any(step.op == "embed_type" for step in model.network.entries["main"])
     return Text(model.facts.check(ids, name), np.array(types, np.int32) if has_types and any(types) else None)
 

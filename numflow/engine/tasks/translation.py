@@ -34,7 +34,7 @@ class Languages:
         alike = [language for language in self.ids if language.partition("_")[0] == code]
         if len(alike) != 1:
             hint = f"; it could be {', '.join(alike)}" if alike else did_you_mean(code, self.ids)
-            raise RequestError(f"the model knows no language {quoted(code)}{hint}")
+            raise RequestError(f"the model has no language {quoted(code)}{hint}")
         return self.ids[alike[0]]
 
 

@@ -133,7 +133,7 @@ class _Rearranged:
         base = self._checkpoint.tensors[name] if first.present else None
         shape = (self._modules.logical(matrix)[-2],) if base is None else base.shape
         if first.transposed:
-            raise self._fail(f"{parts[0][0]!r} is in place of some columns of {name!r}: this is not read")
+            raise self._fail(f"{parts[0][0]!r} replaces some columns of {name!r}, which is not supported")
         for part, _, tensor in parts:
             if len(shape) > 1 and tensor.columns != shape[-1]:
                 raise self._fail(f"made for another model: {part!r} is {list(tensor.shape)}, {name!r} is "
@@ -141,8 +141,8 @@ class _Rearranged:
         changed = {self._modules.stored(each) or getattr(self._modules.location(each), "tensor", None)
                    for each in self._own.added}
         if name in changed:
-            raise self._fail(f"{parts[0][0]!r} is in place of some rows of {name!r}, others of which are changed: "
-                             f"this is not read")
+            raise self._fail(f"{parts[0][0]!r} replaces some rows of {name!r}, and another change concerns its "
+                             f"other rows: this combination is not supported")
 
         def values() -> np.ndarray:
             width = shape[-1] if len(shape) > 1 else 1

@@ -37,8 +37,8 @@ def _matrix(own: Adapter, name: str, modules: Modules, checkpoint: Checkpoint) -
     if found is None:
         raise FormatError(f"{own.path}: made for another model: {checkpoint.path} has no tensor {name!r}")
     if len(found.shape) != 2:
-        raise FormatError(f"{own.path}: {name!r} is {list(found.shape)} in {checkpoint.path}, and is changed as one "
-                          f"matrix: this is not read")
+        raise FormatError(f"{own.path}: {name!r} is {list(found.shape)} in {checkpoint.path}, but is changed as a "
+                          f"single matrix, which is not supported")
     return found
 
 

@@ -52,8 +52,8 @@ class Fitted:
         return self.biases.get(matrix) or f"{matrix.removesuffix('.weight')}.bias"
 
     def without(self) -> str:
-        """One line about changes that are left out."""
-        return (f"{self.adapter.path}: left out what is for parts that are not run here: {len(self.left_out)} changes "
+        """One line about ignored changes."""
+        return (f"{self.adapter.path}: ignored {len(self.left_out)} changes of parts that the network does not have "
                 f"({self.left_out[0]}{', ...' if len(self.left_out) > 1 else ''})")
 
 
@@ -80,8 +80,8 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     _check_shapes(own, checkpoint, transposed)
     biased = [name for name in names.heads if name in own.offsets]
     if biased and any(step.label == "head_scale" for steps in built.entries.values() for step in steps):
-        raise FormatError(f"{own.path}: {biased[0]!r} gets a bias, and the model multiplies its logits: nothing says "
-                          "which comes first")
+        raise FormatError(f"{own.path}: {biased[0]!r} gets a bias, but the model scales its logits: the adapter does "
+                          "not say which comes first")
     return Fitted(own, checkpoint, transposed, head, names.biases(own), left_out)
 
 
@@ -89,7 +89,7 @@ def _check_kind(adapter: Adapter, checkpoint: Checkpoint) -> None:
     if adapter.naming != checkpoint.naming:
         kinds = {"hf": "safetensors", "gguf": "a GGUF file"}
         raise FormatError(f"{adapter.path}: an adapter for a base in {kinds[adapter.naming]}, but {checkpoint.path} is "
-                          f"in {kinds.get(checkpoint.naming, checkpoint.format)}: take the other form of either")
+                          f"in {kinds.get(checkpoint.naming, checkpoint.format)}: convert one of the two")
     found = checkpoint.config.get("general.architecture")
     if adapter.architecture and found is not None and adapter.architecture != found:
         raise FormatError(f"{adapter.path}: made for another model: general.architecture is {adapter.architecture!r}, "
@@ -141,8 +141,8 @@ class _Names:
         run = {*used, *scores}
         found = tuple(name for name in given if self._stored(name) not in run and self._ignored(name))
         if found and len(found) == len(given):
-            raise FormatError(f"{own.path}: changes nothing that is computed here: all of it is for parts that spec "
-                              f"{names.spec.name!r} leaves out, such as {found[0]!r}")
+            raise FormatError(f"{own.path}: changes nothing that is computed here: all its changes are for parts that "
+                              f"spec {names.spec.name!r} ignores, such as {found[0]!r}")
         return found
 
     def check_alone(self, own: Adapter, built: Network) -> None:
@@ -157,8 +157,8 @@ class _Names:
                 shared |= {part.tensor for part in weight.parts}
         for name in (*own.added, *own.offsets, *own.replaced):
             if shared & {name, f"{name.removesuffix('.bias')}.weight"}:
-                raise FormatError(f"{own.path}: {name!r} is in a block that several layers have in turns, and an "
-                                  f"adapter changes it in each of them by itself: this is not read")
+                raise FormatError(f"{own.path}: {name!r} is in a block that several layers share, but the adapter "
+                                  f"has a change for each layer, which is not supported")
 
     def biases(self, own: Adapter) -> dict[str, str]:
         """Name of a matrix -> name of its bias, where they differ by more than the suffix."""

@@ -99,7 +99,7 @@ def parts_of(network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float
         done |= parts.done
     for name in own.added:
         if name not in done:
-            raise _merge_it(own, name, "no product of the network uses it as it is stored")
+            raise _merge_it(own, name, "no matrix product of the network uses the stored tensor directly")
     for name in own.replaced:
         if name not in done:
             raise _merge_it(own, name, "it replaces a tensor that no product or look-up uses")
@@ -136,7 +136,7 @@ class _Parts:
             return _by_expert(stacks[0], target.experts, param(target.step, "first"))
         counts = [self._checkpoint.tensors[part.tensor].shape[0] for part in target.parts]
         if sum(counts) != target.experts:
-            raise _merge_it(self._fit.adapter, names[0], "its experts are shared out among devices, in several tensors")
+            raise _merge_it(self._fit.adapter, names[0], "its experts are in several tensors, split over devices")
         return [one for part, count in zip(stacks, counts, strict=True) for one in _by_expert(part, count, 0)]
 
     def _checked(self, name: str, part: Part, target: _Target, index: int) -> AdaptedPart | None:

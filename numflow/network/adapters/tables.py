@@ -79,8 +79,8 @@ def untied(own: Adapter, checkpoint: Checkpoint, spec: Spec, built: Network, hea
     """The checkpoint with a separate output matrix, a copy of the embedding table."""
     table = tied_table(built)
     if head is None or table is None:
-        raise FormatError(f"{own.path}: changes the embedding table or the output matrix alone, which are one in "
-                          f"{checkpoint.path}, and spec {spec.name!r} has no name for the second")
+        raise FormatError(f"{own.path}: changes only one of embedding table and output matrix, which are tied in "
+                          f"{checkpoint.path}, and spec {spec.name!r} has no name for the output matrix")
     tensors = {**checkpoint.tensors}
     tensors.setdefault(head, replace(tensors[table], name=head))
     config = dict(checkpoint.config)
@@ -95,8 +95,8 @@ def untied(own: Adapter, checkpoint: Checkpoint, spec: Spec, built: Network, hea
             continue  # the spec supports one value of the key only
         if tied_table(found) is None and _steps(found) == _steps(built):
             return candidate
-    raise FormatError(f"{own.path}: changes the embedding table or the output matrix alone, which are one in "
-                      f"{checkpoint.path}, and with spec {spec.name!r} they cannot be parted")
+    raise FormatError(f"{own.path}: changes only one of embedding table and output matrix, which are tied in "
+                      f"{checkpoint.path}, and spec {spec.name!r} cannot untie them")
 
 
 def _untied_keys(config: Mapping[str, Any]) -> dict[str, bool]:

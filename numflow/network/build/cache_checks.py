@@ -57,7 +57,8 @@ def attention(step: Step, network: Network) -> None:
         entries = _cache(step, network, name)
         biases = {"slopes", "buckets", "position_buckets"} & {*step.weights}
         if not entries.every or not param(step, "causal") or biases:
-            raise NetworkError(f"{step}: entries stand beside keys of the past, without a bias by distance")
+            raise NetworkError(f"{step}: attention over entries needs a cache of the past, causal, without a "
+                               "relative-position bias")
         expect(step, "columns of entries", (cache.k_dim, cache.value_dim, 1),
                (entries.k_dim, entries.value_dim, cache.kv_heads))
     if heads % cache.kv_heads:
@@ -66,15 +67,17 @@ def attention(step: Step, network: Network) -> None:
     expect(step, "width of the output", heads * cache.value_dim, step.outputs[0].width)
     relative = "position_buckets" in step.weights
     for view in step.inputs[1:]:
-        what = "products with distances" if relative else "chosen"
+        what = "products with relative positions" if relative else "chosen"
         expect(step, f"dtype of {what}", "f32" if relative else "i32", network.buffers[view.buffer].dtype)
         expect(step, f"width of {what}", step.inputs[1].width if relative else view.width, view.width)
     count = len(step.inputs)
     expect(step, "number of inputs", max(count, 2) if relative else min(count, 2), count)
     if relative and (cache.kind, step.inputs[1].width % heads) != ("self", 0):
-        raise NetworkError(f"{step}: distances go with attention over the text itself, and columns for each head")
+        raise NetworkError(f"{step}: relative positions need attention over the batch itself, and an equal "
+                           "number of columns per head")
     if relative and len(step.inputs) == 3 and (param(step, "causal"), cache.kv_heads) != (False, heads):
-        raise NetworkError(f"{step}: keys meet distances in attention both ways of as many key heads")
+        raise NetworkError(f"{step}: products of keys with relative positions need bidirectional attention, with as "
+                           "many key heads as query heads")
     for role in ("slopes", "sinks"):
         if role in step.weights:
             expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)

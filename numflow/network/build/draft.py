@@ -74,10 +74,11 @@ def draft_words(b: Builder, vocabulary: int) -> np.ndarray | None:
     words = tensor.raw().reshape(-1).view("<i8" if tensor.type.name == "I64" else "<i4").astype(np.int64)
     words = words + np.arange(count) if b.option("eagle", "offsets") else words
     if wrong := words[(words < 0) | (words >= vocabulary)].tolist():
-        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: word {wrong[0]} is no id of the model, "
-                        f"0 .. {vocabulary - 1}")
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: token id {wrong[0]} is not in the model's "
+                        f"range, 0 .. {vocabulary - 1}")
     if len(set(words.tolist())) < count:
-        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: two words of the draft are one of the model")
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: two tokens of the draft are the same token "
+                        "of the model")
     return words
 
 

@@ -30,7 +30,7 @@ from numflow.spec.reader import Spec, load_spec
 from numflow.spec.resolve import Resolved
 
 _KEPT = ("F32", "F16", "BF16")
-_INSTEAD = "a target that ends in .safetensors takes this model whole"
+_INSTEAD = "a target that ends in .safetensors stores the whole model"
 
 
 def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
@@ -52,7 +52,7 @@ def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
     try:
         return writing.checkpoint()
     except (Mismatch, SpecError, NetworkError) as error:  # of the future file
-        raise RequestError(f"{checkpoint.path}: a GGUF file of architecture {architecture!r} cannot say all of this "
+        raise RequestError(f"{checkpoint.path}: a GGUF file of architecture {architecture!r} cannot express this "
                            f"model: {error}; {_INSTEAD}") from None
 
 
