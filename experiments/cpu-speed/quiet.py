@@ -60,7 +60,8 @@ def busy_seconds(root: Path = Path("/proc")) -> float:
 
 
 def own_seconds(root: Path = Path("/proc")) -> float:
-    """Seconds that this process, its children and those that have ended have worked; 0 where no system says."""
+    """CPU seconds of this process and its children, including children that have ended; 0 if the system does not report
+    them."""
     parents, used = {}, {}
     for folder in root.glob("[0-9]*"):
         try:

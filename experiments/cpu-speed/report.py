@@ -6,7 +6,7 @@ import numpy as np
 
 from numflow.lab import style
 
-# What was asked for: ours / theirs, by what is measured and the name of the weights ("" for any).
+# Goals: the ratio ours / theirs, by measurement and name of the weights ("" for any).
 GOALS = {
     "decode": {"Q4_1": 1.8, "Q4_0": 1.4, "Q8_0": 1.3, "gemma": 1.4, "Q4_K_M": 1.5, "F16": 1.1},
     "prefill": {"Q4_1": 4, "Q4_0": 2, "Q8_0": 2, "gemma": 2, "Q4_K_M": 2.5, "F16": 1.6},
@@ -75,20 +75,20 @@ def _short(name: str) -> str:
 
 
 def _goal(what: str, name: str, threads: str = "") -> float | None:
-    """Of what is measured and a model: beside llama.cpp, or, with so many threads, beside the better ik_llama.cpp."""
+    """Goal of a measurement and a model: relative to llama.cpp, or with `threads` to the better ik_llama.cpp."""
     goals = IK_GOALS.get(f"{what}, {threads}", IK_GOALS.get(what, {})) if threads else GOALS.get(what, {})
     return next((goal for part, goal in goals.items() if part.lower() in name.lower()), None)
 
 
 def verdict(goal: float | None, ours: list[float], theirs: list[float], disturbed: int = 0) -> str:
-    """Whether the ratio of the medians meets a goal, and in how many rounds it does; how many were disturbed."""
+    """Text: the goal, whether the ratio of the medians meets it, the rounds that meet it, and the disturbed rounds."""
     reached = ratio(ours, theirs)
     if goal is None or reached is None:
         return ""
     met = sum(a >= goal * b for a, b in zip(ours, theirs))
     rounds = min(len(ours), len(theirs))
-    told = f"{goal:g}" + ("" if reached >= goal else ", MISSED") + (f", {met} of {rounds}" if 0 < met < rounds else "")
-    return told + (f", {disturbed} disturbed" if disturbed else "")
+    text = f"{goal:g}" + ("" if reached >= goal else ", MISSED") + (f", {met} of {rounds}" if 0 < met < rounds else "")
+    return text + (f", {disturbed} disturbed" if disturbed else "")
 
 
 def _beside(lab, samples, part, what, title, size="") -> None:

@@ -23,9 +23,9 @@ SENTENCE, SENTENCES = 128, (1, 32)      # tokens of a sentence; sentences at onc
 
 
 class Samples:
-    """Lists of numbers by key, in a file; a run that was broken off goes on where it stopped.
+    """Samples: lists of numbers by key, stored in a file, so that an interrupted run continues where it stopped.
 
-    again: what is asked for is measured anew, other samples stay.
+    again: measure the requested samples again; other samples stay.
     """
 
     def __init__(self, path: Path, rounds: int, resume: bool, again: bool = False):
@@ -206,7 +206,7 @@ def in_quiet(samples: Samples, watch: Watch, key: tuple, threads: int, turn: Cal
 
 
 def _add(samples: Samples, key: tuple, results: dict[str, float]) -> None:
-    """Those of one round; "decode" last, which tells whether a round is there."""
+    """Add the results of one round; "decode" last, because its presence marks a complete round."""
     for name in sorted(results, key=lambda name: name == "decode"):
         samples.add(results[name], *key, name)
 

@@ -23,8 +23,8 @@ For a GPU that is available for an hour, with at most ten minutes for a command:
 informative first. Each stage takes at most eight minutes, continues where it stopped when it is run again, and writes
 the results of its parts to OUT/stage-N.json, the only file to bring back.
 
-Each part runs in a process of its own, so that a fault, a hang or a kill does not end the others. It writes every
+Each part runs in a separate process, so that a fault, a hang or a kill does not end the others. It writes every
 result to OUT/<part>.json as it comes. A part stops after eight minutes, and is killed after nine and a half; a failure
-within a part becomes a row that says so. If the command is run again, finished parts are skipped (--again: run anyway),
+within a part is reported as a row. If the command is run again, finished parts are skipped (--again: run anyway),
 and parts that were interrupted or failed as a whole are repeated. OUT/README.md and figures are made from all results.
 """

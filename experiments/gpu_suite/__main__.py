@@ -35,13 +35,13 @@ MOST_FAULTS = 20  # processes of a part, each of which ends with a fault of the 
 
 
 def main() -> None:
-    """Run the selected parts that have no result yet, each in a process of its own."""
+    """Run the selected parts that have no result yet, each in a separate process."""
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu_suite", description=suite.__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("reports/gpu"), help="folder of results")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--stage", type=int, help=f"1 .. {len(STAGES)}: parts for eight minutes, with one file of "
-                        "results, OUT/stage-N.json; run again, a stage goes on where it was")
+                        "results, OUT/stage-N.json; run again, a stage continues where it stopped")
     parser.add_argument("--seconds", type=float, default=LIMIT_S, help="of a part")
     parser.add_argument("--simulator", action="store_true", help="without a GPU")
     parser.add_argument("--quick", action="store_true", help="toy sizes")
@@ -70,7 +70,7 @@ def main() -> None:
             if setting.run(getattr(importlib.import_module(f"experiments.gpu_suite.{module}"), function)):
                 sys.exit(FAULT_CODE)
         elif setting.is_done() and not options.again:
-            print(f"{name}: {setting.path} is there")
+            print(f"{name}: {setting.path} exists already")
         else:
             print(f"{name}:", flush=True)
             for _ in range(MOST_FAULTS):
@@ -81,7 +81,7 @@ def main() -> None:
                         break
                 if apart(setting, limit_s=min(KILLED_S, setting.limit_s + ENDS_S / 2)) != FAULT_CODE:
                     break
-                print("  the GPU met a fault; another process goes on behind that row", flush=True)
+                print("  the GPU had a fault; another process continues after that row", flush=True)
         if options.stage:
             keep(options.out / f"stage-{options.stage}.json",
                  {"stage": options.stage, "parts": [kept(options.out / f"{part}.json") for part in names]})
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def apart(setting: Setting, command: list[str] | None = None, limit_s: float = KILLED_S) -> int | None:
-    """Run a part in a process of its own, because a fault or an endless kernel makes the process's GPU context
+    """Run a part in a separate process, because a fault or an endless kernel makes the process's GPU context
     unusable.
 
     Returns the exit status, None if the process was killed. command: a replacement, for tests.

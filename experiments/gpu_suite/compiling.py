@@ -12,7 +12,7 @@ from numflow.cuda.compiler.compile import cached, folder, is_cached
 def compiling(setting: Setting) -> None:
     """Compile for this GPU; on the simulator there is nothing to compile."""
     if setting.simulator:
-        setting.add(what="left out: the simulator runs kernels as they are")
+        setting.add(what="left out: the simulator runs uncompiled kernels")
         return
     device = setting.device()
     capability = device.capability
@@ -31,7 +31,7 @@ def compile_all(capability: tuple[int, int], quick: bool = False) -> dict:
     begun = time.perf_counter()
     if missing:
         count = min(len(os.sched_getaffinity(0)), len(missing))
-        # Processes that know nothing of the GPU: a fork of one that has used it could not go on.
+        # New processes: a fork of a process that has used the GPU could not continue to use it.
         with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
             for done, _ in enumerate(pool.map(_compile, missing, [capability] * len(missing), chunksize=2), 1):
                 print(f"\r  {done} of {len(missing)} kernels", end="", flush=True)

@@ -1,6 +1,6 @@
 """Profiler counters of four kernels, beside those of the cost model.
 
-Nsight Compute (`ncu`) profiles a step of each case in a process of its own, and the PTX interpreter counts the same
+Nsight Compute (`ncu`) profiles a step of each case in a separate process, and the PTX interpreter counts the same
 launch (tests/cuda/ptx). If they differ, the model is wrong, or ptxas has changed the code.
 """
 

@@ -16,12 +16,12 @@ from numflow.cuda.device.device import Device, Launch, Simulated
 from numflow.cuda.device.gpu import open_device
 from numflow.errors import DeviceFaultError
 
-LIMIT_S = 480.0     # of a part, looked at between two results
-KILLED_S = 570.0    # of a part that looks at nothing any more
-MOST_FAILURES = 8   # of a part, one after the other, before it gives up
+LIMIT_S = 480.0     # time limit of a part, checked between two results
+KILLED_S = 570.0    # time after which a part that no longer checks is killed
+MOST_FAILURES = 8   # successive failures of a part before it gives up
 INTERRUPTED = "interrupted"
-OVER = "time is up"  # how the error of a part begins that goes on where it was, when it is run again
-FAULT = "fault"     # how the error of a part begins whose process met a fault of the GPU
+OVER = "time is up"  # first words of the error of a part that continues where it stopped when it is run again
+FAULT = "fault"     # first word of the error of a part whose process had a GPU fault
 FAULT_CODE = 70     # exit status of such a process
 
 
@@ -191,7 +191,7 @@ def driver_version(simulator: bool) -> str:
     """The CUDA version of the GPU's driver, "13.0" for 13000; "none" without a driver."""
     try:
         found = 0 if simulator else int(driver().cuDriverGetVersion()[1])
-    except Exception:  # a page of results is worth more than this line of it
+    except Exception:  # the results matter more than this line
         found = 0
     return f"{found // 1000}.{found % 1000 // 10}" if found else "none"
 

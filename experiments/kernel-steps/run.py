@@ -135,7 +135,8 @@ def _loops(repeat: int) -> tuple[float, float]:
 
 
 def _blas(repeat: int) -> tuple[float, float]:
-    """With the bytes that float32 takes counted as those of the 4-bit matrix: what is read is 7 times as much."""
+    """Speeds of de-quantisation and BLAS. Bytes count as in the 4-bit matrix; the float32 matrix that is read has 7
+    times as many."""
     from numflow.formats.types import to_f32
 
     def time_of(n, k, t):

@@ -23,10 +23,10 @@ def colour(family: str) -> str:
 
 
 def names(axis, found: list[tuple[float, float, str, str]], size: float = 6.5) -> None:
-    """Write each (x, y, name, family) beside its point, where it covers least of the others.
+    """Label each point (x, y, name, family) at the side where the label overlaps least.
 
-    To be called when limits and scales are set and the figure has been laid out (`style.layout`). A name that would
-    cover another one is left out: the table has it.
+    Call this after limits, scales and layout (`style.layout`) are set. A label that would cover another one is omitted;
+    the table has all names.
     """
     axis.figure.canvas.draw()
     renderer, frame = axis.figure.canvas.get_renderer(), axis.get_window_extent()

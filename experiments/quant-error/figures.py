@@ -10,7 +10,8 @@ FAMILIES = ("numflow", "numflow, outliers apart", "Inferflow", "GGUF")
 
 
 def errors(lab, rows, labels) -> None:
-    """Error against bits, one panel per set: as it is, and times 2^bits, which tells schemes apart at all sizes."""
+    """Error against bits, one panel per set: the error itself, and the error times 2^bits, which separates schemes of
+    all sizes."""
     by = {row["scheme"]: row["errors"][labels[0]] for row in rows}
     three, half, four = (by[name] for name in ("q3", "q3h", "q4"))
     halves = f"Half a bit more takes {1 - half / three:.0%} off the error of 3 bits, another half {1 - four / half:.0%}"
@@ -39,7 +40,7 @@ def errors(lab, rows, labels) -> None:
 
 
 def _panel(axis, rows, label, flat) -> list[tuple[float, float, str, str]]:
-    """Draw one set's points; returns (bits, error, name, family) of those that are in the picture."""
+    """Draw one set's points; returns (bits, error, name, family) of the points in the picture."""
     low, high = (1, 6) if flat else (2e-3, 0.6)
     shown = []
     for family in FAMILIES:

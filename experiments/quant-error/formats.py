@@ -29,8 +29,8 @@ def rows_of_formats() -> list[tuple[str, str, float, float]]:
 
 
 def formats_part(lab, places):
-    """Decode speed of each format on matrices larger than the cache, by all cores; of types that were not asked for,
-    what the report has."""
+    """Decode speed of each format on matrices larger than the cache, with all cores; types that were not requested keep
+    the report's values."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     only = lab.options["types"].split(",") if lab.options["types"] else None
     formats = [row for row in rows_of_formats() if not lab.quick or row[1] == "Q4_0"]

@@ -127,7 +127,7 @@ def _candidates(lab, name, source, work, calibration, quantiser, text) -> list[C
 
 
 def _offered(group: MatrixGroup) -> MatrixGroup:
-    """The group, which may stay as it is only where it is a table of tokens or has to."""
+    """The group without the choice KEEP, except for token embeddings, the output matrix, or if KEEP is the only one."""
     if group.modules[0] in ("token_embd", "output") or len(group.sizes) == 1:
         return group
     return replace(group, sizes={name: size for name, size in group.sizes.items() if name != KEEP})

@@ -142,11 +142,11 @@ def chosen_figure(lab, found) -> None:
 
 
 def _wide(values, depth: int) -> list[float]:
-    """A row of a table: nothing where a part of the depth has none."""
+    """A row of a table, padded with NaN to `depth` values."""
     found = list(values)
     return found + [np.nan] * (depth - len(found))
 
 
 def _bits(scheme: str) -> float:
-    """Bits of a code; what stays as it is in the file counts as 8."""
+    """Bits of a code; unquantised tensors count as 8."""
     return {"q3h": 3.5}.get(scheme) or (float(scheme[1:]) if scheme[1:].isdigit() else 8.0)

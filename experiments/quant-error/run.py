@@ -19,16 +19,16 @@ _TEXT = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "text" 
 OPTIONS = {
     "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", ""),   # folder of llama.cpp's programs and library, else the PATH
     "size": 1 << 20, "rows": 256,                           # weights of each drawn set; rows of each real matrix
-    "models": "all-minilm-l6-v2,smollm2-135m-instruct,gemma-3-270m",  # whose weights are looked at
-    "language_models": "smollm2-135m-instruct,gemma-3-270m",          # whose predictions are
+    "models": "all-minilm-l6-v2,smollm2-135m-instruct,gemma-3-270m",  # models whose weights are measured
+    "language_models": "smollm2-135m-instruct,gemma-3-270m",          # models whose predictions are measured
     "text": os.environ.get("NUMFLOW_WIKITEXT", ""),         # WikiText-2's raw test split
     "chunks": 20, "calibration_chunks": 32,                 # windows of 512 tokens
-    "every": 1,                                             # one token of so many is scored
-    "minutes": 0.0,                                         # nothing long is begun later than this, 0: everything is
-    "keep": "",                                             # folder for intermediate files, to go on from later
+    "every": 1,                                             # one token in this many is scored
+    "minutes": 0.0,                                         # no long measurement starts later than this; 0: no limit
+    "keep": "",                                             # folder for intermediate files, to continue from later
     "parts": "weights,frontier,kv,speed,formats,files,row,chosen",
-    "types": "",                                            # of formats and files, with commas; "": all
-    "merge": False,                                         # what the report has of other parts stays in it
+    "types": "",                                            # types of formats and files, comma-separated; "": all
+    "merge": False,                                         # keep the other parts of the present report
 }
 PARTS = {"weights": weights.weight_error, "frontier": frontier.frontier, "kv": kv.kv_types, "speed": speeds.speed_part,
          "formats": formats.formats_part, "files": files.files_part, "row": rows.row_part, "chosen": rows.chosen_part}
@@ -75,8 +75,8 @@ def redraw(lab):
 
 
 def _recipe(before: dict, part: str, text: str) -> dict:
-    """The recipe of a part that is kept. Reports from before each part had its own know when a part was measured (its
-    mark says so), and neither command nor commit."""
+    """The recipe of a part that is not measured again. In older reports a part has no separate recipe, but a mark
+    with the time of its measurement; its command and commit are unknown."""
     if part in before.get("parts", {}):
         return before["parts"][part]
     last = before["recipe"]
@@ -87,7 +87,7 @@ def _recipe(before: dict, part: str, text: str) -> dict:
 
 
 def _old(lab) -> tuple[dict[str, str], dict]:
-    """The parts of the report that is there, each with its mark, and its results."""
+    """The parts of the present report, each with its mark, and its results."""
     results = lab.before().get("results")
     if results is None:
         lab.say("there is no report to merge with")

@@ -43,7 +43,7 @@ def run(lab):
             lab.measured(part)
         elif part in kept:
             lab.kept(part)
-    for option in ("model", "llama_server"):  # where they lie on this machine is of no interest
+    for option in ("model", "llama_server"):  # the report omits their paths on this machine
         lab.options[option] = Path(settings[option]).name
     lab.results = {part: kept[part] for part in ("throughput", "soak") if part in kept}
     if "throughput" in lab.results:
@@ -116,7 +116,7 @@ class Engine:
 
 
 class Server:
-    """A server process on a port of its own. command: makes its command of the port."""
+    """A server process on a free port. command: makes the command line for a port."""
 
     def __init__(self, stack, command, health):
         port = free_port()

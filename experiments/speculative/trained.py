@@ -118,8 +118,8 @@ def draft_seconds(model, work):
 
 
 def beginnings(count):
-    """(text, whether it is a question) from documents of another seed than those of training: the first words of
-    stories, questions whole."""
+    """(text, whether it is a question) from documents of another seed than the training set: the first words of
+    stories, and whole questions."""
     from numflow.learn.models import stories
 
     rng, found = random.Random(10**7), []

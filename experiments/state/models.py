@@ -7,11 +7,11 @@ from typing import Any
 from numflow.formats.checkpoint import Checkpoint
 from numflow.lab.shapes import random_tensor
 
-# What is kept in float32.
+# Tensors that stay float32.
 PLAIN = ("norm.weight", "rope_freqs.weight", "output_scale.weight", "conv1d.weight", "conv.weight", ".bias", "ssm_a",
          "ssm_d", "gate_inp.weight")
 
-RATE = -0.01  # by which states fade with each token, times softplus(1)
+RATE = -0.01  # decay rate of the states per token, times softplus(1)
 
 
 @dataclass(frozen=True)

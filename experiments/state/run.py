@@ -70,7 +70,8 @@ def run(lab):
 
 
 def keep(lab, part: str, measured: bool) -> None:
-    """What the report had before of a part that is not measured now; of models, those that are not."""
+    """Copy the present report's results of a part that is not measured now; in the part `models`, of the models that
+    are not measured now."""
     before = {} if lab.quick else lab.before().get("results", {})
     if measured:
         lab.measured(part)

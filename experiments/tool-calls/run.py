@@ -83,7 +83,7 @@ def run(lab):
 
 
 def asked(lab, served, options) -> dict[str, dict[str, int]]:
-    """Counts of each function's calls, and under "free" of what the model calls by itself."""
+    """Counts of the forced calls of each function, and under "free" of voluntary calls."""
     forms = models()
     texts = [question.format(topic) for topic in TOPICS for question in QUESTIONS][:options["questions"]]
     tools = {name: {"type": "function", "function": {"name": name, "description": f"{name} of something",
@@ -99,8 +99,8 @@ def asked(lab, served, options) -> dict[str, dict[str, int]]:
 
 
 def counted(served, texts, more, most, forms) -> dict[str, int]:
-    """Answers, those that are calls, and of these the ones whose arguments are JSON and fit their schema; also told in
-    pieces, letter by letter."""
+    """Number of answers, of calls, and of valid calls, whose arguments are JSON that fits the schema; also of
+    calls that are the same if the answer arrives letter by letter."""
     from numflow.server.http.ignored import Ignored
     from numflow.server.messages.schemas import ChatRequest
     from numflow.server.protocols.conversation import prepare

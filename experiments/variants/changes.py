@@ -129,7 +129,7 @@ def in_list(key: str, value: list, layers: int, random):
 
 
 def rotary(here: dict, known: dict, random) -> dict:
-    """Keys of rotary positions, as they were and as they are written today, with or without scaling."""
+    """Rotary settings, with keys of old and new configurations, with or without scaling."""
     base = random.choice((100.0, 1e4, 5e5))
     partly = re.search("partial_rotary|rotary_pct", f"{here} {known}")
     share = random.choice((None, None, 0.5, 0.25, 0.75, 1.0) if partly else (None, None, None, 1.0))
@@ -153,7 +153,7 @@ def rotary(here: dict, known: dict, random) -> dict:
 
 
 def scaled(here: dict, base: float, random, share: float | None) -> dict:
-    """One object of rotary positions; keys that may be left out are there half of the time."""
+    """One object of rotary settings; optional keys are present half of the time."""
     kind = random.choice(("default", "linear", "dynamic", "yarn", "yarn", "llama3", "longrope"))
     factor, original = random.choice((1.0, 2.0, 4, 8.0)), random.choice((16, 32, 64))
     columns = here.get("qk_rope_head_dim") or here.get("head_dim") or (here.get("hidden_size") or 64) // (

@@ -1,4 +1,4 @@
-"""A variant as a GGUF file that llama.cpp's converter wrote: numbers of numflow, of llama.cpp and of transformers.
+"""A variant as a GGUF file by llama.cpp's converter: outputs of numflow, llama.cpp and transformers are compared.
 
 llama.cpp is the reference if it runs the file. It computes GELU with a float16 table, so small differences count only
 where it agrees with transformers. If numflow agrees only with llama.cpp, the file has less information than
@@ -17,13 +17,13 @@ LIKE_PEER, LIKE_THEIRS = "as llama.cpp alone", "as transformers alone"
 
 
 def converted(sides, config: dict, place: str, converter: str) -> str:
-    """Write the file; "", or why there is none."""
+    """Write the file. Returns "", or the reason of a failure."""
     made = sides.theirs.ask(do="convert", config=config, folder=place, converter=converter)
     return "" if "ok" in made else f"not converted: {made['refused']}"
 
 
 def peers(sides, config: dict, place: str, given: list[dict], width: int) -> list[np.ndarray] | str:
-    """llama.cpp's numbers, else why there are none."""
+    """llama.cpp's outputs, or the reason why there are none."""
     if sides.peer is None or "decoder_ids" in given[0]:
         return NOT_ASKED
     hidden = not DECODERS.search(str(config.get("architectures")))
@@ -36,7 +36,7 @@ def peers(sides, config: dict, place: str, given: list[dict], width: int) -> lis
 
 
 def distance(found: list[np.ndarray], wanted: list[np.ndarray]) -> float | None:
-    """The largest difference over the standard deviation of what is wanted; None where they are not the same thing."""
+    """The largest difference divided by the standard deviation of `wanted`; None if the shapes differ."""
     if any(a.shape != b.shape for a, b in zip(found, wanted, strict=True)):
         return None
     with np.errstate(invalid="ignore"):
@@ -46,7 +46,7 @@ def distance(found: list[np.ndarray], wanted: list[np.ndarray]) -> float | None:
 
 def judged(ours: list[np.ndarray], peer: list[np.ndarray] | str, wanted: list[np.ndarray],
            moved: float) -> tuple[str, str]:
-    """The result, and a line that says it. moved: how far rounding alone moves the numbers."""
+    """The result, and a line that describes it. moved: relative error that rounding alone causes."""
     theirs, near, far = distance(ours, wanted), max(NEAR, moved / 10), max(FAR, 2 * moved)
     if isinstance(peer, str):
         if theirs is not None and theirs <= near:
@@ -56,10 +56,10 @@ def judged(ours: list[np.ndarray], peer: list[np.ndarray] | str, wanted: list[np
     apart, between = distance(ours, peer), distance(peer, wanted)
     if apart is None:
         return "wrong", f"{ours[0].shape}, llama.cpp has {peer[0].shape}"
-    told = f"{apart:.2g} from llama.cpp" + (
+    line = f"{apart:.2g} from llama.cpp" + (
         "" if between is None else f", {theirs:.2g} from transformers; these two differ by {between:.2g}")
     if not apart <= far:
-        return LIKE_THEIRS if theirs is not None and theirs <= near else "wrong", told
+        return LIKE_THEIRS if theirs is not None and theirs <= near else "wrong", line
     if between is None or theirs <= near:
         return "right", ""
-    return ("wrong" if between <= near else LIKE_PEER if between > far else "right"), told
+    return ("wrong" if between <= near else LIKE_PEER if between > far else "right"), line

@@ -141,7 +141,7 @@ def error(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def greedy(model, given: dict) -> dict:
-    """The likeliest next tokens, each from the whole text, and how far the closest second was behind."""
+    """Greedy tokens, each computed from the whole text, and the smallest margin between the best two logits."""
     ids, margin = list(given["ids"]), np.inf
     for _ in range(GREEDY):
         row = compute(model, {"ids": ids})[-1]
@@ -159,7 +159,7 @@ def answer(request: dict) -> dict:
                      "convert": lambda config, folder: convert(folder, request["converter"])}[request["do"]](
                 request["config"], Path(request["folder"]))
         return {"ok": found}
-    except Exception as problem:  # a class may raise anything; it is told, and counted
+    except Exception as problem:  # a class may raise anything; the error is reported and counted
         return {"refused": f"{type(problem).__name__}: {' '.join(str(problem).split())[:160]}"}
 
 
