@@ -51,7 +51,7 @@ def side_by_side(model, sequences: int, prompt: int, new: int, **decoding) -> di
         for job in jobs:
             job.done.wait()
         stats = engine.stats
-    first, end = max(own[0] for own in times), max(own[new - 1] for own in times)  # the end of the text is a separate piece
+    first, end = max(own[0] for own in times), max(own[new - 1] for own in times)  # the text's end is a separate piece
     late = sum(moment > first for own in times for moment in own[:new])
     return {"new_tok_s": sequences * new / (end - begin), "decode_tok_s": late / (end - first),
             "step_ms": 1e3 * stats["step_s"] / stats["steps"],

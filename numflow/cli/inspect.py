@@ -116,7 +116,7 @@ def _print_placed(facts: list[dict]) -> None:
 
 
 def print_network(network, checkpoint, full: bool) -> None:
-    """Print the steps as a table. full: every step in a row of its own, else equal layers share a row."""
+    """Print the steps as a table. full: one row for each step, else equal layers share a row."""
     from numflow.network import describe
     from numflow.registry.progress import megabytes
 

@@ -161,7 +161,7 @@ def solution(name: Name, folder: Folder = None, labs: Labs = None) -> None:
 
 
 def _note(lab: "LabFile", **changes: Any) -> None:
-    """Save the progress of a lab. An error is reported, and the command goes on."""
+    """Save the progress of a lab. An error is reported, and the command continues."""
     import sys
 
     from numflow.learn import progress

@@ -152,7 +152,7 @@ def _network(model, shape: str, weights: str, spec: str | Path | None, offline: 
 
 
 def _sizes(kv: str | None, network, backend: str) -> dict:
-    """Sizes of weights and KV cache as the executors store them; with "cuda" those of GPUs and of the CPU."""
+    """Sizes of weights and KV cache as the executors store them; with "cuda" the sizes on GPUs and on the CPU."""
     from numflow.cpu import estimate as cpu
     from numflow.cuda import estimate as cuda
     from numflow.network.cost import all_floats, f32_bytes

@@ -80,7 +80,7 @@ def asked_name(model: str | None, offline: bool = False, purpose: str = "generat
     """The given name, or the name of the default model for a purpose.
 
     If the default model cannot be downloaded, the name is that of the model that comes with numflow; a line on standard
-    error says so.
+    error reports this.
     """
     from numflow import registry
 

@@ -107,4 +107,4 @@ def new(
             raise RequestError(f"{output}: {error.strerror}") from None
         print(f"wrote {output}", flush=True)
     if drafted.problem:
-        raise SpecError(f"the draft does not run as it is: {drafted.problem}")
+        raise SpecError(f"the draft does not run yet: {drafted.problem}")

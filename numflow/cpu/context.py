@@ -117,7 +117,7 @@ class Context:
         """A matrix in the layout of `linear`.
 
         Raises:
-            NetworkError: its scheme is not the one that follows from the network's types, by which steps are grouped.
+            NetworkError: its scheme is not the one that the network's types imply, which decided the groups of steps.
         """
         packed, plan = self.weights.packed(name), planned(self.network.weights[name])
         if (packed.kind, packed.outliers is None) != (plan.kind, plan.outliers is None):

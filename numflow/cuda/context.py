@@ -100,7 +100,7 @@ class Context:
         """A matrix in the layout of `linear`.
 
         Raises:
-            NetworkError: its kind differs from the one that the network's types imply, by which steps were fused.
+            NetworkError: its kind is not the one that the network's types imply, which decided the fusion of steps.
         """
         found, weight = self.weights.matrix(name), self.network.weights[name]
         if found.kind != (plan := planned(weight)).kind or bool(found.outliers) > bool(plan.outliers):

@@ -83,7 +83,7 @@ def together(network: Network, entry: str, activations: str, plain_caches: Colle
 def described(network: Network, activations: str) -> list[GroupFacts]:
     """The fused groups of all entries, for keys and values in float16, in order of first appearance.
 
-    A norm or activation that writes the operand of its readers counts as a group of its own here.
+    A norm or activation that writes the operand of its readers counts as a separate group here.
     """
     found = {entry: together(network, entry, activations, network.caches) for entry in network.entries}
 

@@ -52,8 +52,8 @@ class Program(OneDevice):
     fused:       fuse consecutive steps into one kernel (patterns.py); results may differ in their last bits.
     units:       also use fusions whose blocks compute 32 adjacent results (linear/unit.py).
     gpu:         a Device, or a name: "gpu", "simulator", or "auto": $NUMFLOW_CUDA, by default "gpu".
-    host_embeddings: keep the embedding table in host memory, as it is in the file; the rows of each batch are copied to
-                 the device.
+    host_embeddings: keep the embedding table in host memory, as stored in the file; the rows of each batch are copied
+                 to the device.
     host_kv_percent: percentage of the layers whose keys and values are in pinned host memory; the blocks that a batch
                  reads are copied to the device while other layers are computed (cache_host.py).
     state_type:  data type of matrix states: one of quant.state.STATE_TYPES, or "auto" for the network's choice.

@@ -123,7 +123,7 @@ class Engine:
         """Queue a request; returns at once.
 
         prompt_or_ids: as in Model.generate. priority: higher priorities start first, and may preempt lower ones.
-        n:        number of samples; each has its own random numbers, sample 0 those of n=1.
+        n:        number of samples; each has its own random numbers; sample 0 is the same as with n=1.
         decoding: further settings of Model.generate.
 
         Raises:

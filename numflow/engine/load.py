@@ -229,7 +229,7 @@ def _executor(backend: str):
 
 
 def _program_options(program_class, how: LoadOptions, given: dict[str, Any]) -> dict[str, Any]:
-    """Options of the executor's Program: those of LoadOptions that it takes, and `given`."""
+    """Options of the executor's Program: the fields of LoadOptions that it accepts, and `given`."""
     check(how if _is_named(how.draft) else replace(how, draft=None))
     for row, found in rows(LoadOptions):
         if found.of and how.backend not in found.of and (value := getattr(how, row.name)) != row.default:

@@ -193,7 +193,7 @@ class EngineOptions:
 
 
 def rows(table: type, place: str = "") -> "Iterator[tuple[Field, OptionFacts]]":
-    """Fields of a table with the facts of their options, only those of interface `place` if given."""
+    """Fields of a table with the facts of their options; with `place`, only the options of that interface."""
     for row in fields(table):
         if not place or place in row.metadata["option"].places:
             yield row, row.metadata["option"]

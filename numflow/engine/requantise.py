@@ -49,7 +49,7 @@ def requantised(checkpoint: Checkpoint, spec: Spec, how: Requantising, threads: 
     cache of an earlier start.
 
     reporter: gets the matrices that are not quantised, with reasons, and the progress; closed by the caller.
-    kept: whether quantised matrices are cached for the next start: the checkpoint's tensors are those of its files.
+    kept: whether to cache quantised matrices for the next start; the checkpoint's tensors must then be unchanged.
     rows_of: quantiser that runs on a GPU instead of the CPU.
 
     Raises:

@@ -52,9 +52,9 @@ def bench_op(op: str, kind: str, shape: str, tokens: int, repeat: int = 20, thre
 
     Returns:
         microseconds: spread of `repeat` runs, each the mean over copies. megabytes, operations: of one copy. gb_s,
-        gop_s. at_limit: the least time by this machine's measured limits, divided by the median. last: the stored
-        result of the last run, or None. against_last: the last median divided by this median. apart: whether the two
-        spreads do not overlap.
+        gop_s. at_limit: the shortest time that this machine's measured limits allow, divided by the median. last: the
+        stored result of the last run, or None. against_last: the last median divided by this median. apart: whether the
+        two spreads do not overlap.
 
     Raises:
         RequestError, FormatError: there is no such op, type or shape.

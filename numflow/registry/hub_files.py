@@ -106,7 +106,7 @@ def _matching(repo: str, files: Sequence[str], pattern: str) -> list[str]:
     found = [model for model in models if any(_fits(model, part) for part in pattern.split(",") if part)]
     if not found:
         extras = [model.name for model in everything if any(_fits(model, part) for part in pattern.split(",") if part)]
-        why = f" but {', '.join(extras[:3])}, no model of its own" if extras else ""
+        why = f" but {', '.join(extras[:3])}, not a complete model" if extras else ""
         raise ModelNotFoundError(f"{repo}: no weights match {pattern!r}{why}; it has {_listing(models)}")
     if any(c in pattern for c in "*?[,") and found[0].kind != ".gguf":
         return sorted(file for model in found for file in model.files)  # a glob stands for all files that it matches

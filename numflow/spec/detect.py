@@ -60,15 +60,15 @@ def _only_one(checkpoint: Any, subject: str, named: list[tuple[Spec, Spec]], has
     if fitting:
         raise SpecError(f"{checkpoint.path}: {subject} fits several specs ({names}); choose one with --spec")
     unmet = "; ".join(sorted({_unmet(stated, spec, checkpoint, has_for) for stated, spec in named}))
-    raise SpecError(f"{checkpoint.path}: {subject} is known to {names}, whose condition `when` does not hold: {unmet}; "
-                    f"choose or write a spec with --spec")
+    raise SpecError(f"{checkpoint.path}: {subject} is detected by {names}, but the condition `when` does not hold: "
+                    f"{unmet}; choose or write a spec with --spec")
 
 
 def on_parts(spec: Spec, checkpoint: Any, has_for: HasFor = None) -> Spec:
-    """A spec with `extends_part` on top of the spec of that part of the configuration; any other spec as it is.
+    """A spec with `extends_part` on top of the spec of that part of the configuration; any other spec unchanged.
 
     Raises:
-        SpecError: the configuration has no such part, or no spec knows it.
+        SpecError: the configuration has no such part, or no spec detects it.
     """
     keys = _list(spec.section("extends_part"))
     if not keys:
@@ -110,7 +110,7 @@ def _of_part(checkpoint: Any, has_for: HasFor) -> str:
                 found = on_parts(load_spec(path), checkpoint, has_for)
             except SpecError:
                 continue
-            return f"--spec {path.stem} takes its {found.section('hf')['within']} alone, as {found.title}; "
+            return f"--spec {path.stem} runs its {found.section('hf')['within']} as {found.title}; "
     return ""
 
 

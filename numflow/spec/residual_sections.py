@@ -1,5 +1,5 @@
-"""Sections of a specification file about what a layer has beside mixer and feed-forward block: shared blocks, per-layer
-embeddings, several residual streams. A part of the schema."""
+"""Part of the schema: sections about parts of a layer other than mixer and feed-forward block, which are shared blocks,
+per-layer embeddings and several residual streams."""
 
 from numflow.spec.kinds import SpecOption
 from numflow.spec.kinds import boolean as _bool
@@ -28,7 +28,7 @@ RESIDUAL: dict[str, dict[str, SpecOption]] = {
                         "its output to each, by gates computed from the streams; 0 = one stream as usual", 0, 64),
         "magnitude": _float(1.0, "multiplies what a block adds"),
         "eps": _float(0.0, "added to the gates", 0, 1),
-        "write_eps": _float("hyper_eps", "added to the gates by which a block's output is added", 0, 1),
+        "write_eps": _float("hyper_eps", "added to the gates that scale a block's output", 0, 1),
         "balance": _int(0, "mix the streams by a doubly stochastic matrix: its columns and rows are divided by their "
                         "sums in turn, columns so many times; 0 = streams are not mixed", 0, 1000),
     },

@@ -180,7 +180,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "key_scale": _float(1.0, "multiplies the keys"),
         "out_scale": _float(1.0, "multiplies the block's output"),
         "buckets": _int(0, "number of relative position buckets (attn_rel_b of the stack's first layer); 0 = none", 0),
-        "own_buckets": _bool(False, "each layer has an attn_rel_b of its own"),
+        "own_buckets": _bool(False, "each layer has its own attn_rel_b"),
         "bucket_distance": _int(128, "distance from which keys are in the last bucket"),
         "distances": _int(0, "disentangled attention: number of relative position embeddings, half of them for later "
                           "keys; the layer projects them to keys and queries, whose products with the tokens' queries "
@@ -216,7 +216,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "compressed": {
         "every": _int(0, "mixer.kind compressed: tokens per window; each window becomes an entry that later tokens "
                       "attend to; 0 = no entries in this layer", 0, 1 << 20),
-        "overlap": _bool(False, "an entry covers the previous window too, by columns of its own"),
+        "overlap": _bool(False, "an entry also covers the previous window, with separate columns"),
         "out_groups": _int(0, "groups of heads, each with a matrix before the output projection; 0 = none", 0),
         "out_rank": _int(1, "output columns of each of these matrices"),
     },
@@ -352,7 +352,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                 "from 0; none: the third, the middle and the last but two"),
         "leaving": _bool(False, "the stream is read behind those layers, not before"),
         "norm_before_residual": _bool(False, "the draft's residual stream starts as the norm of its hidden input"),
-        "norm_before_fc": _bool("has('eagle_norm.weight')", "a norm of what is read before its projection eagle_proj"),
+        "norm_before_fc": _bool("has('eagle_norm.weight')", "a norm of the input of the projection eagle_proj"),
         "offsets": _bool(True, "eagle_words stores the model's token id minus the draft's, not the model's id"),
     },
     **TEXT,

@@ -64,8 +64,8 @@ def of_merges(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[str
     missing = next((text for text in plain for cut in range(1, len(text))
                     if text[:cut] in vocab and text[cut:] in vocab and (text[:cut], text[cut:]) not in listed), None)
     if len(set(order)) < len(order) or missing is not None:
-        raise TokenizerError(f"{where}: its merges are not those of a SentencePiece model, which is all that GGUF "
-                             "files have for tokens with spaces")
+        raise TokenizerError(f"{where}: its merges are not a SentencePiece model's, the only kind that GGUF files "
+                             "have for tokens with spaces")
     rank = {text: -float(n) for n, text in enumerate(order)}
     if (unk := vocab.get(model.get("unk_token"))) is not None:
         types[unk] = spm.UNKNOWN

@@ -26,7 +26,7 @@ def encode_template(template: str, tokenizer: Tokenizer, query: str, system_prom
     """Token ids of a prompt.
 
     Raises:
-        TokenizerError: a piece of the template stands for no token of this vocabulary; the message names it.
+        TokenizerError: a piece of the template is not a token of this vocabulary; the message names it.
     """
     texts = {"query": query, "question": query, "_query": " " + query, "_question": " " + query,
              "system_prompt": system_prompt}

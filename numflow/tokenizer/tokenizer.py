@@ -157,7 +157,7 @@ class Tokenizer:
 
         template = template if template is not None else self.chat_template
         if template is None:
-            raise TokenizerError("this model has no chat template; give one, or use the text as it is")
+            raise TokenizerError("this model has no chat template; give one, or use the text unchanged")
         variables = {"tools": None, "documents": None, **self.special_texts(), **variables}
         return render(template, messages=list(messages), add_generation_prompt=add_generation_prompt, **variables)
 

@@ -140,7 +140,7 @@ def test_spec_new_prints_a_draft_that_does_not_run_yet_and_fails(run, tiny, monk
     monkeypatch.setattr(draft, "draft", lambda checkpoint: found)
     done = run("spec", "new", tiny)
     assert (done.code, done.out) == (1, 'extends = "x"\n')
-    assert done.err == "error: the draft does not run as it is: tensor 'y' has no place\n"
+    assert done.err == "error: the draft does not run yet: tensor 'y' has no place\n"
 
 
 def test_generate_for_real(run, tiny):

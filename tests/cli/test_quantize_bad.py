@@ -147,7 +147,7 @@ def test_a_calibration_of_another_model(run, source, text, tmp_path):
     save_file({f"x{name}": value for name, value in load_file(made).items()}, renamed,
               metadata={"kind": "numflow calibration", "facts": json.dumps({"model": "somebody"})})
     done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--imatrix", renamed)
-    assert done.code == 1 and "calibration is of another model (somebody): it knows none of 16 matrices" in done.err
+    assert done.code == 1 and "calibration is of another model (somebody): it has none of the 16 matrices" in done.err
     other = write_model(tmp_path / "other", ffn=128)
     assert run("imatrix", "-m", other, "--text", text, "-o", wide, "--context", 64, "--chunks", 2).code == 0
     for words in (("quantize", source, tmp_path / "x", "--weights", "q4"),

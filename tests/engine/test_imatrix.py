@@ -67,7 +67,7 @@ def test_an_imatrix_is_of_use_for_schemes_too(folder, known, tmp_path):
 def test_an_imatrix_of_another_model(folder, known, tmp_path):
     source, recipe = formats.open_checkpoint(folder), named("IQ4_NL", True)
     other = Calibration({"blk.77.attn_q.weight": np.ones(64, np.float32)}, facts={"model": "somebody"})
-    with pytest.raises(RequestError, match=r"another model \(somebody\): it knows none"):
+    with pytest.raises(RequestError, match=r"another model \(somebody\): it has none"):
         export_gguf(source, tmp_path / "x.gguf", recipe, calibration=other)
     other = Calibration({"blk.0.attn_q.weight": np.ones(96, np.float32)}, facts={"model": "somebody"})
     with pytest.raises(RequestError, match=r"blk\.0\.attn_q\.weight has 64 columns, the calibration 96"):

@@ -40,9 +40,9 @@ def part(kind, **keys):
     ({"architectures": ["BarForConditionalGeneration"], "text_config": {"model_type": "mars_text_model"}},
      "no spec for model 'BarForConditionalGeneration'"),
     ({"architectures": ["FooForConditionalGeneration"], "text_config": {"model_type": "qwen2"}},
-     "--spec multimodal takes its text_config alone, as Qwen1.5 and Qwen2"),
+     "--spec multimodal runs its text_config as Qwen1.5 and Qwen2"),
     (part("granite", logits_scaling=8.0),
-     "is known to multimodal on granite, whose condition `when` does not hold: `head_scale == 1 "),
+     "is detected by multimodal on granite, but the condition `when` does not hold: `head_scale == 1 "),
     ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
      "`when` does not hold: `not both_ways` (from use_bidirectional_attention)"),
 ])

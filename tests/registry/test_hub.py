@@ -139,9 +139,9 @@ def test_a_quantisation_is_one_model(shelf, name, opened, fetched):
 
 @pytest.mark.parametrize("name, line", [
     ("org/flat:Q5_K_M", "no weights match 'Q5_K_M'; it has .*Qwen-Q8_0.gguf"),
-    ("org/flat:mmproj-Qwen-f16.gguf", "no weights match .* no model of its own"),
+    ("org/flat:mmproj-Qwen-f16.gguf", "no weights match .* not a complete model"),
     ("org/flat:Q4_K", "no weights match 'Q4_K'"),
-    ("org/folders:Q6_K", "no weights match 'Q6_K' but mtp-Big-Q6_K.gguf, no model of its own"),
+    ("org/folders:Q6_K", "no weights match 'Q6_K' but mtp-Big-Q6_K.gguf, not a complete model"),
     ("org/two:Q4_K_M", "several models that match 'Q4_K_M': a-Q4_K_M.gguf, b-Q4_K_M.gguf; choose one, such as "
                        "org/two:a-Q4_K_M.gguf$"),
     ("org/two", "several models in Q4_K_M: a-Q4_K_M.gguf, b-Q4_K_M.gguf"),

@@ -124,7 +124,7 @@ def test_merges_that_are_no_scores(llama_style_library, tmp_path):
     state["model"]["merges"].remove(["\u2581", "hello"])
     state["model"]["merges"].append(["\u2581", "h"])
     state["model"]["vocab"]["\u2581h"] = len(state["model"]["vocab"])
-    with pytest.raises(TokenizerError, match="its merges are not those of a SentencePiece model"):
+    with pytest.raises(TokenizerError, match="its merges are not a SentencePiece model"):
         read(load_library(Tokenizer.from_str(json.dumps(state)), tmp_path))
 
 

@@ -74,7 +74,7 @@ def _routed(step: Step, ctx, y: View, ids: View) -> dict:
     address, stride = ctx.view(ids)
     entries, max_rows = table.shape[0] * table.shape[1], ctx.max_rows(y)
     words = entries + (1 + TILE_WORDS) * max_rows
-    # Each thread uses a part of its own, so steps need no barrier because of this memory.
+    # Each thread uses a separate part, so steps need no barrier because of this memory.
     groups = ctx.scratch("rows by adapter and expert", 4 * words * ctx.n_threads).array
     return {"header": ctx.header, "rows": ctx.rows(y), "adapters": WANTED_ADAPTERS if _wanted(ctx, y) else ADAPTERS,
             "table": table, "experts": table.shape[1], "first": param(step, "first"), "ids": address,

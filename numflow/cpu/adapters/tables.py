@@ -1,4 +1,4 @@
-"""Matrices of adapters in memory, the tables by which kernels find them, and the rows of a batch grouped by adapter.
+"""Matrices of adapters in memory, the tables with which kernels find them, and the rows of a batch grouped by adapter.
 
 Each step has a table of entries, int64 [adapters, experts, 7]: address of A, address of B, rank, addresses of bias and
 scale or 0, whether A and B are float16, and a factor as float64 bits. If an adapter does not change the step's product,

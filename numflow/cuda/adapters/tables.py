@@ -1,4 +1,4 @@
-"""Matrices of LoRA adapters in device memory, and the tables by which kernels find them.
+"""Matrices of LoRA adapters in device memory, and the tables with which kernels find them.
 
 One float32 arena has all matrices. Each step has a table u32 [adapters, experts, 4] of entries: offset of the expert's
 matrices in the arena, rank, flags of the vectors that follow (BIAS | SCALE), unused. If an adapter does not change the

@@ -126,7 +126,7 @@ def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves:
             ctx.view(y), partial, parts(sizes), ctx.batch.counts, heads, y.width // heads, *operand))
 
     calls = [Call(step, joined, leaves=leaves).only(lambda sizes: parts(sizes) > 1)]
-    if leaves:  # without parts, a kernel of its own makes the operand
+    if leaves:  # without parts, a separate kernel makes the operand
         alone = replace(bind_operand(ctx, y, leaves.kind, *operand), leaves=leaves)
         calls.append(alone.only(lambda sizes: parts(sizes) == 1 and not (made and made(sizes))))
     return calls

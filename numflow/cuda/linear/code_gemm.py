@@ -76,7 +76,7 @@ UNITS = {"e4m3": 2, "nvfp4": 4, "mxfp4": 4}  # units of 32 columns in a tile, by
 
 
 def code_operand(weight: Kept, activations: str) -> str:
-    """The operand by which a matrix is multiplied in this module for more than 64 tokens; "" for none."""
+    """Kind of operand with which this module multiplies a matrix for more than 64 tokens; "" for none."""
     if activations not in ("fp8", "nvfp4"):
         return ""
     return "e4m3" if meets_float8(weight) else float4_operand(weight) if activations == "nvfp4" else ""

@@ -115,7 +115,7 @@ SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items() if not kin
 
 
 class Kept:
-    """The properties by which kernels for a matrix are chosen: of a matrix in memory (Matrix), or of a planned one.
+    """The properties that determine the kernels for a matrix: of a matrix in memory (Matrix), or of a planned one.
 
     kind: "f32", "f16", "bf16" or the name of a scheme. outliers: slots of a row; for a planned matrix 0 or 1.
     """

@@ -90,7 +90,7 @@ class Collector:
 
     def _tensors(self, step: Step) -> list[str]:
         weight = self._network.weights[step.weights["weight"]]
-        parts = () if weight.project else weight.parts  # a product of two tensors has no input of its own
+        parts = () if weight.project else weight.parts  # a product of two tensors has no separate input
         return list(dict.fromkeys(part.tensor for part in parts))
 
     def _add(self, name: str, squares: np.ndarray, counts: np.ndarray) -> None:

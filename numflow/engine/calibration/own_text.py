@@ -73,7 +73,7 @@ def own_calibration(model_of: Opens, checkpoint: Checkpoint, spec: Spec, backend
 
     model_of: makes a Model of the checkpoint. backend: backend that generates: "reference", or else the CPU.
     moments: whether to collect second moments, if the memory suffices.
-    keep: whether to cache the calibration on disk; the checkpoint's tensors must be those of its files.
+    keep: whether to cache the calibration on disk; the checkpoint's tensors must then be unchanged.
 
     Raises:
         NumflowError: any error of running the model.

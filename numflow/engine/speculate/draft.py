@@ -8,8 +8,8 @@ the token after the first i drafts, so one step gives several tokens as long as 
     search.advance(logits, drafts)             # picks tokens until one differs from its draft: 1 .. k + 1 new tokens
     ... the engine drops the keys and values of rejected drafts ...
 
-The scheduler may run fewer drafts than were proposed (little memory, many requests): `advance` gets those that ran.
-A `Drafter` belongs to one sample of one request. `search.TokenByToken` calls it and reports the accepted drafts.
+The scheduler may run fewer drafts than were proposed (little memory, many requests): `advance` gets the drafts that
+ran. A `Drafter` belongs to one sample of one request. `search.TokenByToken` calls it and reports the accepted drafts.
 Picking row by row with the sampler's random numbers, as TokenByToken does, gives exactly the tokens without drafts. If
 the drafter knows the distribution of its drafts, rejection sampling may accept more of them.
 """

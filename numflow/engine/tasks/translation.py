@@ -64,7 +64,7 @@ def chosen(known: Languages, source: str | None, target: str | None) -> tuple[in
         raise RequestError("the model reads one language only, or finds out itself: leave out source, and give target")
     if target is None or (source is None and not known.in_text):
         wanted = "target" if known.in_text else "source and target"
-        raise RequestError(f"give {wanted}: the model knows {', '.join(sorted(known.ids))}")
+        raise RequestError(f"give {wanted}: the model has {', '.join(sorted(known.ids))}")
     return (known.id(target), None) if source is None else (known.id(source), known.id(target))
 
 

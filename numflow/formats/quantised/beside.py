@@ -281,7 +281,7 @@ def _powers(parts: StoredParts, plain: str, tensor: Tensor, shape: tuple[int, ..
     def rows(begin: int, end: int) -> CodedRows:
         exponents = stored_bytes(scale).reshape(-1, units)[begin:end]
         if (exponents == 255).any():
-            raise parts.fail(scale.name, "has a scale of 255, which stands for no number")
+            raise parts.fail(scale.name, "has a scale of 255, which is NaN")
         data = stored_bytes(tensor).reshape(-1, 16 * units)[begin:end]
         return CodedRows(low_first(data), np.ldexp(np.float32(1), exponents.astype(np.int32) - 127))
 

@@ -47,7 +47,10 @@ class _Rearranged:
         self._own, self._modules, self._checkpoint = own, modules, checkpoint
 
     def of_kind(self, given: Mapping[str, Any], split: Callable, join: Callable) -> dict[str, Any]:
-        """Changes of one kind, those of modules rewritten for stored tensors. split, join: functions of this kind."""
+        """Changes of one kind; changes of modules are rewritten as changes of stored tensors.
+
+        split, join: functions of this kind.
+        """
         found: dict[str, Any] = {}
         joined: dict[str, list[tuple[str, Location, Any]]] = {}
         for name, value in given.items():

@@ -21,7 +21,7 @@ from numflow.ops import Network, Part, Step, View, param
 
 @dataclass(frozen=True)
 class _Target:
-    """A step of ops.ADAPTING and the tensors that it adapts: a single one, or those of experts.
+    """A step of ops.ADAPTING and the tensors that it adapts: a single one, or one for each expert.
 
     head: whether the tensor is the output matrix. scale: factor of the embedding look-up.
     bias: name of the product's bias weight, "" for none, and the offset of the first element for these tensors.
@@ -201,7 +201,7 @@ class _Parts:
         return np.swapaxes(values, -1, -2) if name in self._fit.transposed else values
 
     def _ordered(self, a: np.ndarray, part: Part) -> np.ndarray:
-        """A with its columns in the stored order of the matrix, those of this device's share."""
+        """The columns of A for this device's share, in the stored order of the matrix."""
         ordered = self._checkpoint.tensors[part.tensor].ordered if part.ordered else None
         a = a if ordered is None else a[..., ordered.order]
         return a if part.columns is None else a[..., slice(*part.columns)]

@@ -303,7 +303,7 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     chosen = b.view("chosen", -(-context // 32), dtype="i32")
     if not b.option("indexer", "own"):
         if not any(step.op == "index_select" for step in b.entries[b.entry]):
-            raise SpecError(f"{b.where}: indexer.own: the first layer needs an index of its own", ("indexer.own",))
+            raise SpecError(f"{b.where}: indexer.own: the first layer needs its own indexer", ("indexer.own",))
         return (chosen,)
     if rope_dim > size:
         raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",

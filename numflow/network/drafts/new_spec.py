@@ -29,7 +29,7 @@ class SpecDraft:
 
 
 def draft(checkpoint: Checkpoint) -> SpecDraft:
-    """Try every shipped family as it is, then with tensor names guessed from names in other families.
+    """Try every shipped family unchanged, then with tensor names guessed from names in other families.
 
     A family fits if its network builds: all tensors exist with the right shapes, and none is unused. Among several, the
     draft extends the best fit: fewest unread keys, usual forms of tensors, expected text values. If none fits, the
@@ -140,7 +140,7 @@ def _keys_named(spec: Spec, checkpoint: Checkpoint) -> set[str]:
 
 @cache
 def _families() -> list[Spec]:
-    """Shipped specs of families: those that detection may choose."""
+    """Shipped specs that detection may choose."""
     return [spec for spec in list_specs() if spec.section("detect") and not spec.section("extends_part")]
 
 

@@ -174,7 +174,7 @@ def check_calibration(calibration: Calibration, plan: QuantisePlan, checkpoint: 
     of = f"the calibration is of another model ({calibration.facts.get('model', 'unknown')})"
     known = [name for name in plan.schemes if calibration.importance(name) is not None]
     if plan.schemes and not known:
-        raise RequestError(f"{of}: it knows none of {len(plan.schemes)} matrices, such as {next(iter(plan.schemes))}")
+        raise RequestError(f"{of}: it has none of the {len(plan.schemes)} matrices, such as {next(iter(plan.schemes))}")
     for name in known:
         columns, found = checkpoint.tensors[name].columns, calibration.importances[name].shape[-1]
         if found != columns:

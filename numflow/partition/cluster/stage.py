@@ -101,7 +101,7 @@ class GroupActor:
 
     def _made(self, plan, executors, source, timeout, options) -> PlanProgram:
         executor: Any = import_module(executors[plan.devices[plan.groups[self.group][0]].executor])
-        if len({part.executor for part in plan.devices}) > 1:  # pass only the options that this executor knows
+        if len({part.executor for part in plan.devices}) > 1:  # pass only the options that this executor has
             known = {*inspect.signature(executor.Program).parameters, "threads"}
             options = {name: value for name, value in options.items() if name in known}
         executor = _on_gpus(executor, self.gpus) if self.gpus else executor

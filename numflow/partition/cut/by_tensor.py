@@ -72,8 +72,8 @@ def cut_by_tensor(network: Network, stage: PipelineStage, group: tuple[int, ...]
                   head: str = "split") -> list[DeviceSteps]:
     """The steps of each device of a group.
 
-    group: indices of the group's devices in the plan; groups: those of all groups. caches, states: the group's cuts.
-    embedding, head: as in `choose`.
+    group: indices of the group's devices in the plan; groups: such indices of all groups. caches, states: the group's
+    cuts. embedding, head: as in `choose`.
     """
     local = replace(network, entries=stage.entries)
     if len(group) > 1:

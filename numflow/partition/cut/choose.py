@@ -7,8 +7,8 @@ The cut of an output projection's input columns determines the cut of the steps 
     attn_output              columns                  each device has a partial sum: one all_reduce
     ffn_gate, ffn_up, act    rows      } by columns of ffn_down
     ffn_down                 columns                  one all_reduce
-    ssm_in, convolution      rows, channels           } by heads or channels of the state (recurrent.py), what one
-    recurrent step, its gate                           } step makes of several kinds taken apart first (apart.py)
+    ssm_in, convolution      rows, channels           } by heads or channels of the state (recurrent.py); a step
+    recurrent step, its gate                           } with outputs of several kinds is split first (apart.py)
     ssm_out                  columns                  one all_reduce
     experts                  by expert                one all_reduce, together with the shared expert's
     embedding                rows                     one all_reduce, in which one device has each token's row

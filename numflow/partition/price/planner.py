@@ -124,7 +124,7 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
          style: Style = NUMFLOW, kv_bytes: float = 2.0, weigh: Callable = weight_bytes, hold: Callable | None = None,
          holdings: Mapping[str, Holding] | None = None, backend: str = CPU,
          progress: Callable[[str], None] | None = None) -> list[Candidate]:
-    """Candidates, the best for the goal first, those that do not fit last.
+    """Candidates, the best for the goal first; candidates that do not fit are last.
 
     network: built with fuse=False. names: allowed devices. asked: a further device string to price.
     style, kv_bytes, weigh, hold, holdings: see Prices. backend: executor of the devices; with "cuda", numbers are GPUs.

@@ -57,7 +57,7 @@ class PlanProgram(Program):
     timeout:   seconds without progress after which a run fails.
     threads:   threads of each device; None: available cores, divided among devices.
     group:     run only the devices of this group; `remote` (Mailboxes) exchanges values with other groups.
-    options:   options of the executor's Program; with several executors, each gets the options that it knows.
+    options:   options of the executor's Program; with several executors, each gets the options that it has.
 
     Raises:
         DeviceError: no such transport, or a device cannot be started.

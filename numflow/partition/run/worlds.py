@@ -47,7 +47,7 @@ class Worlds:
         return self._executors[self._owner[index]].Program
 
     def options(self, index: int, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Options for a device: all with one executor, else those that its Program knows."""
+        """Options for a device: all options if there is one executor, else the options that its Program has."""
         if len(self._worlds) == 1:
             return options
         known = inspect.signature(self.program(index)).parameters

@@ -43,7 +43,7 @@ def serve(config: Config, listens: Callable[[str], None], serves: Callable[[str,
 
 
 def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
-    """The routes of the front: those that it answers itself, and those that it forwards."""
+    """The routes of the front: routes that it answers itself, and routes that it forwards."""
     async def forward(service: Service, request: Request) -> Response:
         return await _forward(service, replicas, request)
 

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def merged(front: str, replicas: Iterable[str]) -> str:
-    """The front's metrics unchanged, and those of each replica with a label `replica`: 0, 1, ..."""
+    """The front's metrics unchanged, and the metrics of each replica with a label `replica`: 0, 1, ..."""
     found: dict[str, Metric] = {}
     for replica, text in enumerate([front, *replicas], start=-1):
         for family in text_string_to_metric_families(text):
