@@ -148,8 +148,8 @@ class LoadOptions:
         "threads", "How {devices} run: threads, processes with shared memory (CPU only) or ray (one Ray actor per "
         "group of devices).", "NAME", TEXT)
     collectives: str | None = opt(
-        None, "All-reduce between GPUs: copies (from GPU to GPU), nccl, or auto (nccl where it is installed and every "
-        "device is a GPU of its own).", "NAME", one_of("auto", "copies", "nccl"), of=("cuda",), shown="auto")
+        None, "All-reduce between GPUs: copies (from GPU to GPU), nccl, or auto (nccl if it is installed and every "
+        "device is a separate GPU).", "NAME", one_of("auto", "copies", "nccl"), of=("cuda",), shown="auto")
     spec: str | None = opt(
         None, "Model specification: a file, or a name from `numflow spec list`.", "FILE", PATH,
         ("model_specification_file", "model_spec_file"), shown="detected")

@@ -287,8 +287,7 @@ class Core:
             self._end(self._leaving.popleft(), "cancelled")
 
     def _affected(self, plan: StepPlan | None) -> list[SequenceGroup]:
-        """Groups whose work is lost with a failed step: the step's, or all running ones if block
-        moves failed."""
+        """Groups whose work is lost with a failed step: the step's, or all running if moving blocks failed."""
         if plan is None:
             return list(self.jobs)
         return [group for group in (plan.groups if plan.moved else plan.groups.union(self.scheduler.running))

@@ -125,8 +125,8 @@ SERVICE = {
     "max_responses": Option(FROM_ZERO, 1000, "Number of stored answers of /v1/responses, for previous_response_id; 0: "
                             "none."),
     "responses_memory": Option(_bytes, 64 * 2**20, "Memory for stored answers and their conversations, in bytes."),
-    "slot_folder": Option(TEXT, None, "Folder in which POST /slots/{id} saves and restores texts; each API key has a "
-                          "folder of its own in it. Default: saving is off.", ("slot_save_path",)),
+    "slot_folder": Option(TEXT, None, "Folder in which POST /slots/{id} saves and restores texts; each API key has "
+                          "its own folder in it. Default: saving is off.", ("slot_save_path",)),
     "slot_disk": Option(_bytes, 16 * 2**30, "Bytes of saved files in slot_folder, above which saving is refused."),
     "deletable": Option(FLAG, False, "Allow DELETE /api/delete to delete models that numflow has downloaded."),
     "request_timeout": Option(_seconds, 600, "Time limit of a request in seconds, waiting included."),
