@@ -141,10 +141,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                        "head; one with [q v k] per quarter of their columns"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies the scores q . k"),
         "softcap": _float(0.0, "scores become softcap * tanh(score / softcap); 0 = off", 0, 1e30),
-        "window": _int(0, "sliding window: a query attends to so many keys, the last of them its own, and to as many "
-                       "ahead if not causal; 0 = all", 0),
-        "chunk": _int(0, "chunked attention: a query attends only to keys of its own chunk of so many positions; 0 = "
-                      "all", 0),
+        "window": _int(0, "sliding window w: a query attends to its own key and to the w - 1 keys before it; if not "
+                       "causal, also to the w - 1 keys after it; 0 = all keys", 0),
+        "chunk": _int(0, "chunked attention, length of a chunk in positions: a query attends only to keys of its own "
+                      "chunk; 0 = all keys", 0),
         "causal": _bool(True, "a query attends to no later keys"),
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
         "q_norm_kind": _choice(("rms", "layer"), "= norm_kind", "norm.kind of that norm"),
@@ -299,7 +299,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "scale": _float(1.0, "multiplies the gates"),
         "groups": _int(1, "number of expert groups; experts are chosen from the best top_groups groups"),
         "top_groups": _int(1, "number of groups that experts are chosen from"),
-        "group_best": _int(2, "a group's score is the sum of its best scores, so many of them"),
+        "group_best": _int(2, "number of best scores in a group, whose sum is the group's score"),
         "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                           "gate and up of an expert as two matrices or as one, and its row order"),
         "transposed": _bool(False, "expert matrices are stored [inputs, outputs], unless their shape says otherwise"),
