@@ -24,8 +24,10 @@ def outside(key: str, source: Mapping[str, Any], value: Any, evaluate: Callable[
     for index, item in enumerate(value if listed else [value]):
         wrong = f"{key}{f'[{index}]' if listed else ''}{{}} is {quoted(item)}; expected"
         if "words" in source and item not in source["words"]:
-            words = ", ".join(str(word) for word in source["words"] if not isinstance(word, bool))
-            return f"{wrong} one of {words}" if words else f"{wrong} {str(source['words'][0]).lower()}"
+            words = [str(word) for word in source["words"] if not isinstance(word, bool)] or [
+                str(word).lower() for word in source["words"]]
+            one_of = "" if len(source["words"]) == 1 and isinstance(source["words"][0], bool) else "one of "
+            return f"{wrong} {one_of}{', '.join(words)}"
         integer = isinstance(item, (int, float)) and not isinstance(item, bool) and item == item // 1
         if bounds and not (integer and bounds.get("least", item) <= item <= bounds.get("most", item)):
             return f"{wrong} {_range(bounds)}"

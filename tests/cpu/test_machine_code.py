@@ -107,7 +107,7 @@ def test_relocations_out_of_reach_are_refused():
     with pytest.raises(UnknownCodeError, match="relocation 77"):
         code._relocate(0, 77, 1, 0)
     with pytest.raises(UnknownCodeError, match="too far away"):
-        code._relocate(0, machine_code._ADDRESS32, next(iter(code._at)), 1 << 40)
+        code._relocate(0, machine_code._ADDRESS32, next(iter(code._offsets)), 1 << 40)
 
 
 def test_symbols_have_addresses():

@@ -105,7 +105,7 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(kv, window):
 def test_few_tiles_are_taken_apart(monkeypatch):
     """The same bits with and without memory for partial results, at a long context."""
     expected = in_pieces(program(threads=3), 1200, [1190, 1])
-    monkeypatch.setattr(attention_op, "MOST_SLOTS", 1)
+    monkeypatch.setattr(attention_op, "MAX_SLOTS", 1)
     np.testing.assert_array_equal(in_pieces(program(threads=3), 1200, [1190, 1]), expected)
 
 

@@ -80,7 +80,7 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
     ("mistral", "rms_norm_eps", float("nan"), "norm.eps"),
     ("mistral", "sliding_window", -5, "attention.window: expected a whole number of 0 or more"),
     ("mistral", "sliding_window", 4.5, "attention.window: expected a whole number of 0 or more"),
-    ("mistral", "tie_word_embeddings", "false", "head.tied: expected true or false"),
+    ("mistral", "tie_word_embeddings", "false", "tie_word_embeddings of .* is 'false'; expected one of true, false"),
     ("mistral", "max_position_embeddings", 0, "context: expected a whole number of 1 or more"),
     ("llama_linear", "rope_scaling.factor", 0, "rope.factor: expected a finite number above 0"),
     ("llama_yarn", "rope_scaling.beta_fast", -1, "rope.beta_fast"),
