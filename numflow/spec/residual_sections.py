@@ -30,7 +30,7 @@ RESIDUAL: dict[str, dict[str, SpecOption]] = {
         "eps": _float(0.0, "added to the gates", 0, 1),
         "write_eps": _float("hyper_eps", "added to the gates that scale a block's output", 0, 1),
         "balance": _int(0, "Sinkhorn iterations of the doubly stochastic matrix that mixes the streams: its columns "
-                        "and rows are divided by their sums in turn, the columns this many times; 0 = no mixing", 0, 1000),
+                        "and rows are divided by their sums in turn, columns this many times; 0 = no mixing", 0, 1000),
     },
     "passes": {
         "layers": _int(0, "layers of a pass, with a norm at its end. A pass reads the sum of two streams and replaces "

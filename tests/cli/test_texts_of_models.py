@@ -51,4 +51,4 @@ def test_translate(run, tmp_path):
     assert len(beams[0]["ids"]) <= 3
     done = run(*common, "--from", "en", "--to", "xx", "w0")
     assert (done.code, done.err) == (1, "error: the model has no language 'xx'; known: en, fr\n")
-    assert "give source and target: the model knows en, fr" in run(*common, "w0").err
+    assert "give source and target: the model has en, fr" in run(*common, "w0").err

@@ -49,7 +49,7 @@ def test_a_language_in_the_text(tmp_path):
         assert found.ids == model.generate([31, 4, 5, 2], max_tokens=6, ignore_eos=True).ids
         with pytest.raises(RequestError, match="reads one language only.*leave out source"):
             model.translate("w0", "en", "fr")
-        with pytest.raises(RequestError, match="give target: the model knows fr, pt_br"):
+        with pytest.raises(RequestError, match="give target: the model has fr, pt_br"):
             model.translate("w0")
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_translated(tmp_path):
         with pytest.raises(RequestError, match="has no language 'english'"):
             model.translate("w0", "en", "english")
         for given in ({}, {"source": "en"}, {"target": "fr"}):
-            with pytest.raises(RequestError, match="give source and target: the model knows de, en, fr"):
+            with pytest.raises(RequestError, match="give source and target: the model has de, en, fr"):
                 model.translate("w0", **given)
         with pytest.raises(RequestError, match="prompt has 50 tokens; the model's context is 48"):
             model.translate("w0 " * 48, "en", "fr")

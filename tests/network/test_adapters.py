@@ -224,7 +224,7 @@ def test_a_bias_of_logits_that_have_a_factor(tmp_path):
     found, plain = toy()
     adapter = Adapter(PATH, "hf", {head: low_rank(head, (40, 32))}, {head: (tensor("v", np.ones(40)), 1.0)})
     merged(found, plain, [(adapter, 1.0)])
-    with pytest.raises(FormatError, match="'lm_head.weight' gets a bias, and the model multiplies its logits"):
+    with pytest.raises(FormatError, match="'lm_head.weight' gets a bias, but the model scales its logits"):
         merged(found, load_spec(tmp_path / "scaled.toml"), [(adapter, 1.0)])
 
 

@@ -272,7 +272,7 @@ def test_several_steps_take_the_likeliest_tokens(program):
     assert program.decode(several, 2).tolist() == [[token] for token in wanted[3:]]
     for bad, steps in ((following([7], 60), 5), (batch([7, 8], 5), 2), (batch([7], 5), 2), (following([7], 5), 0),
                        (following([7], 5), 9)):
-        with pytest.raises(RequestError, match=r"end within the KV blocks|one token of each sequence|be 1 to 8"):
+        with pytest.raises(RequestError, match=r"end within the KV blocks|one token for each sequence|be 1 to 8"):
             program.decode(bad, steps)
 
 
