@@ -3,7 +3,7 @@
 import numpy as np
 
 from numflow.cuda.device.call import Sizes
-from numflow.cuda.device.device import Launch, Memory, Ref
+from numflow.cuda.device.device import Launch, Memory, Order, Ref
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.program import Program
 from numflow.cuda.sample.sample import BEST, FOLLOW, FOLLOW_DRAWN, PICK
@@ -40,8 +40,10 @@ class Notebook:
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
         """Goes nowhere."""
 
-    def launch(self, work: Launch) -> None:
-        self.launches.append(work)
+    def launch(self, work: Launch | Order) -> None:
+        """Note the launch of a kernel. An Order between streams launches nothing."""
+        if isinstance(work, Launch):
+            self.launches.append(work)
 
     def host_array(self, memory: Memory) -> np.ndarray:
         return np.zeros(memory.nbytes, np.uint8)

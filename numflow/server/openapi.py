@@ -42,7 +42,7 @@ def routes_table(endpoints: Sequence) -> str:
         paths = "`, `".join(map(_shown, endpoint.paths))
         return f"| `{endpoint.method} {paths}` | {endpoint.about} |"
 
-    return "\n".join(["| Route | What |", "|---|---|", *map(row, endpoints)])
+    return "\n".join(["| Route | Purpose |", "|---|---|", *map(row, endpoints)])
 
 
 def _shown(path: str) -> str:

@@ -142,7 +142,7 @@ def test_changes_of_experts_in_a_stack_of_all():
     (Adapter(PATH, "hf", {of_module("q"): low_rank("x", (32, 32)),
                           f"nomic_bert.{of_module('q')}": low_rank("x", (32, 32))}), "twice"),
     (Adapter(PATH, "hf", {of_module("q"): low_rank("x", (32, 32))},
-             replaced={of_module("k"): tensor("x", np.ones((32, 32)))}), "in place of some rows"),
+             replaced={of_module("k"): tensor("x", np.ones((32, 32)))}), "replaces some rows of"),
     (Adapter(PATH, "hf", {}, replaced={of_module("k"): tensor("x", np.ones((32, 16)))}), r"\[32, 16\]")])
 def test_what_does_not_fit(adapter, words):
     found, spec = opened("nomic_bert")

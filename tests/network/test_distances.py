@@ -179,7 +179,7 @@ def test_steps_are_checked():
     step = next(step for step in built.entries["main"] if step.op == "attention")
     check_step(step, built)
     wide = replace(step.inputs[1], width=32)
-    for wrong, words in ((replace(step, params={**step.params, "causal": True}), "both ways of as many key heads"),
+    for wrong, words in ((replace(step, params={**step.params, "causal": True}), "as many key heads as query heads"),
                          (replace(step, inputs=step.inputs[:1]), "number of inputs should be 2, is 1"),
                          (replace(step, inputs=(*step.inputs[:2], wide)), "should be 64, is 32"),
                          (replace(step, weights={}), "dtype of chosen should be i32, is f32")):
