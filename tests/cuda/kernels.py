@@ -89,10 +89,10 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
                 found |= kernels_of(network, weights, units=units)
     for kind in FLOAT8:
         for case in (linear_case(kind, 64, 512, 1, fill="blank"), experts_case(kind, 64, 512, 2, 1, fill="blank")):
-            found |= _of_newer(kernels_of(case.network, case.weights, activations="fp8"))
+            found |= kernels_of(case.network, case.weights, activations="fp8")
     for kind in FLOAT4:
         for case in (linear_case(kind, 64, 512, 1, fill="blank"), experts_case(kind, 64, 512, 2, 1, fill="blank")):
-            found |= _of_newer(kernels_of(case.network, case.weights, activations="nvfp4"))
+            found |= kernels_of(case.network, case.weights, activations="nvfp4")
     network, checkpoint = random_network(Shape(2, 512, 4, 2, 1024, 40, 64), "F16")
     found |= kernels_of(adaptable(network, checkpoint), WeightSource(network, checkpoint))
     without_tma = [wgmma_gemm(STORED[kind].kind.name) for kind in grouped]
@@ -108,12 +108,6 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
 def binary(name: str, capability: tuple[int, int]) -> Binary:
     """A kernel compiled for a capability."""
     return cached(all_kernels()[name], capability)
-
-
-def _of_newer(kernels: dict[str, Kernel]) -> dict[str, Kernel]:
-    """Without the products of a few tokens, which every GPU has: they differ as those of the types in QUANTISED do."""
-    return {name: kernel for name, kernel in kernels.items()
-            if kernel.target != "sm_80" or not name.startswith(("gemm_", "gemv_"))}
 
 
 def binaries(names: list[str], capability: tuple[int, int]) -> list[Binary]:

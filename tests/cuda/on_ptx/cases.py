@@ -94,6 +94,8 @@ def jobs() -> Iterator[Job]:
         yield Job(f"linear-{kind}-float8-mma", partial(_float8, kind), float8=True)
     for kind in FLOAT4:
         yield Job(f"linear-{kind}-float4", partial(_float4, kind), float4=True)
+    for kind in (*FLOAT8, *FLOAT4):
+        yield from _few_tokens(kind)
     yield Job("model-E4M3_128-float8", partial(_model_float8, "E4M3_128"), wgmma=True)
     heads = replace(heads_case("F32", 21, 256, 3, 2), schedule=(((0, 1),), ((0, 3),), ((0, 5),)))
     yield _case("heads-F32", heads, 3e-5)
@@ -168,6 +170,16 @@ def _matrices(kind: str) -> Iterator[Job]:
     yield Job(f"linear-{kind}-rows", partial(_many_rows, kind, bound))
     yield _case(f"embed-{kind}", embed_case(kind, 512), 1e-5)
     yield _case(f"heads-{kind}", replace(heads_case(kind, 21, 256, 3, 2), schedule=(((0, 2),), ((0, 9),))), 3e-5)
+
+
+def _few_tokens(kind: str) -> Iterator[Job]:
+    """Products of up to 64 tokens or routes, which have other kernels than those of 8-bit or 4-bit floats."""
+    float4 = kind in FLOAT4
+    options, bound = {"activations": "nvfp4" if float4 else "fp8"}, INT8 if float4 else HALF * 3
+    linear = replace(linear_case(kind, 40, 512, 1, bias=True), schedule=tuple(((0, rows),) for rows in (1, 3, 9, 40)))
+    experts = replace(experts_case(kind, 64, 512, 2, 1), schedule=(*GROUPS[:3], ((0, 90),)))
+    for case, name in ((linear, "linear"), (experts, "experts")):
+        yield replace(_case(f"{name}-{kind}-few", case, bound, **options), float8=True, float4=float4)
 
 
 def _many_rows(kind: str, bound: float, device) -> None:
