@@ -89,7 +89,7 @@ def test_bf16_rounds_what_it_multiplies():
     assert error(found[0], expected[0]) < 1e-3 < error(found[0], expected[1]) / 3
 
 
-@pytest.mark.parametrize("kind", ["bf16", "q8", "q3h"])
+@pytest.mark.parametrize("kind", ["bf16", *(pytest.param(kind, marks=pytest.mark.merge) for kind in ("q8", "q3h"))])
 def test_int8_programs_have_the_same_bits_in_pieces(kind):
     case, results = _writer(), []
     for cuts in ((0, 100), (0, 37, 99, 100)):
@@ -119,7 +119,7 @@ def _batch(begin, end, block):
 @pytest.mark.parametrize("kind", KV_TYPES)
 def test_blocks_are_copied_and_swapped_byte_for_byte(kind):
     case = _writer()
-    program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind)
+    program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind, activations="f32")
     program.reserve(9)
     program.run(_batch(0, 100, [3, 5]))
     expected = program.run(_batch(100, 101, [3, 5]))
