@@ -56,7 +56,8 @@ def test_int8_programs_multiply_codes(kind):
             np.testing.assert_array_equal(y, again)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.merge] * ("values-in-keys" in name))
+                                  for name in NAMES])
 def test_bf16_programs_multiply_pairs(name):
     """Factors of 8 significant bits, against the reference, which rounds only keys and values."""
     case, kv = CASES[name], {"kv_k": "bf16", "kv_v": "bf16"}
