@@ -136,7 +136,7 @@ def test_blocks_are_copied_and_swapped_byte_for_byte(kind):
 def test_bytes_of_a_block_are_those_of_the_types():
     case = _writer()
     for kind in KV_TYPES:
-        program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind)
+        program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind, activations="f32")
         assert program.block_bytes == 64 * 2 * 2 * (64 if kind in CODED else 48) * value_bytes(kind)
 
 
