@@ -36,6 +36,7 @@ def test_every_op_has_a_kernel_and_a_case():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.thin(4)
 def test_results_do_not_depend_on_the_block_size(case):
     small, large = run_case(case, Program, block_size=3), run_case(case, Program, block_size=64)
     for a, b in zip(small, large, strict=True):
