@@ -84,6 +84,32 @@ def test_a_model_without_a_head_has_the_layers_of_its_family():
     assert relative_error(found[1], found[0]) < 1e-6
 
 
+@pytest.mark.parametrize(("name", "architecture", "removed"), [
+    ("gemma3_multimodal", "Gemma3Model", None), ("qwen3_5_multimodal", "Qwen3_5Model", "model.")])
+def test_a_multimodal_model_without_a_head_has_the_layers_of_its_family(name, architecture, removed):
+    case, found = load_case(name), []
+    bare = {name.removeprefix(removed or ""): shape for name, shape in case.tensors.items() if name != "lm_head.weight"}
+    for architectures, tensors, prefix in ((case.configs[0]["architectures"], case.tensors, ""),
+                                           ([architecture], bare, removed or "")):
+        checkpoint = memory_checkpoint(
+            case.configs[0] | {"architectures": architectures}, tensors,
+            make=lambda name, shape, prefix=prefix: values(prefix + name, shape).astype("f4"))
+        built = built_from(checkpoint)
+        found.append(run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"], "hidden"))
+    assert relative_error(found[1], found[0]) < 1e-6
+
+
+def test_keys_of_the_first_published_code():
+    case = load_case("falcon_40b")
+    config = case.configs[0] | {"architectures": ["RWForCausalLM"], "model_type": "RefinedWeb", "n_head_kv": 2}
+    for key in ("new_decoder_architecture", "num_kv_heads", "multi_query"):
+        del config[key]
+    checkpoint = memory_checkpoint(config, case.tensors)
+    built = built_from(checkpoint)
+    y = run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"])[case.rows[0]["rows"]]
+    assert relative_error(y, case.expected["logits_0"]) < 1e-4
+
+
 def test_queries_keys_and_values_of_another_number_of_heads_are_refused():
     case = load_case("falcon_7b")
     grouped = case.configs[0] | {"new_decoder_architecture": True}
