@@ -133,3 +133,18 @@ CHAMELEON = TEXT | {"vq_config": CODES, "vocabulary_map": {"<image>": 200}, "tie
 _note("chameleon", "ChameleonForConditionalGeneration", "chameleon", CHAMELEON, kind="multimodal")
 _note("chameleon_swin", "ChameleonForConditionalGeneration", "chameleon", CHAMELEON, {"swin_norm": True},
       kind="multimodal")
+LARGE4 = {key: value for key, value in TEXT.items() if key != "head_dim"} | {
+    "model_type": "mistral_large4_text", "num_hidden_layers": 4, "num_key_value_heads": 4, "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 14, "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 20, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "routed_scaling_factor": 1.5, "index_topk": 7, "index_head_dim": 12, "index_n_heads": 12,
+    "no_rope_layers": [1, 0, 1, 0], "bos_token_id": 1, "eos_token_id": 2}
+LARGE4_EYES = {"image_token_index": 200, "tie_word_embeddings": False, "vision_config": {
+    "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "head_dim": 8}}
+case("mistral_large4", "MistralLarge4ForConditionalGeneration", "mistral_large4", LARGE4 | {
+    "kv_source_layers": [0, 1, 0, 1], "indexer_types": ["full", "full", "shared", "full"],
+    "final_logit_softcapping": 4.0}, LARGE4_EYES, lengths=(9, 30))
+case("mistral_large4_plain", "MistralLarge4ForConditionalGeneration", "mistral_large4", LARGE4 | {
+    "no_rope_layers": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "n_group": 4,
+    "topk_group": 2, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, LARGE4_EYES, lengths=(9, 30))

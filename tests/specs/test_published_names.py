@@ -116,3 +116,25 @@ def test_queries_keys_and_values_of_another_number_of_heads_are_refused():
     wider = {name: (192, 64) if "query_key_value" in name else shape for name, shape in case.tensors.items()}
     with pytest.raises(SpecError, match="query_key_value.weight.*expects 96 rows"):
         built_from(memory_checkpoint(grouped, wider))
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"kv_source_layers": [0, 1, 0, 0]}, "shared_layer: expected a layer whose keys have 24 columns; layer 0 has 32"),
+    ({"kv_source_layers": [0, 1, 0, 2]}, "shared_layer: expected a layer before layer 3 that has its own keys"),
+    ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}}, "scaling: expected another")])
+def test_keys_and_values_that_layers_cannot_share_and_learned_factors_of_lengths_are_refused(keys, message):
+    case = load_case("mistral_large4")
+    text = case.configs[0]["text_config"] | keys
+    with pytest.raises(SpecError, match=message):
+        built_from(memory_checkpoint(case.configs[0] | {"text_config": text}, case.tensors))
+
+
+@pytest.mark.parametrize(("count", "value"), [(4, 200.0), (4, np.nan), (5, 0.0)])
+def test_learned_factors_of_frequencies_are_finite_and_one_per_pair(count, value):
+    case = load_case("mistral_large4")
+
+    def make(name, shape):
+        return np.full(shape, value, "f4") if name == "lerope.alpha" else values(name, shape).astype("f4")
+
+    with pytest.raises(SpecError, match="lerope.alpha.*expected 4 logarithms of factors"):
+        built_from(memory_checkpoint(case.configs[0], case.tensors | {"lerope.alpha": (count,)}, make=make))
