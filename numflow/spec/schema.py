@@ -236,6 +236,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "compressed query"),
         "log_scaled": _bool("has('index_log_scale.weight')", "queries of an index head are multiplied by "
                             "index_log_scale * ln(position + 1) + index_log_bias"),
+        "every": _int(1, "latent attention: tokens per window; the index selects top_k windows, by pooled keys (means "
+                      "weighted by index_pool_gate), and their tokens and those of the incomplete window are attended "
+                      "to; 1 = each token by its own key", 1, 1 << 20),
         "own": _bool(True, "this layer has an index; if false, it reuses the selection of the last layer that has one"),
     },
     "rope": {

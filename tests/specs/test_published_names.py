@@ -8,7 +8,7 @@ from numflow.engine.tasks.scores import read_score_head
 from numflow.errors import SpecError
 from numflow.network import WeightSource
 from numflow.reference.program import Program
-from tests.specs.case import load_case, memory_checkpoint, relative_error, run
+from tests.specs.case import VARIANT_FOLDER, load_case, memory_checkpoint, relative_error, run
 from tests.specs.weights import values
 
 NEW = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack_qkv": True, "model_type": "new",
@@ -138,3 +138,22 @@ def test_learned_factors_of_frequencies_are_finite_and_one_per_pair(count, value
 
     with pytest.raises(SpecError, match="lerope.alpha.*expected 4 logarithms of factors"):
         built_from(memory_checkpoint(case.configs[0], case.tensors | {"lerope.alpha": (count,)}, make=make))
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"qk_nope_head_dim": 8, "qk_rope_head_dim": 4}, "latent.rope_dim: .* and 0 with indexer.every, found 4"),
+    ({"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail of .* is False; expected true"),
+    ({"hidden_act": "gelu"}, "hidden_act of .* is 'gelu'; expected one of silu")])
+def test_values_that_pooled_keys_and_clamped_blocks_do_not_have_are_refused(keys, message):
+    case = load_case("glm5_next")
+    text, rotated = case.configs[0]["text_config"] | keys, keys.get("qk_rope_head_dim", 0)
+    tensors = {name: (shape[0] + rotated * ("kv_a_proj" in name), *shape[1:]) for name, shape in case.tensors.items()}
+    tensors = {name: (76, 24) if rotated and "kv_b_proj" in name else shape for name, shape in tensors.items()}
+    with pytest.raises(SpecError, match=message):
+        built_from(memory_checkpoint(case.configs[0] | {"text_config": text}, tensors))
+
+
+def test_a_share_of_rotated_columns_that_latent_attention_does_not_have_is_refused():
+    case = load_case("deepseek_v3_half", VARIANT_FOLDER)
+    with pytest.raises(SpecError, match="partial_rotary_factor of .* is 0.25; expected one of 1"):
+        built_from(memory_checkpoint(case.configs[0] | {"partial_rotary_factor": 0.25}, case.tensors))

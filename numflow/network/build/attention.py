@@ -3,15 +3,14 @@
 import numpy as np
 
 from numflow.errors import SpecError
+from numflow.network.build.beside import Beside, distances, index, log_scaled, relative
 from numflow.network.build.builder import Builder
 from numflow.network.build.channels import add_convolution
-from numflow.network.build.distances import Beside, distances, relative
 from numflow.network.build.projections import Heads, clip, convolved, projections, query_and_gate_rows
 from numflow.network.build.rope import alibi_slopes, rotate
 from numflow.ops import Cache, View
 
 _BIAS_COLUMNS = 8  # further columns of a key that hold the bias of its scores: the vector width of kernels
-MOST_INDEXED = 1 << 22  # limit of positions: each row of a batch has one bit per position
 
 
 def self_attention(b: Builder, x: View, width: int = 0) -> View:
@@ -86,23 +85,11 @@ def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besid
                    length=b.option("attention", "temperature_length"),
                    offset=b.option("attention", "temperature_offset"))
     if b.option("attention", "log_scaled"):
-        _log_scaled(b, "attn", q, heads)
+        log_scaled(b, "attn", q, heads)
     b.emit("attention", (q, *beside[0]), (y,), "attention", weights, cache=cache.name, heads=heads,
            **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
            **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
            **({"chunk": chunk} if chunk else {}))
-
-
-def _log_scaled(b: Builder, module: str, x: View, heads: int) -> None:
-    """x *= scale * ln(position + 1) + bias with learned values per head, as x * (1 + ln(position + 1)) * scale + x *
-    (bias - scale)."""
-    scale, bias = (np.repeat(b.numbers(f"{module}_log_{part}", heads), x.width // heads) for part in ("scale", "bias"))
-    rest = b.view(f"{module}_log_rest", x.width)
-    for view, label, values in ((rest, "rest", bias - scale), (x, "scale", scale)):
-        weight = b.constant(f"{b.prefix}{module}_log_{label}", values)
-        b.emit("scale", (x,), (view,), f"{module}_log_{label}", {"weight": weight}, scale=1.0)
-    b.emit("scale_by_position", (x,), (x,), f"{module}_log", scale=1.0, length=1)
-    b.emit("add", (x, rest), (x,), f"{module}_log_add")
 
 
 def _heads(b: Builder, x: View, shape: Heads) -> View:
@@ -324,52 +311,6 @@ def _compressed(b: Builder, norm: str, x: View, y: View, scale: str) -> None:
     b.norm(norm, x, y, eps=b.option("latent", "norm_eps"))
     if (factor := b.option("latent", scale)) != 1.0:
         b.emit("scale", (y,), (y,), f"{norm}_scale", scale=factor)
-
-
-def index(b: Builder, x: View, low_query: View) -> tuple[View]:
-    """Select the top_k keys for each query by an index with small keys.
-
-    Returns a bit mask i32 [T, context / 32]: of this layer, or of the last layer before that has an index.
-    """
-    heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
-    rope_dim = b.option("latent", "rope_dim")
-    if (context := b.option("stack", "context")) > MOST_INDEXED:
-        raise SpecError(f"{b.where}: stack.context: an index of keys has up to {MOST_INDEXED} positions, "
-                        f"found {context}", ("stack.context",))
-    if b.option("rope", "scaling") == "dynamic":  # the longest text after scaling
-        context = max(context, int(b.option("rope", "original_context") * b.option("rope", "factor")))
-    chosen = b.view("chosen", -(-context // 32), dtype="i32")
-    if not b.option("indexer", "own"):
-        if not any(step.op == "index_select" for step in b.entries[b.entry]):
-            raise SpecError(f"{b.where}: indexer.own: the first layer needs its own indexer", ("indexer.own",))
-        return (chosen,)
-    if rope_dim > size:
-        raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",
-                        ("indexer.head_dim", "latent.rope_dim"))
-    # Products of queries and keys do not depend on the column order: rotated columns are moved to the front.
-    order = np.roll(np.arange(size), rope_dim) if b.option("indexer", "last") else None
-    rows = None if order is None else (np.arange(heads)[:, None] * size + order).reshape(-1)
-    if order is not None:
-        b.expect_rows("index_q", heads * size)
-        b.expect_rows("index_k", size)
-    if b.option("indexer", "q_norm"):
-        low_query = b.norm("index_q_norm", x, b.view("index_q_in", x.width), kind="layer",
-                           eps=b.option("indexer", "norm_eps"))
-    q = b.linear("index_q", low_query, b.view("index_q", heads * size), rows)
-    k = b.linear("index_k", x, b.view("index_k", size), order)
-    norm = {role: b.vector("index_k_norm", role, size, order) for role in ("weight", "bias")}
-    b.emit("layer_norm", (k,), (k,), "index_k_norm", norm, eps=b.option("indexer", "norm_eps"))
-    if b.option("indexer", "log_scaled"):
-        _log_scaled(b, "index", q, heads)
-    for view, count, label in ((q, heads, "index_rope_q"), (k, 1, "index_rope_k")) if rope_dim else ():
-        rotate(b, view, count, size, label, b.option("indexer", "pairing"))
-    name = f"{b.prefix}index"
-    b.caches[name] = Cache(name, 1, size, 0, prefix=size)
-    b.emit("cache_write", (k,), (), "index_write", cache=name)
-    weights = b.linear("index_weights", x, b.view("index_weights", heads))
-    b.emit("index_select", (q, weights), (chosen,), "index_select", cache=name, heads=heads,
-           top_k=b.option("indexer", "top_k"))
-    return (chosen,)
 
 
 def _latent_matrices(b: Builder, s: Heads, rank: int, nope_dim: int) -> tuple[str, str]:

@@ -7,13 +7,13 @@ from numflow.network.build.attention import cross_attention, cross_memory, self_
 from numflow.network.build.builder import KEPT, Builder
 from numflow.network.build.channels import (
     add_convolution,
+    convolution_around,
     gated_recurrence,
     shifted_feed_forward,
     short_convolution,
     weighted_keys,
 )
 from numflow.network.build.compressed import attention_of_experts, compressed_attention
-from numflow.network.build.distances import convolution_around
 from numflow.network.build.feed_forward import (
     adapter,
     add_late,
