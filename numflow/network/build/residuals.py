@@ -26,8 +26,8 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.attention import self_attention
-from numflow.network.build.builder import Builder
+from numflow.network.blocks.attention import self_attention
+from numflow.network.steps.builder import Builder
 from numflow.ops import Part, View
 
 _LEAST = 1e-5  # lower limit of a stream's mean square, where its RMS is matched to another stream's

@@ -3,11 +3,11 @@
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.beside import Beside, distances, index, log_scaled, relative
-from numflow.network.build.builder import Builder
-from numflow.network.build.channels import add_convolution
-from numflow.network.build.projections import Heads, clip, convolved, projections, query_and_gate_rows
-from numflow.network.build.rope import alibi_slopes, rotate
+from numflow.network.blocks.beside import Beside, distances, index, log_scaled, relative
+from numflow.network.blocks.channels import add_convolution
+from numflow.network.blocks.projections import Heads, clip, convolved, projections, query_and_gate_rows
+from numflow.network.blocks.rope import alibi_slopes, rotate
+from numflow.network.steps.builder import Builder
 from numflow.ops import Cache, View
 
 _BIAS_COLUMNS = 8  # further columns of a key that hold the bias of its scores: the vector width of kernels

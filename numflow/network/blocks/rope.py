@@ -13,7 +13,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.formats.checkpoint import Tensor
-from numflow.network.build.builder import Builder
+from numflow.network.steps.builder import Builder
 from numflow.ops import View
 from numflow.spec.schema import SECTIONS
 

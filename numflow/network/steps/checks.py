@@ -4,7 +4,7 @@ from functools import cache
 from math import isqrt
 
 from numflow.errors import NetworkError, did_you_mean
-from numflow.network.build.cache_checks import attention, cache_write, expect, index_select, index_tokens, pool, rows
+from numflow.network.steps.cache_checks import attention, cache_write, expect, index_select, index_tokens, pool, rows
 from numflow.ops import (
     ACTIVATIONS,
     ADAPTING,

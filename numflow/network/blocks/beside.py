@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.builder import Builder
-from numflow.network.build.projections import by_head
-from numflow.network.build.rope import rotate
+from numflow.network.blocks.projections import by_head
+from numflow.network.blocks.rope import rotate
+from numflow.network.steps.builder import Builder
 from numflow.ops import Cache, View
 
 Beside = tuple[tuple[View, ...], dict[str, str]]  # further inputs and weights of an attention step

@@ -10,12 +10,12 @@ Also here: attention whose query and output matrices are those of the experts th
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.attention import attend, placed, position_biases
-from numflow.network.build.beside import entries, index_of_entries
-from numflow.network.build.builder import Builder
-from numflow.network.build.feed_forward import add_bias_of_experts
-from numflow.network.build.projections import Heads
-from numflow.network.build.rope import rotate
+from numflow.network.blocks.attention import attend, placed, position_biases
+from numflow.network.blocks.beside import entries, index_of_entries
+from numflow.network.blocks.experts import add_bias_of_experts
+from numflow.network.blocks.projections import Heads
+from numflow.network.blocks.rope import rotate
+from numflow.network.steps.builder import Builder
 from numflow.ops import Cache, View
 
 

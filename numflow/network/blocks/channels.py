@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.builder import Builder
+from numflow.network.steps.builder import Builder
 from numflow.ops import CONV_KINDS, Cache, View
 
 _ZERO_KEY = 8  # columns of keys that are all zero
