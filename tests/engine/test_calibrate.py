@@ -7,11 +7,14 @@ import numflow
 from numflow.engine.calibration.collector import Collector
 from numflow.engine.quantise.calibrate import calibrate
 from numflow.errors import RequestError
+from numflow.network import WeightSource, build, choose_spec
 from numflow.network.quantise.quantise import matrices
 from numflow.ops import Buffer, Network, Part, Step, View, Weight
+from numflow.reference.program import Program
 from tests.engine.published import write_case
 from tests.engine.translators import write_translator
 from tests.quant.small import TEXT, write_model
+from tests.specs.case import load_case, memory_checkpoint, run
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,28 @@ def test_experts_are_counted_apart():
     collector(step, [np.ones((2, 4), np.float32), np.array([[2], [0]], np.int32)])
     np.testing.assert_allclose(collector.calibration({}).importance("stack")[2], np.ones(4))
     assert not found.moments
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "mistral_large4"])
+def test_matrices_that_expand_cached_rows_have_these_rows_as_input(name):
+    """Both models also cache keys of an index; the second has layers that read the rows of an earlier layer."""
+    case = load_case(name)
+    checkpoint = memory_checkpoint(case.configs[0], case.tensors)
+    built = build(choose_spec(checkpoint), checkpoint, fuse=False)
+    program, collector, rows = Program(built, WeightSource(built, checkpoint)), Collector(built, 8192), {}
+
+    def observe(step, inputs):
+        collector(step, inputs)
+        if step.op == "cache_write" and step.params["cache"].endswith("self"):
+            rows[step.params["cache"]] = inputs[0][:, :24].copy()
+
+    program.observer = observe
+    run(program, case.inputs[1]["ids"])
+    found, expanding = collector.calibration({}), [tensor for tensor in case.tensors if "kv_b" in tensor]
+    assert len(expanding) == case.configs[0].get("text_config", case.configs[0])["num_hidden_layers"]
+    for layer, tensor in enumerate(expanding):
+        cache = f"blk.{layer % 2 if name == 'mistral_large4' else layer}.self"
+        np.testing.assert_allclose(found.importance(tensor), np.mean(rows[cache] ** 2, axis=0), rtol=1e-4)
 
 
 def test_both_halves_of_an_encoder_decoder_are_calibrated(tmp_path):

@@ -95,7 +95,7 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
     ("qwen3_moe", "num_experts_per_tok", 10**9, "moe.top_k"),
     ("deepseek_v3", "n_group", 3, "moe.experts: expected a multiple of moe.groups 3"),
     ("deepseek_v3", "topk_group", 10**6, "moe.top_groups"),
-    ("deepseek_v32", "max_position_embeddings", 10**9, "an index of keys has up to 4194304 positions"),
+    ("deepseek_v32", "max_position_embeddings", 10**9, "an index has up to 4194304 positions"),
     ("bert", "layer_norm_eps", 0, "norm.eps"),
     ("gemma2", "layer_types", ["full"] * 3, r"layer_types\[0\] of .* is 'full'; expected one of full_attention"),
     ("lfm2", "layer_types", [3] * 4, r"layer_types\[0\] of .* is 3; expected one of full_attention, conv"),

@@ -116,11 +116,11 @@ def _expanding(network: Network) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for steps in network.entries.values():
         cache = ""
-        for step in steps:
-            cache = step.params["cache"] if step.op == "cache_write" else cache
+        for step in reversed(steps):  # the attention behind these matrices names the cache
+            cache = step.params["cache"] if step.op == "attention" else cache
             parts = network.weights[step.weights["weight"]].parts if step.op == "head_linear" else ()
             if any(part.turned for part in parts):
-                found[cache] = list(dict.fromkeys(part.tensor for part in parts))
+                found[cache] = list(dict.fromkeys([*found.get(cache, ()), *(part.tensor for part in parts)]))
     return found
 
 
