@@ -57,7 +57,8 @@ def test_experts_are_counted_apart():
     found = collector.calibration({})
     both = np.mean(x ** 2, axis=0)
     np.testing.assert_allclose(found.importance("stack"), [both, both, both])  # nobody asked the third
-    collector(step, [np.ones((2, 4), np.float32), np.array([[2], [0]], np.int32)])
+    # The id 3 is of an expert without a matrix, which returns its input.
+    collector(step, [np.ones((3, 4), np.float32), np.array([[2], [0], [3]], np.int32)])
     np.testing.assert_allclose(collector.calibration({}).importance("stack")[2], np.ones(4))
     assert not found.moments
 
