@@ -9,7 +9,7 @@ from numflow.cuda.compiler.sass import disassembler, instructions
 from numflow.cuda.state.cache_code import pitch
 from numflow.quant.kv import CODED
 from numflow.quant.stored import KINDS, STORED
-from tests.cuda.kernels import APART, GROUPED, NEWER, binary, compiler_is_there
+from tests.cuda.kernels import APART, GROUPED, NEWER, TENSOR, binary, compiler_is_there
 from tests.cuda.matrices import FLOAT4, FLOAT8, QUANTISED
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
@@ -87,6 +87,18 @@ def test_tensor_cores_of_8_bit_floats(kind, capability):
         assert found(name, r"LDSM\.16\.M88\.4", capability) == 16
         assert found(name, r"LDGSTS\.E\.BYPASS\.128", capability) == 24
         assert not found(name, "LDL|STL|HMMA", capability)
+
+
+@pytest.mark.parametrize("kind", sorted(STORED[kind].kind.name for kind in FLOAT8))
+def test_tensor_memory(kind):
+    """Four products and one commit in the loop. Loads of 8 columns: 16 for the last group, 16 in the loop for matrices
+    with block scales."""
+    for form in ("_tma", "", "_grouped"):
+        name = f"tcgen05_{kind}_float8{form}"
+        assert found(name, "UTCQMMA", TENSOR) == 4 and found(name, "UTCBAR", TENSOR) == 1
+        assert found(name, r"LDTM\.x8", TENSOR) == (16 if kind.endswith("row") else 32)
+        assert not found(name, "LDL|STL|QMMA|HMMA", TENSOR)
+        assert found(name, r"UBLKCP\.S\.G\.MULTICAST", TENSOR) == 3 * (form == "_tma")
 
 
 @pytest.mark.parametrize("kind", FLOAT4)
