@@ -102,6 +102,17 @@ def test_tensor_memory(kind):
 
 
 @pytest.mark.parametrize("kind", FLOAT4)
+def test_tensor_memory_of_4_bit_floats(kind):
+    """As of 8-bit floats; copies bring the scales of three times 128 rows and twice 64 columns to tensor memory."""
+    for form in ("_tma", "", "_grouped"):
+        name = f"tcgen05_{STORED[kind].kind.name}_float4{form}"
+        assert found(name, "UTCOMMA", TENSOR) == 4 and found(name, "UTCBAR", TENSOR) == 1
+        assert found(name, "UTCCP", TENSOR) == 6 and found(name, r"LDTM\.x8", TENSOR) == 16
+        assert not found(name, "LDL|STL|OMMA|QMMA|HMMA", TENSOR)
+    assert found(f"operand_{FLOAT4[kind]}_tcgen05", r"F2FP\.SATFINITE\.E2M1", TENSOR) == 8
+
+
+@pytest.mark.parametrize("kind", FLOAT4)
 def test_tensor_cores_of_4_bit_floats(kind):
     """As of 8-bit floats; scales come by loads of the lanes."""
     scales = "E8" if FLOAT4[kind] == "mxfp4" else r"UE4M3\.4X"

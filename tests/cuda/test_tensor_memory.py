@@ -13,6 +13,7 @@ import pytest
 from numflow.cuda.device.device import Launch, Simulated
 from numflow.cuda.device.gpu import Gpu
 from numflow.cuda.lang.cluster import begin_count, wait_turn
+from numflow.cuda.lang.float4 import e2m1_values, mxfp4_scales, nvfp4_scales
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import sync_block, thread_index
 from numflow.cuda.lang.kernel import HOPPER, REGISTRY, kernel
@@ -20,25 +21,30 @@ from numflow.cuda.lang.scalar import f32, u32
 from numflow.cuda.lang.simulator import SimulatorError
 from numflow.cuda.lang.tensor_memory import (
     LOADED,
+    SCALES,
     after_barrier,
     allocate_columns,
     before_barrier,
     commit_products,
+    copy_scales,
     free_columns,
     load_tensor,
     multiply_e4m3,
     multiply_e5m2,
+    multiply_mxfp4,
+    multiply_nvfp4,
     relinquish_columns,
 )
 from numflow.cuda.lang.warpgroup import ALIGNMENT, TILE_WORDS, tile_place
 from numflow.cuda.linear.tensor_memory_gemm import tensor_memory_gemm
 from numflow.cuda.program import Program
+from numflow.cuda.weights.operand_float4 import tensor_operand
 from numflow.errors import DeviceError
 from numflow.learn.cases.build import error, run_case
 from numflow.quant.hub_types import TABLES
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
-from tests.cuda.matrices import experts_case, linear_case, of_float8
+from tests.cuda.matrices import FLOAT4, experts_case, linear_case, of_float4, of_float8
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 
@@ -92,6 +98,56 @@ def test_tiles(multiply, kind):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(("multiply", "scales_of", "count"), [
+    (multiply_nvfp4, nvfp4_scales, 8), (multiply_mxfp4, mxfp4_scales, 4)])
+def test_tiles_of_4_bit_floats(multiply, scales_of, count):
+    """Scale words of 64 columns of 128 rows: first those of the left tile, twice 128 words, then those of the right."""
+    words, loaded = SharedArray(u32, 4 * TILE_WORDS + 516, ALIGNMENT), LocalArray(f32, LOADED)
+    done, where = 4 * TILE_WORDS + 512, 4 * TILE_WORDS + 514
+
+    @kernel(f"_tensor_{multiply.name}", 128, target="sm_100a")
+    def _product(y: f32.ptr, x: u32.ptr):
+        thread, tile, values = u32(thread_index()), words(), loaded()
+        for part in range(4):
+            for i in range(4):
+                tile[tile_place(thread, part) + i] = x[16 * thread + 4 * part + i]
+                tile[2 * TILE_WORDS + tile_place(thread, part) + i] = x[16 * (thread + 128) + 4 * part + i]
+        for i in range(4):
+            tile[4 * TILE_WORDS + 128 * i + 4 * (thread & 31) + (thread >> 5)] = x[4096 + 128 * i + thread]
+        if thread < 32:
+            allocate_columns(tile, where, 256)
+        if thread == 0:
+            begin_count(tile, done, 1)
+        sync_block()
+        address = u32(tile[where])
+        if thread == 0:
+            for i in range(4):
+                copy_scales(address + 128 + SCALES * i, tile, 4 * TILE_WORDS + 128 * i)
+            multiply(address, tile, 0, tile, 2 * TILE_WORDS, address + 128, address + 128 + 2 * SCALES, 0)
+            commit_products(tile, done)
+        sync_block()
+        wait_turn(tile, done, 0)
+        for part in range(128 // LOADED):
+            load_tensor(values, address + (thread // 32 << 21) + LOADED * part)
+            for i in range(LOADED):
+                y[128 * thread + LOADED * part + i] = values[i]
+        sync_block()
+        if thread < 32:
+            free_columns(address, 256)
+
+    rng, device = np.random.default_rng(0), Simulated(seed=3)
+    x = rng.integers(0, 1 << 32, 4096 + 512, np.uint32)
+    x[4096:] = rng.integers(100, 120, (512, 4), np.uint8).view(np.uint32)[:, 0]
+    given, result = device.alloc(x.nbytes), device.alloc(128 * 128 * 4)
+    device.upload(given.at(), x)
+    device.launch(Launch(_product, (1, 1, 1), (result.at(), given.at())))
+    found = device.download(result.at(), result.nbytes).view(np.float32).reshape(128, 128)
+    scales = scales_of(x[4096:].reshape(2, 2, 128)).transpose(0, 2, 1, 3).reshape(2, 128, count)
+    left, right = (e2m1_values(x[2048 * i:2048 * i + 2048]).reshape(128, 128) * np.repeat(scales[i], 128 // count, 1)
+                   for i in range(2))
+    np.testing.assert_allclose(found, left @ right.T, rtol=1e-4, atol=1e-4 * np.abs(left @ right.T).max())
+
+
 @pytest.mark.parametrize(("kind", "n", "k", "tokens", "tma"), [
     ("E4M3_ROW", 20, 96, 70, True),
     *(pytest.param(*case, tma, marks=pytest.mark.slow) for tma in (True, False) for case in (
@@ -112,6 +168,26 @@ def test_products_of_experts_of_8_bit_floats():
     found = zip(run_case(case, Program, gpu=Simulated(seed=2, tcgen05=True), activations="fp8"),
                 run_case(case, Reference), (2e-5, 6e-3))
     assert all(error(actual, expected) < bound for actual, expected, bound in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "n", "k", "tokens", "tma"), [
+    ("E2M1_ROW", 20, 160, 66, True), ("NVFP4", 260, 256, 130, True), ("NVFP4", 20, 256, 66, False),
+    ("MXFP4", 40, 416, 70, True)])
+def test_products_of_4_bit_floats(kind, n, k, tokens, tma):
+    """Columns that end within a tile; a few tokens use int8, as with other activations."""
+    case = of_float4(linear_case(kind, n, k, tokens, bias=True), k, FLOAT4[kind])
+    case, device = replace(case, schedule=(((0, tokens),), ((0, 3),))), Simulated(seed=1, tcgen05=True, tma=tma)
+    found = zip(run_case(case, Program, gpu=device, activations="nvfp4"), run_case(case, Reference), (2e-5, 0.05))
+    assert all(error(actual, expected) < bound for actual, expected, bound in found)
+
+
+@pytest.mark.slow
+def test_products_of_experts_of_4_bit_floats():
+    case = of_float4(replace(experts_case("E2M1_ROW", 40, 128, experts=2, chosen=1, bias=True),
+                             schedule=(((0, 150),),)), 128, "nvfp4")
+    (actual,) = run_case(case, Program, gpu=Simulated(seed=2, tcgen05=True), activations="nvfp4")
+    assert error(actual, run_case(case, Reference)[0]) < 2e-5
 
 
 def _one_warp(body):
@@ -148,6 +224,10 @@ def _start(tile, address):
     (lambda tile, values, at: (relinquish_columns(), allocate_columns(tile, ADDRESS, 32)), "permit was relinquished"),
     (lambda tile, values, at: allocate_columns(tile, ADDRESS + 1, 32), "32 columns of tensor memory are not freed"),
     (lambda tile, values, at: (_start(tile, at), load_tensor(values, at)), "while products into them are pending"),
+    (lambda tile, values, at: copy_scales(at + 126, tile, 0), "columns 510 .. 513"),
+    (lambda tile, values, at: copy_scales(at, tile, 2), "is not aligned"),
+    (lambda tile, values, at: multiply_nvfp4(at, tile, 0, tile, 0, at, 8, 0), "columns 8 .. 15 of tensor memory"),
+    (lambda tile, values, at: multiply_mxfp4(at, tile, 0, tile, 0, 8, at, 0), "columns 8 .. 15 of tensor memory"),
     (lambda tile, values, at: _start(tile, at), "freed while products are pending"),
     (lambda tile, values, at: wait_turn(tile, DONE, 0), "waits for turn 0"),
     (lambda tile, values, at: (commit_products(tile, DONE), commit_products(tile, DONE + 2)), "no count was made")])
@@ -190,6 +270,6 @@ def test_without_its_kernels(monkeypatch):
 
 def test_cards_that_have_it():
     """Compute capability 10.x, by an assembly of its own for each minor version."""
-    product = tensor_memory_gemm("e4m3_row", tma=True)
     cards = (8, 9), HOPPER, (10, 0), (10, 3), (12, 0)
-    assert [product.architecture(card) for card in cards if product.runs_on(card)] == ["sm_100a", "sm_103a"]
+    for one in (tensor_memory_gemm("e4m3_row", "e4m3", tma=True), tensor_operand("nvfp4")):
+        assert [one.architecture(card) for card in cards if one.runs_on(card)] == ["sm_100a", "sm_103a"]

@@ -120,7 +120,7 @@ class Device(Protocol):
     tcgen05: bool  # whether kernels for compute capability 10.x run on it (lang/tensor_memory.py)
     tma: bool     # whether both use bulk copies and thread block clusters (lang/cluster.py)
     float8: bool  # whether it has products of 8-bit floats (wgmma, tcgen05, or linear/code_gemm.py)
-    float4: bool  # whether it has products of 4-bit floats with block scales (linear/code_gemm.py)
+    float4: bool  # whether it has products of 4-bit floats with block scales (tcgen05, or linear/code_gemm.py)
     cards: int    # GPUs that the driver reports; if any, `address` and `lend` give libraries addresses and the stream
 
     def alloc(self, nbytes: int) -> Memory: ...
@@ -153,7 +153,7 @@ class Simulated:
     def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False, tma: bool = True,
                  float8: bool = False, float4: bool = False, tcgen05: bool = False):
         self.wgmma, self.tcgen05, self.tma = wgmma, tcgen05, (wgmma or tcgen05) and tma
-        self.float8, self.float4 = wgmma or tcgen05 or float8 or float4, float4
+        self.float8, self.float4 = wgmma or tcgen05 or float8 or float4, tcgen05 or float4
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:

@@ -22,7 +22,7 @@ def features(capability: tuple[int, int]) -> Features:
     wgmma = capability == HOPPER and _is_on("WGMMA")
     tcgen05 = has(BLACKWELL, capability) and _is_on("TCGEN05")
     return Features(wgmma, tcgen05, tma=(wgmma or tcgen05) and _is_on("TMA"),
-                    float8=wgmma or tcgen05 or has_float8(capability), float4=has(FLOAT4, capability))
+                    float8=wgmma or tcgen05 or has_float8(capability), float4=tcgen05 or has(FLOAT4, capability))
 
 
 def _is_on(name: str) -> bool:

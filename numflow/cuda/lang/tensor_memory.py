@@ -18,6 +18,11 @@ one of whose arrivals comes when all products that the thread has started so far
 Tiles have the rows of lang/warpgroup.py: 64 bytes with the 64-byte swizzle. A product reads 128 of them, which are two
 adjacent tiles of 64 rows. Tiles that threads have written may be multiplied after `fence_tiles` and a block barrier.
 
+Scales of blocks of 4-bit floats are in tensor memory too: 4 columns for 64 columns of 128 rows. Lanes l, l + 32, l + 64
+and l + 96 all have, in column c, the scale word (lang/float4.py) of row 32 c + l. `copy_scales` brings them from shared
+memory. Products come after the copies that their thread has started before. The PTX ISA does not say that a copy comes
+after earlier products.
+
 Fences: a barrier or an mbarrier orders loads and products of different threads only between `before_barrier` and
 `after_barrier`. A commit includes the first of these. (PTX ISA, "TensorCore 5th Generation Family Instructions".)
 """
@@ -27,8 +32,10 @@ from collections.abc import Callable
 import numpy as np
 
 from numflow.cuda.lang.cluster import _count
+from numflow.cuda.lang.float4 import e2m1_values, mxfp4_scales, nvfp4_scales
 from numflow.cuda.lang.float8 import e4m3_values, e5m2_values
 from numflow.cuda.lang.intrinsic import asm, builtin
+from numflow.cuda.lang.intrinsics import aligned
 from numflow.cuda.lang.simulator import NOW, SimulatorError, together
 from numflow.cuda.lang.warpgroup import TILE_WORDS
 
@@ -37,20 +44,22 @@ LANES = 128             # lanes of tensor memory, and rows of a product
 COLUMNS = 512           # columns of tensor memory
 ACROSS = 128            # columns of a product
 LOADED = 32             # columns that load_tensor loads
+SCALES = 4              # columns of the scales of 128 rows
+_QUARTER = 32           # lanes that a warp reads
 
 
 class TensorMemory:
     """The tensor memory of a simulated block.
 
-    words: float32 [lanes, columns], NaN at first. allocated: columns. pending: products that have been started, each
-    with its first column and its function; they run when a thread waits for an mbarrier, as late as possible.
-    finished: products before pending[0].
+    words: float32 [lanes, columns], NaN at first. allocated: columns. pending: products and copies that have been
+    started, each with its first column, its columns and its function; they run when a thread waits for an mbarrier, as
+    late as possible. finished: how many came before pending[0].
     """
 
     def __init__(self):
         self.words = np.full((LANES, COLUMNS), np.nan, np.float32)
         self.allocated = np.zeros(COLUMNS, bool)
-        self.pending: list[tuple[int, Callable]] = []
+        self.pending: list[tuple[int, int, Callable]] = []
         self.finished, self.may_allocate = 0, True
 
     def allocate(self, columns: int) -> int:
@@ -72,7 +81,7 @@ class TensorMemory:
         """Compute the first `count` products of the block that have not been computed."""
         while self.finished < count:
             self.finished += 1
-            self.pending.pop(0)[1]()
+            self.pending.pop(0)[2]()
 
     def end(self) -> None:
         """Checks at the end of the block."""
@@ -140,6 +149,26 @@ def multiply_e5m2(address: int, left, left_at: int, right, right_at: int, accumu
     _multiply(address, left, left_at, right, right_at, accumulate, e5m2_values, e4m3_values)
 
 
+@builtin("tcgen05_nvfp4")
+def multiply_nvfp4(address: int, left, left_at: int, right, right_at: int, left_scales: int, right_scales: int,
+                   accumulate: int) -> None:
+    """multiply_e4m3 for tiles of 4-bit floats, left [128, 128] times right [128, 128] transposed, with NVFP4 scales.
+
+    left_scales, right_scales: addresses of the scales of columns 0 .. 63; those of the others are SCALES columns
+    further.
+    """
+    _multiply(address, left, left_at, right, right_at, accumulate, _scaled(left_scales, nvfp4_scales),
+              _scaled(right_scales, nvfp4_scales))
+
+
+@builtin("tcgen05_mxfp4")
+def multiply_mxfp4(address: int, left, left_at: int, right, right_at: int, left_scales: int, right_scales: int,
+                   accumulate: int) -> None:
+    """multiply_nvfp4 with MXFP4 scales."""
+    _multiply(address, left, left_at, right, right_at, accumulate, _scaled(left_scales, mxfp4_scales),
+              _scaled(right_scales, mxfp4_scales))
+
+
 def _multiply(address, left, left_at, right, right_at, accumulate, values, right_values) -> None:
     memory, column = _memory(), address & 0xFFFF
     if address >> 16:
@@ -157,7 +186,37 @@ def _multiply(address, left, left_at, right, right_at, accumulate, values, right
         to = memory.words[:, column:column + ACROSS]
         to[:] = to + result if accumulate else result
 
-    memory.pending.append((column, product))
+    memory.pending.append((column, ACROSS, product))
+
+
+def _scaled(address: int, scales_of: Callable) -> Callable:
+    """A function that returns the values of 4-bit floats, times their scales in tensor memory."""
+    memory, column = _memory(), address & 0xFFFF
+    memory.check(column, 2 * SCALES)
+
+    def values(words):
+        found = memory.words.view(np.uint32)[:_QUARTER, column:column + 2 * SCALES]
+        scales = scales_of(np.ascontiguousarray(found.reshape(_QUARTER, 2, SCALES).transpose(2, 0, 1)))
+        scales = scales.reshape(LANES, -1)
+        return e2m1_values(words).reshape(LANES, -1) * np.repeat(scales, 128 // scales.shape[1], axis=1)
+
+    return values
+
+
+@builtin("tcgen05_copy")
+def copy_scales(address: int, shared, at: int) -> None:
+    """tcgen05.cp: start a copy of 128 scale words from shared[at] to 4 columns of tensor memory. Word 4 l + c goes to
+    column c of lanes l, l + 32, l + 64 and l + 96. One thread calls it."""
+    memory, column = _memory(), address & 0xFFFF
+    begin = aligned(shared, at, 4)
+    shared.at(at, LANES)
+    memory.check(column, SCALES)
+
+    def copy():
+        words = shared.array[begin:begin + LANES].reshape(_QUARTER, SCALES)
+        memory.words.view(np.uint32)[:, column:column + SCALES] = np.tile(words, (LANES // _QUARTER, 1))
+
+    memory.pending.append((column, SCALES, copy))
 
 
 @builtin("tcgen05_commit")
@@ -178,6 +237,6 @@ def load_tensor(values, address: int) -> None:
     memory.check(column, LOADED)
     if lane != thread.warp.first % LANES:
         raise SimulatorError(f"warp {thread.warp.first // 32} reads tensor memory from lane {lane} on")
-    if any(first < column + LOADED and column < first + ACROSS for first, _ in memory.pending):
+    if any(first < column + LOADED and column < first + count for first, count, _ in memory.pending):
         raise SimulatorError(f"columns from {column} on are loaded while products into them are pending")
     values[:LOADED] = memory.words[lane + thread.lane, column:column + LOADED]

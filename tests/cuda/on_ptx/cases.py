@@ -103,6 +103,9 @@ def jobs() -> Iterator[Job]:
         yield Job(f"linear-{kind}-float8-mma", partial(_float8, kind), float8=True)
     for kind in FLOAT4:
         yield Job(f"linear-{kind}-float4", partial(_float4, kind), float4=True)
+        for tma in (True, False):
+            copies = "" if tma else "-copies"
+            yield Job(f"linear-{kind}-float4-tcgen05{copies}", partial(_float4, kind), tcgen05=True, tma=tma)
     for kind in (*FLOAT8, *FLOAT4):
         yield from _few_tokens(kind)
     yield Job("model-E4M3_128-float8", partial(_model_float8, "E4M3_128"), wgmma=True)

@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from . import clusters, convert, warps  # noqa: F401  (they put instructions into the tables)
+from . import clusters, convert, tensor_products, warps  # noqa: F401  (they put instructions into the tables)
 from .bulk import Bulk
 from .clusters import has_bulk, phase_of
 from .counters import kind_of

@@ -16,7 +16,7 @@ from .launch import launch
 from .memory import GlobalMemory
 from .parse import parse
 from .planted_bulk import BULK_BUGS, BulkBug, run_bulk
-from .planted_tensor import TENSOR_BUGS, TensorBug, run_tensor
+from .planted_tensor import SCALED_BUGS, TENSOR_BUGS, ScaledBug, TensorBug, run_tensor
 from .planted_tiles import TILE_BUGS, TileBug, run_tiles
 
 BLOCKS = 3
@@ -143,7 +143,8 @@ def run_plain(bug: Bug, seed: int = 0) -> tuple[bool, Checks]:
     return bool((y.view(np.float32) == expected).all()), checks
 
 
-RUN = {Bug: run_plain, TileBug: run_tiles, BulkBug: run_bulk, TensorBug: run_tensor}    # by the kind of a bug
+RUN = {Bug: run_plain, TileBug: run_tiles, BulkBug: run_bulk, TensorBug: run_tensor,
+       ScaledBug: run_tensor}        # by the kind of a bug
 
 
 def is_found(bug: Bug | TileBug | BulkBug | TensorBug, seed: int = 0) -> bool:
@@ -157,7 +158,7 @@ def is_found(bug: Bug | TileBug | BulkBug | TensorBug, seed: int = 0) -> bool:
 
 def main() -> int:
     """Run all bugs and the correct kernels. The exit status is 1 if a bug is missed or a correct kernel is reported."""
-    bugs = (*BUGS, *TILE_BUGS, *BULK_BUGS, *TENSOR_BUGS)
+    bugs = (*BUGS, *TILE_BUGS, *BULK_BUGS, *TENSOR_BUGS, *SCALED_BUGS)
     missed = [bug.name for bug in bugs if not is_found(bug)]
     found = len(bugs) - len(missed)
     for right, checks in (run(kind("", "")) for kind, run in RUN.items()):

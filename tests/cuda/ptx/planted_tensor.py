@@ -1,8 +1,9 @@
 """A correct kernel with tcgen05, and planted bugs, as in planted.py: python -m tests.cuda.ptx.planted.
 
 A block of 128 threads copies a tile of 128 x 64 bytes and one of 16 x 64 bytes to shared memory, with the 64-byte
-swizzle. It multiplies the first tile, of E4M3 floats, by the transpose of the second one in two products of 32 columns,
-the second of which accumulates. y[16 * thread + i] is column i of the thread's lane.
+swizzle. It multiplies the first tile, of E4M3 floats, by the transpose of the second one in two products of 32 bytes,
+the second of which accumulates. y[16 * thread + i] is column i of the thread's lane. A second kernel multiplies tiles
+of 4-bit floats with scales of blocks.
 """
 
 import numpy as np
@@ -131,6 +132,50 @@ TENSOR_BUGS = (
 )
 
 
+# The same kernel with 4-bit floats and NVFP4 scales: 128 scale words for each tile follow the tiles. Columns 16 .. 19
+# and 20 .. 23 of tensor memory have the scales of both products.
+_COPIES = "tcgen05.cp.cta_group::1.32x128b.warpx4 [%r10+16], %rd12; ", \
+    "tcgen05.cp.cta_group::1.32x128b.warpx4 [%r10+20], %rd13; "
+_SCALED = ("tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X [%r10], %rd{}, %rd{}, %r11, [%r10+16], "
+           "[%r10+20], %p{};")
+SCALED_PARTS = PARTS | {
+    "kind": "mov.u32 %r11, 134481024; add.s64 %rd12, %rd5, 70403103916608; add.s64 %rd13, %rd12, 32;",
+    "first": "".join(_COPIES) + _SCALED.format(6, 7, 3), "second": _SCALED.format(8, 9, 4)}
+_OTHER = "setp.ne.u32 %p6, %r1, 64; @%p6 bra $other; ld.shared.u32 %r10, [%r4]; cvt.u64.u32 %rd5, %r2; " \
+    "shr.u64 %rd5, %rd5, 4;" + SCALED_PARTS["kind"] + _COPIES[0] + "$other: "
+
+
+class ScaledBug(TensorBug):
+    """A bug in this kernel."""
+
+    parts = SCALED_PARTS
+
+
+def _scaled(name: str, found: str, **changed: str) -> ScaledBug:
+    return ScaledBug(name, found, tuple((part, text.replace("@@", SCALED_PARTS[part]))
+                                        for part, text in changed.items()))
+
+
+SCALED_BUGS = (
+    _scaled("scales that are not copied", "scales in tensor memory are read before they are written",
+            first=SCALED_PARTS["first"].replace(_COPIES[1], "")),
+    _scaled("scales that are overwritten while a product may read them", "while a product may read scales",
+            second="@@" + _COPIES[0]),
+    _scaled("scales that another thread copies", "before another thread's copies are complete", after="@@" + _OTHER,
+            first=SCALED_PARTS["first"].replace(_COPIES[0], "")),
+    _scaled("a copy of scales without a proxy fence", "without a fence.proxy.async", show="",
+            first="".join(_COPIES) + PARTS["first"], second=PARTS["second"], kind="@@" + PARTS["kind"]),
+    _scaled("a copy of scales with a swizzle", "no such tcgen05",
+            kind="@@ add.s64 %rd13, %rd13, -9223372036854775808;"),
+    _scaled("a copy to columns that are not allocated", "512 .. 515 of tensor memory are not allocated",
+            first="@@ tcgen05.cp.cta_group::1.32x128b.warpx4 [%r10+32], %rd13;"),
+    _scaled("an instruction descriptor of scales that are powers of two", "that does not fit",
+            kind="@@ add.s32 %r11, %r11, 8388608;"),
+    _scaled("scales in lane 32", "scales in lane 32 of tensor memory",
+            second=SCALED_PARTS["second"].replace("[%r10+20]", "[%r10+2097172]")),
+)
+
+
 def run_tensor(bug: TensorBug, seed: int = 0) -> tuple[bool, Checks]:
     """Run the kernel: whether the result is correct, and the findings.
 
@@ -139,10 +184,17 @@ def run_tensor(bug: TensorBug, seed: int = 0) -> tuple[bool, Checks]:
     """
     memory, checks = GlobalMemory(1 << 20), Checks(steps=2000)
     x, y = memory.allocate(10240), memory.allocate(128 * 64)
-    x[:9216] = np.random.default_rng(1).integers(0, 120, 9216, np.uint8)
+    x[:] = np.random.default_rng(1).integers(0, 120, 10240, np.uint8)
     memory.mark_written(x)
     addresses = [np.uint64(array.ctypes.data) for array in (y, x)]
     launch(parse(bug.text.replace("REGISTERS", _REGISTERS)), (1, 1, 1), 128, addresses, memory, checks, seed=seed)
-    a, b = (READERS["e4m3"](np.ascontiguousarray(tile)).reshape(-1, 64) for tile in (x[:8192], x[8192:9216]))
-    expected = a[:, :32] @ b[:, :32].T + a[:, 32:] @ b[:, 32:].T
+    kind = "e2m1" if isinstance(bug, ScaledBug) else "e4m3"
+    a, b = (READERS[kind](tile.view(np.uint32)).reshape(len(tile) // 64, 2, -1)
+            for tile in (x[:8192], x[8192:9216]))
+    if isinstance(bug, ScaledBug):   # the kernel has copied the scales with the swizzle of tiles
+        at = np.arange(9216, 10240)
+        scales = READERS["e4m3"](np.ascontiguousarray(x[at ^ (at >> 3 & 48)]))
+        scales = scales.reshape(2, 32, 4, 4).transpose(0, 2, 1, 3)
+        a, b = (side * np.repeat(own.reshape(128, 4)[:len(side)], 16, 1)[:, None] for side, own in zip((a, b), scales))
+    expected = a[:, 0] @ b[:, 0].T + a[:, 1] @ b[:, 1].T
     return bool(np.allclose(y.view(np.float32).reshape(128, 16), expected, rtol=1e-5)), checks

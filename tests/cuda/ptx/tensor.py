@@ -16,16 +16,12 @@ from .bulk import PIECE, WARP, Commit
 from .clusters import _offsets
 from .effects import effect
 from .findings import Fault
-from .operands import address, getter, wide
-from .races import READ, WRITE
-from .tiles import ROW, TURNED
-from .warps import READERS
+from .operands import address, wide
+from .races import WRITE
 
 LANES, COLUMNS = 128, 512
 UNCOMMITTED = -1
-SWIZZLES = {0: 0, 2: 1, 4: 2, 6: 3}             # layout types of a matrix descriptor, as the swizzle modes of wgmma
-KINDS = {"kind_f8f6f4": ({0: "e4m3", 1: "e5m2"}, 32)}   # by kind: formats of the operands, columns of a product
-HALVES = {"kind_f8f6f4": 2}                     # by kind: multiplications that take as long as one of float16
+BINDERS = {}        # by the second part of the name of an instruction; those of products: tensor_products.py
 
 
 @dataclass(eq=False)
@@ -53,8 +49,8 @@ class TensorMemory:
     """The tensor memory of the blocks of one launch, and the products that are pending.
 
     words, written: [block, lane, column]. allocated: [block, column]. products: tags of columns; owner: the lanes that
-    have started their last products. tiles: tags of pieces of shared memory that products read. loaded: clock of each
-    warp's last load of a column.
+    have started their last products. tiles: tags of pieces of shared memory that products read. scales: tags of columns
+    from which products read scales. loaded: clock of each warp's last load of a column.
     """
 
     def __init__(self, machine):
@@ -64,8 +60,8 @@ class TensorMemory:
         self.allocated, self.closed = np.zeros((blocks, COLUMNS), bool), np.zeros(blocks, bool)
         self.products = Tag.of(blocks * COLUMNS)
         self.owner = np.full(blocks * COLUMNS, -1, np.int32)
-        self.tiles = Tag.of(machine.shared.bytes.size // PIECE)
-        self.started: dict[int, list] = {}             # by lane: places of products and tiles, before their commit
+        self.tiles, self.scales = Tag.of(machine.shared.bytes.size // PIECE), Tag.of(blocks * COLUMNS)
+        self.started: dict[int, list] = {}             # by lane: places of products, tiles and scales before the commit
         self.committed: dict[int, dict[int, int]] = {}  # by lane: phases of mbarriers that its commits complete
         self.loaded = np.zeros((blocks * COLUMNS, warps), np.int32)
         self.released = np.zeros(blocks * warps, np.int32)      # clock of each warp's last fence before a barrier
@@ -142,14 +138,20 @@ class TensorMemory:
 
     # ---- products
 
-    def start(self, step, lane: int, index: np.ndarray, pieces: np.ndarray) -> None:
-        """A product of a lane into columns, from pieces of shared memory."""
+    def start(self, step, lane: int, index: np.ndarray, pieces: np.ndarray, scales: np.ndarray) -> None:
+        """A product or copy of a lane into columns, from pieces of shared memory, with columns that have scales."""
         warp = lane // WARP
         self._check_loaded(step, index, warp, "overwritten")
         if self.products.missing(index[self.owner[index] != lane], self._known(warp)):
             self.machine.note(f"tensor memory is used before another thread's products are complete: {step.text}")
-        self.products.column[index], self.tiles.column[pieces], self.owner[index] = UNCOMMITTED, UNCOMMITTED, lane
-        self.started.setdefault(lane, []).append((index, pieces))
+        if self.scales.missing(index, self.machine.bulk.clocks[warp]):
+            self.machine.note(f"tensor memory is overwritten while a product may read scales in it: {step.text}")
+        if self.products.missing(scales[self.owner[scales] != lane], self._known(warp)):
+            self.machine.note(f"scales are used before another thread's copies are complete: {step.text}")
+        for tag, at in ((self.products, index), (self.tiles, pieces), (self.scales, scales)):
+            tag.column[at] = UNCOMMITTED
+        self.owner[index] = lane
+        self.started.setdefault(lane, []).append((index, pieces, scales))
 
     def commit(self, step, lane: int, offset: int) -> None:
         """tcgen05.commit of a lane: the arrival at an mbarrier is in flight."""
@@ -157,8 +159,8 @@ class TensorMemory:
         mbarrier = bulk.mbarrier_at(step, offset, warp, True)
         earlier = sum(isinstance(other, Commit) and other.mbarrier is mbarrier for other in bulk.in_flight)
         phase = mbarrier.phase + earlier // mbarrier.arrivals
-        for index, pieces in self.started.pop(lane, []):
-            for tag, at in ((self.products, index), (self.tiles, pieces)):
+        for places in self.started.pop(lane, []):
+            for tag, at in zip((self.products, self.tiles, self.scales), places):
                 tag.column[at], tag.phase[at] = mbarrier.column, phase
         done = self.committed.setdefault(lane, {})
         done[mbarrier.column] = phase + 1
@@ -210,9 +212,9 @@ class TensorMemory:
 def _tensor(step):
     """The instructions by the second part of their names."""
     what = step.parts[0]
-    if "cta_group_2" in step.parts or what not in _BINDERS:
+    if "cta_group_2" in step.parts or what not in BINDERS:
         raise Fault(f"no such tcgen05 here: {step.text}")
-    return _BINDERS[what](step)
+    return BINDERS[what](step)
 
 
 def _allocation(step):
@@ -260,14 +262,14 @@ def _commit(step):
         raise Fault(f"no such tcgen05 here: {step.text}")
 
     def run(machine, mask):
-        lanes = _one_of_each_warp(machine, step, mask)
+        lanes = one_of_each_warp(machine, step, mask)
         if lanes.size:
             for lane, offset in zip(lanes.tolist(), _offsets(machine, step, where(machine), lanes, 8, True).tolist()):
                 machine.tensor.commit(step, lane, offset)
     return run
 
 
-def _one_of_each_warp(machine, step, mask) -> np.ndarray:
+def one_of_each_warp(machine, step, mask) -> np.ndarray:
     lanes = machine.lanes(mask)
     if np.unique(lanes // WARP).size < lanes.size:
         machine.note(f"several lanes of a warp execute {step.opcode}.{step.parts[0]}, each for itself: {step.text}")
@@ -311,82 +313,6 @@ def _load(step):
     return run
 
 
-def _multiply(step):
-    """tcgen05.mma of 128 rows, both tiles K-major in shared memory, float32 results."""
-    kind = next((part for part in step.parts if part in KINDS), None)
-    if kind is None or len(step.operands) != 5:
-        raise Fault(f"no such tcgen05 here: {step.text}")
-    formats, depth = KINDS[kind]
-    where, adds = address(step.operands[0]), getter(step.operands[4], "pred")
-    tiles_of = [wide(operand, "u64") for operand in step.operands[1:3]]
-    instruction_of = wide(step.operands[3], "u32")
-
-    def run(machine, mask):
-        lanes, places = _one_of_each_warp(machine, step, mask), machine.spread(np.asarray(where(machine)))
-        for lane in lanes.tolist():
-            block = lane // machine.grid.threads
-            across, kinds = _instruction(step, int(instruction_of(machine)[lane]), formats)
-            first_lane, index = machine.tensor.place(step, int(places[lane]), across, block)
-            if first_lane:
-                raise Fault(f"a product of 128 rows in lane {first_lane} of tensor memory: {step.text}")
-            parts = [_tile(machine, step, int(get(machine)[lane]), rows, lane)
-                     for get, rows in zip(tiles_of, (LANES, across))]
-            machine.tensor.start(step, lane, index, np.unique(np.concatenate([pieces for pieces, _ in parts])))
-            left, right = (READERS[name](np.ascontiguousarray(data).reshape(-1)).reshape(len(data), -1)
-                           for name, (_, data) in zip(kinds, parts))
-            columns = slice(int(index[0]) - block * COLUMNS, int(index[0]) - block * COLUMNS + across)
-            words, written = machine.tensor.words[block, :, columns], machine.tensor.written[block, :, columns]
-            accumulates = bool(np.broadcast_to(adds(machine), machine.n)[lane])
-            if accumulates and machine.checks.unwritten and not written.all():
-                machine.note(f"a product is added to tensor memory that is not written: {step.text}")
-            product = left @ right.T
-            words[:] = words + product if accumulates else product
-            written[:] = True
-            if machine.counters:
-                machine.counters.products[f"tcgen05 {kind}"] += LANES * across * depth
-                machine.timeline.product(lane // WARP, LANES * across * depth / HALVES[kind])
-    return run
-
-
-def _instruction(step, word: int, formats: dict) -> tuple[int, list[str]]:
-    """Columns of a product, and formats of its operands, from the instruction descriptor."""
-    fields = {"results": word >> 4 & 3, "rows": word >> 24 & 31, "columns": word >> 17 & 63}
-    kinds = [formats.get(word >> at & 7) for at in (7, 10)]
-    reserved = word & (0b1111 | 1 << 6 | 0b1111 << 13 | 1 << 23 | 7 << 29)    # sparsity, negation, transposition
-    across = 8 * fields["columns"]
-    if reserved or None in kinds or fields["results"] != 1 or fields["rows"] != LANES >> 4 \
-            or not 16 <= across <= 256 or across % 16:
-        raise Fault(f"an instruction descriptor {word:#x} that does not fit: {step.text}")
-    return across, kinds
-
-
-def _tile(machine, step, word: int, rows: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-    """32 bytes of each row of a tile by its matrix descriptor: pieces of shared memory, and bytes [rows, 32]."""
-    start, lead, stride = ((word >> at & 0x3FFF) << 4 for at in (0, 16, 32))
-    mode = SWIZZLES.get(word >> 61)
-    if mode is None or word >> 46 & 7 != 1 or word >> 49 & 0xFFF or word & (3 << 14 | 3 << 30):
-        raise Fault(f"a matrix descriptor {word:#x} that does not fit: {step.text}")
-    if mode and start // ROW[mode] * ROW[mode] % (8 * ROW[mode]):
-        raise Fault(f"a tile begins within the pattern of its swizzle: {step.text}")
-    row, chunk = np.arange(rows)[:, None], np.arange(2)
-    place = start + row // 8 * stride + row % 8 * ROW[mode] + chunk * (16 if mode else lead)
-    place = (place ^ (place >> 7 & TURNED[mode]) << 4).ravel()
-    shared, lanes = machine.shared, np.full(place.size, lane, np.int32)
-    offset = shared.offsets(place, PIECE, machine.block[lanes], "shared read")
-    words = offset[:, None] // 4 + np.arange(4)
-    if shared.in_flight and shared.pending[words].any():
-        machine.note(f"shared memory is read before a copy into it has landed: {step.text}")
-    if machine.tiles.unfenced[words].any():
-        machine.note(f"a tile was written without a fence.proxy.async afterwards: {step.text}")
-    if machine.checks.unwritten and not shared.is_written(offset, PIECE):
-        machine.note(f"shared memory is read before it is written: {step.text}")
-    machine._log(machine.log_shared, step, offset, PIECE, READ, lanes)
-    machine.bulk._check_copied(step, offset // PIECE, lanes // WARP)
-    if machine.counters:
-        machine.counters.of("shared", "read").add(1, place.size // 8, place.size // 8, PIECE * place.size)
-    return offset // PIECE, shared.bytes[offset[:, None] + np.arange(PIECE)].reshape(rows, 32)
-
-
-_BINDERS = {"alloc": _allocation, "dealloc": _allocation, "relinquish_alloc_permit": _relinquish,
-            "fence_before_thread_sync": _fence, "fence_after_thread_sync": _fence, "wait_ld": _wait,
-            "commit": _commit, "ld": _load, "mma": _multiply}
+BINDERS.update({"alloc": _allocation, "dealloc": _allocation, "relinquish_alloc_permit": _relinquish,
+                "fence_before_thread_sync": _fence, "fence_after_thread_sync": _fence, "wait_ld": _wait,
+                "commit": _commit, "ld": _load})
