@@ -18,19 +18,19 @@ CHANGE, MAGNIFIED = 1e-5, 150  # a relative change of the weights; how many time
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.thin(4)
+@pytest.mark.thin(10)
 def test_on_the_reference(name):
     _check(name, *model_of(name), "reference", ("0;1",), ("0&1;2", "0*3&1"))
 
 
 @pytest.mark.parametrize("name", gguf_names())
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 def test_checkpoints_in_gguf(name):
     _check(name, *model_of(name, gguf=True), "reference", (), ("0&1;2&3",))
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.thin(16)
+@pytest.mark.thin(32)
 def test_on_the_cpu(name):
     _check(name, *model_of(name), "cpu", ("0*2;1",), ("0&1;2&3",))
 
@@ -58,6 +58,7 @@ def _check(name, built, checkpoint, given, backend, by_layer, by_tensor):
             assert error(found, expected) < LOUD.get(name, NOISE), devices
 
 
+@pytest.mark.merge
 def test_what_magnifies_rounding():
     """Models with a larger bound amplify small changes of their weights; the amplification does not depend on the
     processor."""
