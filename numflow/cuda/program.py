@@ -43,8 +43,8 @@ class Program(OneDevice):
     activations: "int8": activations are quantised to int8 for products with quantised matrices. "f32": float32
                  arithmetic throughout. "fp8": as "int8", and for more than 64 tokens, activations are quantised to
                  8-bit floats, with a scale for each token, for products with matrices of 8-bit floats, on GPUs of
-                 compute capability 8.9, 9.0 and 12.x. "nvfp4": as "fp8", and for matrices of NVFP4 and MXFP4 to 4-bit
-                 floats with block scales, on GPUs of compute capability 12.x.
+                 compute capability 8.9, 9.0, 10.x and 12.x. "nvfp4": as "fp8", and for matrices of NVFP4 and MXFP4 to
+                 4-bit floats with block scales, on GPUs of compute capability 10.x and 12.x.
     threads:     ignored; part of the interface of executors.
     block_size:  tokens per KV block.
     kv_type:     one of estimate.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
@@ -86,12 +86,13 @@ class Program(OneDevice):
         gpu_index = device if world is None else world.numbers[device]
         self.device = open_device(gpu, gpu_index) if isinstance(gpu, str) else gpu
         if activations == "fp8" and not self.device.float8:
-            raise DeviceError(f"{option('activations')} fp8 needs a GPU of compute capability 8.9, 9.0 or 12.x (RTX 40 "
-                              "and 50, L40S, H100), for which there are products of 8-bit floats; int8 takes such "
-                              "matrices as float16")
+            raise DeviceError(f"{option('activations')} fp8 needs a GPU of compute capability 8.9, 9.0, 10.x or 12.x "
+                              "(RTX 40 and 50, L40S, H100, B200), for which there are products of 8-bit floats; int8 "
+                              "takes such matrices as float16")
         if activations == "nvfp4" and not self.device.float4:
-            raise DeviceError(f"{option('activations')} nvfp4 needs a GPU of compute capability 12.x (RTX 50), for "
-                              "which there are products of 4-bit floats; int8 takes such matrices as float16")
+            raise DeviceError(f"{option('activations')} nvfp4 needs a GPU of compute capability 10.x or 12.x (B200, "
+                              "RTX 50), for which there are products of 4-bit floats; int8 takes such matrices as "
+                              "float16")
         if world is not None:
             world.join(device, self.device, network, collectives)
         self.activations = activations

@@ -18,9 +18,9 @@ class Notebook:
     name, graphs = "notebook", False
 
     def __init__(self, wgmma: bool = False, tma: bool = True, float8: bool = False,
-                 float4: bool = False):
-        self.wgmma, self.tma = wgmma, wgmma and tma
-        self.float8, self.float4 = wgmma or float8 or float4, float4
+                 float4: bool = False, tcgen05: bool = False):
+        self.wgmma, self.tcgen05, self.tma = wgmma, tcgen05, (wgmma or tcgen05) and tma
+        self.float8, self.float4 = wgmma or tcgen05 or float8 or float4, tcgen05 or float4
         self.launches: list[Launch] = []
 
     def alloc(self, nbytes: int) -> Memory:
@@ -76,7 +76,10 @@ def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
     float8, float4 = activations == "fp8", activations == "nvfp4"  # only on newer GPUs
     device = Notebook(float8=float8, float4=float4)
     program, works = Program(network, weights, gpu=device, **options), device.launches
-    for device.wgmma, device.tma in {(False, False), (float8, False), (not float4, not float4)}:
+    codes = float8 or float4
+    for device.wgmma, device.tma, device.tcgen05 in {(False, False, False), (float8, False, False),
+                                                     (not float4, not float4, False), (False, False, codes),
+                                                     (False, codes, codes)}:
         works += (work for rows, keys in SIZES for sequences in {1, rows}
                   for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
     program.close()

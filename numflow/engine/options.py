@@ -103,8 +103,8 @@ class LoadOptions:
     activations: str = opt(
         "int8", "Type of the activations in matrix products: int8 (fast), int16 (much closer to float32), auto (int16 "
         "in the steps that run only for rows whose logits are wanted, int8 elsewhere), bf16 (fast with float "
-        "weights), fp8 (8-bit floats with FP8 weights, on an H100 or RTX 40 and 50), nvfp4 (4-bit floats with NVFP4 "
-        "and MXFP4 weights, on an RTX 50) or f32 (exact float32 arithmetic).", "TYPE",
+        "weights), fp8 (8-bit floats with FP8 weights, on an H100, B200 or RTX 40 and 50), nvfp4 (4-bit floats with "
+        "NVFP4 and MXFP4 weights, on a B200 or RTX 50) or f32 (exact float32 arithmetic).", "TYPE",
         one_of("int8", "int16", "auto", "bf16", "fp8", "nvfp4", "f32"))
     weights: str | None = opt(
         None, "Quantise the weights while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix), a GGUF "

@@ -30,6 +30,7 @@ from tests.cuda.small import CASES
 
 CAPABILITIES = ((8, 0), (9, 0))
 NEWER = ((8, 9), (12, 0))  # compute capabilities with kernels that CAPABILITIES do not have
+TENSOR = (10, 0)           # the same, with products in tensor memory
 GROUPED = ("F16", "BF16", "q4", "q3h", "Q6_K")  # types of experts; kernels of others differ as those of `linear` do
 EVERY = ("F16", "BF16", *QUANTISED)
 APART = ("q3h+0.5%", "q6+0.5%")  # types with outliers; kernels of others differ as those of `linear` do

@@ -5,14 +5,14 @@ Those that these do not have compile for newer cards."""
 import pytest
 
 from numflow.cuda.compiler.compile import to_ptx
-from tests.cuda.kernels import CAPABILITIES, NEWER, all_kernels, binaries, compiler_is_there
+from tests.cuda.kernels import CAPABILITIES, NEWER, TENSOR, all_kernels, binaries, compiler_is_there
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
               pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with")]
 
 MOST_REGISTERS = 128   # per thread, unless the kernel says how many blocks must fit on a multiprocessor
 MOST_SHARED = 48 << 10  # bytes of static shared memory of a block
-MOST_DYNAMIC = 227 << 10  # bytes of shared memory of a block on Hopper; only kernels for Hopper use dynamic memory
+MOST_DYNAMIC = 227 << 10  # bytes of shared memory of a block on 9.0 and 10.x; only kernels for these use dynamic memory
 PARTS = 8  # parts into which the kernels are divided, so that a merge may run some of them
 STACKS = {"rope_angles", "rope_angles_by_length"}  # the accurate cosine of huge arguments has a table on the stack
 
@@ -24,7 +24,7 @@ def test_resources(part, capability):
     assert over_budget(names[len(names) * part // PARTS:len(names) * (part + 1) // PARTS], capability) == []
 
 
-@pytest.mark.parametrize("capability", NEWER, ids=["sm_89", "sm_120"])
+@pytest.mark.parametrize("capability", (*NEWER, TENSOR), ids=["sm_89", "sm_120", "sm_100"])
 def test_resources_on_newer_cards(capability):
     names = [name for name, kernel in all_kernels().items() if kernel.target != "sm_80" and kernel.runs_on(capability)]
     assert names

@@ -347,5 +347,6 @@ def test_what_is_asked_for_early_is_in_memory():
 
 def test_every_intrinsic_is_tested():
     here = Path(__file__).parent
-    text = "".join((here / f"test_{name}.py").read_text() for name in ("intrinsics", "simulator", "wgmma"))
+    files = ("intrinsics", "simulator", "wgmma", "tensor_memory")
+    text = "".join((here / f"test_{name}.py").read_text() for name in files)
     assert [name for name in ALL if not re.search(rf"\b{name}\b", text)] == []

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from numflow.cuda.compiler import compile as compiling
-from numflow.cuda.lang import arithmetic, cluster, float4, float8, intrinsics, scalar, warpgroup
+from numflow.cuda.lang import arithmetic, cluster, float4, float8, intrinsics, scalar, tensor_memory, warpgroup
 from numflow.cuda.lang.intrinsic import ALL
 from tests.conftest import REPO
 
 TEXT = (REPO / "docs/numba-cuda.md").read_text(encoding="utf-8")
 FORMS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.S | re.M)
 LOWERING = "".join((REPO / f"numflow/cuda/compiler/lowering_{name}.py").read_text(encoding="utf-8")
-                   for name in ("builtin", "cluster"))
+                   for name in ("builtin", "cluster", "tensor"))
 
 
 def table(heading: str) -> list[list[str]]:
@@ -66,7 +66,7 @@ def test_the_forms_differ_in_names_only():
 
 def test_every_intrinsic_has_a_row():
     assert sorted(INTRINSICS) == sorted(ALL)
-    places = intrinsics, arithmetic, float4, float8, warpgroup, cluster
+    places = intrinsics, arithmetic, float4, float8, warpgroup, cluster, tensor_memory
     assert all(any(hasattr(module, name) for module in places) for name in ALL)
 
 

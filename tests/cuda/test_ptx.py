@@ -15,11 +15,12 @@ from tests.cuda.ptx.model import CARDS, Resources, predict, resident_blocks
 from tests.cuda.ptx.parse import ParseError, parse
 from tests.cuda.ptx.planted import BUGS, COPY, LOAD, Bug, is_found, run_plain
 from tests.cuda.ptx.planted_bulk import BULK_BUGS, BulkBug, run_bulk
+from tests.cuda.ptx.planted_tensor import SCALED_BUGS, TENSOR_BUGS, ScaledBug, TensorBug, run_tensor
 from tests.cuda.ptx.planted_tiles import TILE_BUGS, TileBug, run_tiles
 from tests.cuda.ptx.timeline import FAR, MIDDLE, NEAR
 
 
-@pytest.mark.parametrize("bug", (*BUGS, *TILE_BUGS, *BULK_BUGS), ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", (*BUGS, *TILE_BUGS, *BULK_BUGS, *TENSOR_BUGS, *SCALED_BUGS), ids=lambda bug: bug.name)
 def test_planted_bugs(bug):
     assert is_found(bug)
 
@@ -34,6 +35,13 @@ def test_a_right_kernel_is_right_in_any_order(load):
 def test_a_right_product_of_a_warpgroup_is_right_in_any_order():
     for seed in range(6):
         right, checks = run_tiles(TileBug("", ""), seed)
+        assert right and not checks.notes, checks.notes
+
+
+@pytest.mark.parametrize("kind", [TensorBug, ScaledBug])
+def test_a_right_product_in_tensor_memory_is_right_in_any_order(kind):
+    for seed in range(6):
+        right, checks = run_tensor(kind("", ""), seed)
         assert right and not checks.notes, checks.notes
 
 

@@ -9,7 +9,7 @@ from numflow.cuda.compiler.sass import disassembler, instructions
 from numflow.cuda.state.cache_code import pitch
 from numflow.quant.kv import CODED
 from numflow.quant.stored import KINDS, STORED
-from tests.cuda.kernels import APART, GROUPED, NEWER, binary, compiler_is_there
+from tests.cuda.kernels import APART, GROUPED, NEWER, TENSOR, binary, compiler_is_there
 from tests.cuda.matrices import FLOAT4, FLOAT8, QUANTISED
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
@@ -87,6 +87,29 @@ def test_tensor_cores_of_8_bit_floats(kind, capability):
         assert found(name, r"LDSM\.16\.M88\.4", capability) == 16
         assert found(name, r"LDGSTS\.E\.BYPASS\.128", capability) == 24
         assert not found(name, "LDL|STL|HMMA", capability)
+
+
+@pytest.mark.parametrize("kind", sorted(STORED[kind].kind.name for kind in FLOAT8))
+def test_tensor_memory(kind):
+    """Four products and one commit in the loop. Loads of 8 columns: 16 for the last group, 16 in the loop for matrices
+    with block scales."""
+    for form in ("_tma", "", "_grouped"):
+        name = f"tcgen05_{kind}_float8{form}"
+        assert found(name, "UTCQMMA", TENSOR) == 4 and found(name, "UTCBAR", TENSOR) == 1
+        assert found(name, r"LDTM\.x8", TENSOR) == (16 if kind.endswith("row") else 32)
+        assert not found(name, "LDL|STL|QMMA|HMMA", TENSOR)
+        assert found(name, r"UBLKCP\.S\.G\.MULTICAST", TENSOR) == 3 * (form == "_tma")
+
+
+@pytest.mark.parametrize("kind", FLOAT4)
+def test_tensor_memory_of_4_bit_floats(kind):
+    """As of 8-bit floats; copies bring the scales of three times 128 rows and twice 64 columns to tensor memory."""
+    for form in ("_tma", "", "_grouped"):
+        name = f"tcgen05_{STORED[kind].kind.name}_float4{form}"
+        assert found(name, "UTCOMMA", TENSOR) == 4 and found(name, "UTCBAR", TENSOR) == 1
+        assert found(name, "UTCCP", TENSOR) == 6 and found(name, r"LDTM\.x8", TENSOR) == 16
+        assert not found(name, "LDL|STL|OMMA|QMMA|HMMA", TENSOR)
+    assert found(f"operand_{FLOAT4[kind]}_tcgen05", r"F2FP\.SATFINITE\.E2M1", TENSOR) == 8
 
 
 @pytest.mark.parametrize("kind", FLOAT4)

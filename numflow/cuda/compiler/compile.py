@@ -14,6 +14,7 @@ from numflow import places, trust
 from numflow.cuda.compiler.compat import compiler, core, target, uncollected
 from numflow.cuda.compiler.dependent import DEPENDENT_FROM, dependent
 from numflow.cuda.lang.kernel import Kernel, ingredients, rewired
+from numflow.cuda.lang.tensor_memory import BLACKWELL
 from numflow.errors import DeviceError
 from numflow.kernel_cache import root
 
@@ -85,6 +86,8 @@ def digest(kernel: Kernel) -> str:
     code = kernel.body.__code__
     settings = kernel.signature, code.co_varnames[:code.co_argcount], kernel.threads, kernel.blocks, kernel.exact
     result = hashlib.sha256(_lowering() + repr((*settings, PTX_FOR)).encode())
+    if kernel.target == BLACKWELL:
+        result.update(_sources("compiler/lowering_tensor", "lang/tensor_memory"))
     for part in ingredients(kernel.body):
         result.update(part.encode())
     return result.hexdigest()[:16]
@@ -92,9 +95,13 @@ def digest(kernel: Kernel) -> str:
 
 @functools.cache
 def _lowering() -> bytes:
+    return _sources("compiler/dependent", "compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_cluster",
+                    "compiler/lowering_types", "lang/cluster", "lang/kernel", "lang/parameters", "lang/warpgroup")
+
+
+@functools.cache
+def _sources(*names: str) -> bytes:
     root_folder = Path(__file__).parents[1]
-    names = ("compiler/dependent", "compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_cluster",
-             "compiler/lowering_types", "lang/cluster", "lang/kernel", "lang/parameters", "lang/warpgroup")
     return b"".join((root_folder / f"{name}.py").read_bytes() for name in names)
 
 
@@ -166,7 +173,7 @@ def _helpers(exact: bool, capability: tuple[int, int]) -> tuple[Callable, dict]:
 
     Each device function is compiled once. Device functions with equal content share one compilation.
     """
-    from numflow.cuda.compiler.lowering import lowered
+    from numflow.cuda.compiler.lowering_tensor import lowered
 
     made = {}
 

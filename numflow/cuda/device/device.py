@@ -117,9 +117,10 @@ class Device(Protocol):
     name: str
     graphs: bool  # whether launches can be recorded as a CUDA graph and replayed (record, replay, drop)
     wgmma: bool   # whether kernels for Hopper run on it (lang/warpgroup.py)
-    tma: bool     # whether these kernels use bulk copies and thread block clusters (lang/cluster.py)
-    float8: bool  # whether it has products of 8-bit floats (wgmma, or linear/code_gemm.py)
-    float4: bool  # whether it has products of 4-bit floats with block scales (linear/code_gemm.py)
+    tcgen05: bool  # whether kernels for compute capability 10.x run on it (lang/tensor_memory.py)
+    tma: bool     # whether both use bulk copies and thread block clusters (lang/cluster.py)
+    float8: bool  # whether it has products of 8-bit floats (wgmma, tcgen05, or linear/code_gemm.py)
+    float4: bool  # whether it has products of 4-bit floats with block scales (tcgen05, or linear/code_gemm.py)
     cards: int    # GPUs that the driver reports; if any, `address` and `lend` give libraries addresses and the stream
 
     def alloc(self, nbytes: int) -> Memory: ...
@@ -142,16 +143,17 @@ class Simulated:
     """The simulator: NumPy memory, and kernels that run as Python. Fresh memory is filled with 0xFF bytes (NaN as
     floats). Addresses of other devices are refused.
 
-    seed: of the order in which threads run. wgmma: simulate a Hopper GPU. tma: use bulk copies too; clusters have one
-    block. float8, float4: simulate a GPU with products of 8-bit floats, and of 4-bit floats too.
+    seed: of the order in which threads run. wgmma: simulate a Hopper GPU. tcgen05: simulate one of compute capability
+    10.x. tma: use bulk copies too; clusters have one block. float8, float4: simulate a GPU with products of 8-bit
+    floats, and of 4-bit floats too.
     """
 
     graphs, cards = False, 0
 
     def __init__(self, index: int = 0, seed: int = 0, wgmma: bool = False, tma: bool = True,
-                 float8: bool = False, float4: bool = False):
-        self.wgmma, self.tma = wgmma, wgmma and tma
-        self.float8, self.float4 = wgmma or float8 or float4, float4
+                 float8: bool = False, float4: bool = False, tcgen05: bool = False):
+        self.wgmma, self.tcgen05, self.tma = wgmma, tcgen05, (wgmma or tcgen05) and tma
+        self.float8, self.float4 = wgmma or tcgen05 or float8 or float4, tcgen05 or float4
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:

@@ -19,9 +19,10 @@ from numflow.cuda.compiler.compat import ELSE, driver
 from numflow.cuda.compiler.compile import PTX_FOR, Binary, cached
 from numflow.cuda.compiler.dependent import DEPENDENT_FROM
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simulated
+from numflow.cuda.device.features import features
 from numflow.cuda.device.launch_config import configuration
 from numflow.cuda.device.slabs import Slabs
-from numflow.cuda.lang.kernel import FLOAT4, HOPPER, Kernel, has, has_float8
+from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
 
@@ -71,8 +72,7 @@ class Gpu:
 
     bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary. careful: wait after each launch, so that an
     error names its kernel, and use no graphs ($NUMFLOW_CUDA_CAREFUL=1). dependent: programmatic dependent launch, from
-    compute capability 9.0 on ($NUMFLOW_CUDA_DEPENDENT=0: off). wgmma: run kernels for Hopper, which (tma) use bulk
-    copies and clusters ($NUMFLOW_CUDA_WGMMA=0, $NUMFLOW_CUDA_TMA=0: off). float8, float4: it multiplies such floats.
+    compute capability 9.0 on ($NUMFLOW_CUDA_DEPENDENT=0: off). wgmma, tcgen05, tma, float8, float4: of features.py.
     """
 
     def __init__(self, bindings: ModuleType, index: int = 0,
@@ -90,9 +90,7 @@ class Gpu:
         if self.capability < PTX_FOR:
             raise DeviceError("device 'cuda' needs a GPU of compute capability {}.{} or newer, GPU {} has {}.{}; "
                               "{}".format(*PTX_FOR, index, *self.capability, ELSE))
-        self.wgmma = self.capability == HOPPER and os.environ.get("NUMFLOW_CUDA_WGMMA") != "0"
-        self.tma = self.wgmma and os.environ.get("NUMFLOW_CUDA_TMA") != "0"
-        self.float8, self.float4 = self.wgmma or has_float8(self.capability), has(FLOAT4, self.capability)
+        self.wgmma, self.tcgen05, self.tma, self.float8, self.float4 = features(self.capability)
         name = self._call("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._call("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))

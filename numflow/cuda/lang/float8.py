@@ -1,4 +1,5 @@
-"""8-bit floats, four in a word, which tensor cores of compute capability 8.9, 9.0 and 12.x multiply."""
+"""8-bit floats, four in a word, which tensor cores of compute capability 8.9, 9.0, 10.x and 12.x multiply.
+"""
 
 import numpy as np
 

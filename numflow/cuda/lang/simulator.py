@@ -101,13 +101,15 @@ class Warp:
 
 
 class Block:
-    """A block: its index in the grid, its size, shared memory by declaration, mbarriers by their index."""
+    """A block: its index in the grid, its size, shared memory by declaration, mbarriers by their index, tensor memory
+    (lang/tensor_memory.py)."""
 
-    __slots__ = ("counts", "grid", "index", "shared", "size")
+    __slots__ = ("counts", "grid", "index", "shared", "size", "tensor")
 
     def __init__(self, index, grid, size):
         self.index, self.grid, self.size, self.shared = index, grid, size, {}
         self.counts: dict[int, Count] = {}
+        self.tensor: Any = None
 
     def memory(self, declaration, scalar: Scalar, count: int) -> SimulatedPointer:
         """Shared memory of a declaration, initially garbage (NaN as a float)."""
@@ -121,14 +123,16 @@ class Count:
     """An mbarrier (lang/cluster.py).
 
     arrivals: expected in a phase. left: arrivals that the current phase still waits for. turn: number of completed
-    phases. expected: bytes that the phase waits for. copies: pending bulk copies of the phase.
+    phases. expected: bytes that the phase waits for. copies: pending bulk copies of the phase. products: functions
+    that compute the products whose completion counts as an arrival.
     """
 
-    __slots__ = ("arrivals", "copies", "expected", "left", "turn")
+    __slots__ = ("arrivals", "copies", "expected", "left", "products", "turn")
 
     def __init__(self, arrivals: int):
         self.arrivals = self.left = arrivals
         self.turn, self.expected, self.copies = 0, 0, []
+        self.products: list[Callable] = []
 
     def arrive(self) -> None:
         """Arrive with one thread."""
@@ -137,6 +141,15 @@ class Count:
         self.left -= 1
         if not self.expected:
             self._end()
+
+    def arrive_later(self, product: Callable) -> None:
+        """Arrive when products are complete; `product` computes them when the phase ends."""
+        if self.left == 0:
+            self._end()
+        if self.left == 0:
+            raise SimulatorError("more threads arrive at a count than it has")
+        self.left -= 1
+        self.products.append(product)
 
     def send(self, array: np.ndarray, at: int, words: np.ndarray) -> None:
         """Start a copy of words to array[at:]."""
@@ -155,7 +168,9 @@ class Count:
             return
         for array, at, words in self.copies:
             array[at:at + words.size] = words
-        self.turn, self.left, self.expected, self.copies = self.turn + 1, self.arrivals, 0, []
+        for product in self.products:
+            product()
+        self.turn, self.left, self.expected, self.copies, self.products = self.turn + 1, self.arrivals, 0, [], []
 
 
 class _Now:
@@ -255,6 +270,8 @@ def _run_block(crew, work, block, rng):
         if waiting and len(waiting) < len(warps):
             raise SimulatorError(f"{len(waiting)} of {len(warps)} warps wait at a barrier of their block, "
                                  "the others have ended")
+    if block.tensor is not None:
+        block.tensor.end()
 
 
 def _run_warp(warp) -> bool:

@@ -1,16 +1,18 @@
-"""Tiles of 4-bit float matrices for tensor cores (code_gemm.py): unchanged codes, and scale words.
+"""Tiles of 4-bit float matrices for tensor cores (code_gemm.py, tensor_memory_gemm.py): unchanged codes, and scale
+words.
 
 A tile has 128 columns, which are four units of 32 (weights/layout.py) with adjacent codes.
 """
 
 from numflow.cuda.lang.arithmetic import high_half, low_half
 from numflow.cuda.lang.float8 import pack_e4m3
-from numflow.cuda.lang.intrinsics import as_words, copy_async, stream1
+from numflow.cuda.lang.intrinsics import as_words, copy_async, load2, stream1
 from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.scalar import f32, u32
-from numflow.cuda.lang.warpgroup import tile_place
+from numflow.cuda.lang.warpgroup import TILE, TILE_WORDS, tile_place
 from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES, Kept, Scheme
+from numflow.cuda.weights.operand_float4 import tile4
 from numflow.quant.stored import E2M1, FACTORED, POWER, SCALE16
 
 _OPERANDS = {FACTORED: "nvfp4", SCALE16: "nvfp4", POWER: "mxfp4"}
@@ -91,3 +93,51 @@ def rows_scaler(scheme: Scheme, m_tiles: int, sums_of: int) -> DeviceFunction:
                     sums[sums_of * (i >> 1) + 4 * (j >> 1) + 2 * (i & 1) + (j & 1)] *= d * f32(2)
 
     return apply
+
+
+def row4_scale(scheme: Scheme) -> DeviceFunction:
+    """scale_of(head, tops, per_row, above, row, n, unit, units) -> the scale of a row; 1 if there is none. Arguments as
+    in float8.row_scale."""
+    row_of, has_rows = row_header(scheme), scheme.row_words > 0
+
+    @device
+    def scale_of(head, tops, per_row, above, row, n, unit, units):
+        scale = f32(1)
+        if has_rows:
+            _, _, d, _ = row_of(per_row, u32(above + (row if row < n else u32(n - 1))))
+            scale = d * f32(2)
+        return scale
+
+    return scale_of
+
+
+@device
+def store_scales(shared, at, row, low, high):
+    """Write a row's scale words of 128 columns for tensor memory (lang/tensor_memory.py): those of 128 rows and 64
+    columns are 128 words, followed by those of the other 64 columns."""
+    place = u32(at + u32(row >> u32(7)) * 256 + u32(row & u32(31)) * 4 + u32(row >> u32(5) & u32(3)))
+    shared[place] = low
+    shared[place + 128] = high
+
+
+def tokens4_copier(threads: int, copies: int) -> DeviceFunction:
+    """copy(...): copy 64 bytes of each token of an operand of 4-bit floats to a tile, by `threads` threads.
+
+    rows_of: the rows of x that a thread copies, `copies` in number.
+    """
+
+    @device
+    def copy(tile, at, x, rows_of, unit, units, thread):
+        for i in range(copies):
+            token, part = u32(thread + threads * i) >> u32(2), thread & u32(3)
+            source = u32(tile4(rows_of[i], unit, units) + tile_place(rows_of[i] & u32(TILE - 1), part))
+            copy_async(tile, u32(at + tile_place(token, part)), x, source)
+
+    return copy
+
+
+@device
+def load_words(words, load_scales, head, x, row, token, unit, units, tiles):
+    """Load the scale words of a tile: two of a row of the matrix, two of a token."""
+    words[0], words[1] = load_scales(head, row, unit, units)
+    words[2], words[3] = load2(x, u32(tile4(token, unit, tiles) + TILE_WORDS + 2 * (token & u32(TILE - 1))))

@@ -1,7 +1,10 @@
-"""Tiles of 8-bit float matrices for tensor cores (wgmma_gemm.py, code_gemm.py): unchanged codes, and scales.
+"""Tiles of 8-bit float matrices for tensor cores (wgmma_gemm.py, code_gemm.py, tensor_memory_gemm.py): unchanged codes,
+and scales.
 
 A tile has 64 columns, which are two units of 32 (weights/layout.py); each plane has 16 columns of each unit.
 """
+
+import functools
 
 from numflow.cuda.lang.arithmetic import fabs
 from numflow.cuda.lang.intrinsics import copy_async
@@ -85,3 +88,21 @@ def scales_of(scheme: Scheme, m_tiles: int = 2, pitch: int = TILE,
             multiply(sums, i, scale[i])
 
     return change, apply
+
+
+@functools.cache
+def row_scale(scheme: Scheme) -> DeviceFunction:
+    """scale_of(head, tops, per_row, above, row, n, unit, units) -> the scale of a tile of one row, or of the row."""
+    row_of, header_of = row_header(scheme), header(scheme)
+    by_row = not scheme.shared
+
+    @device
+    def scale_of(head, tops, per_row, above, row, n, unit, units):
+        at = u32(above + (row if row < n else u32(n - 1)))
+        base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
+        if by_row:
+            base, step, z, dz = row_of(per_row, at)
+        scale, _, _, _ = header_of(head, tops, u32(at * units + 2 * unit), base, step, z, dz)
+        return scale
+
+    return scale_of

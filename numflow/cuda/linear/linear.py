@@ -28,8 +28,8 @@ from numflow.cuda.linear.parameters import (
     planes_of,
     units_of,
 )
+from numflow.cuda.linear.tensor_memory_gemm import cluster_for, gemm_for, rows_for, split_for
 from numflow.cuda.linear.wgmma_gemm import TOKENS as TILE_TOKENS
-from numflow.cuda.linear.wgmma_gemm import cluster_for, gemm_for, rows_for, split_for
 from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
@@ -145,7 +145,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, operand
     def parts(sizes: Sizes) -> int:
         if act_mul and at_end(sizes):
             return 1
-        return split_for(ctx.device, weight.kind, apart, y.width, sizes.rows[field], tiles)
+        return split_for(ctx.device, weight.kind, apart, y.width, sizes.rows[field], tiles, codes)
 
     def at_end(sizes: Sizes) -> bool:  # whether the product's epilogue can compute add or act_mul
         return is_few(weight.kind, tile_of(sizes.rows[field]), apart)
@@ -153,8 +153,8 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int, operand
     def multiply(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = tile_of(rows)
-        cluster = cluster_for(ctx.device, y.width, tile, apart)
-        across = ceil(ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), cluster) * cluster
+        cluster = cluster_for(ctx.device, y.width, tile, apart, codes)
+        across = ceil(ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart, codes)), cluster) * cluster
         grid = across, ceil(rows, tile), parts(sizes)
         if at_end(sizes):
             gate = param(act_mul, "kind") if act_mul else ""

@@ -278,8 +278,13 @@ def rows_for(device: Device, kind: str, tokens: int, apart: bool) -> int:
 
 def cluster_for(device: Device, n: int, tokens: int, apart: bool) -> int:
     """The blocks of a cluster of that kernel, if not grouped. The last tile of rows may be beyond the matrix."""
-    tiles, shares = -(-n // ROWS), on_hopper(device, tokens, apart) and device.tma
-    return CLUSTER if shares and (tiles % CLUSTER == 0 or tiles > _WASTE) else 1
+    return shared_by(n) if on_hopper(device, tokens, apart) and device.tma else 1
+
+
+def shared_by(n: int) -> int:
+    """The blocks of a cluster that share copies of tokens, for a matrix of n rows."""
+    tiles = -(-n // ROWS)
+    return CLUSTER if tiles % CLUSTER == 0 or tiles > _WASTE else 1
 
 
 def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: int) -> int:
@@ -287,7 +292,12 @@ def split_for(device: Device, kind: str, apart: bool, n: int, rows: int, units: 
     tokens = mma.tile_of(rows)
     if not on_hopper(device, tokens, apart):
         return mma.split_of(kind, apart, n, rows, units)
-    return max(1, min(BLOCKS // (-(-n // ROWS) * -(-rows // tokens)), units // 8, 16))
+    return parts_of(n, rows, units)
+
+
+def parts_of(n: int, rows: int, units: int) -> int:
+    """The number of parts that fill the GPU with tiles of 256 rows and 128 tokens."""
+    return max(1, min(BLOCKS // (-(-n // ROWS) * -(-rows // TOKENS)), units // 8, 16))
 
 
 @device

@@ -17,8 +17,8 @@ from numflow.cuda.linear.code_gemm import UNITS, code_operand
 from numflow.cuda.linear.gemm import few, is_few
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
 from numflow.cuda.linear.parameters import NOTHING, Shape, bias_of, planes_of
+from numflow.cuda.linear.tensor_memory_gemm import gemm_for, rows_for
 from numflow.cuda.linear.wgmma_gemm import TOKENS as TILE_TOKENS
-from numflow.cuda.linear.wgmma_gemm import gemm_for, rows_for
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
 from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, Routing, route_kernel
 from numflow.cuda.weights.layout import Matrix
@@ -82,14 +82,13 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
     kind = "bf16" if weight.kind == "bf16" else "f16"
 
     def multiply(operand: Operand, sizes: Sizes) -> Launch:
-        tile, apart = grouping.tile(sizes), weight.outliers > 0
+        tile, apart, codes = grouping.tile(sizes), weight.outliers > 0, operand.kind if operand.kind in UNITS else ""
         args = (ctx.view(y), None, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, grouping.tiles,
                 grouping.order, int(_routes_of(step, ctx) > 1))
-        grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart)), grouping.most_tiles(sizes), 1
+        grid = ceil(y.width, rows_for(ctx.device, weight.kind, tile, apart, codes)), grouping.most_tiles(sizes), 1
         if is_few(weight.kind, tile, apart):
             return Launch(few(weight.kind, y.width, True), grid, (*args, NOTHING))
-        return Launch(gemm_for(ctx.device, weight.kind, tile, True, apart,
-                               operand.kind if operand.kind in UNITS else ""), grid,
+        return Launch(gemm_for(ctx.device, weight.kind, tile, True, apart, codes), grid,
                       (*args, weight.parts.get("outliers"), weight.outliers))
 
     def of_kind(kind: str, runs: str) -> list[Call]:

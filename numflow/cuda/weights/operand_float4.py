@@ -13,6 +13,7 @@ two scale words for each row, for 64 columns each (lang/float4.py). A tile is 4.
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,9 +23,10 @@ from numflow.cuda.lang.float4 import LARGEST_E2M1, e2m1_code, e2m1_values, pack_
 from numflow.cuda.lang.float8 import LARGEST_E4M3, e4m3_code, e4m3_values, pack_e4m3
 from numflow.cuda.lang.intrinsic import LocalArray
 from numflow.cuda.lang.intrinsics import block_x, lane_index, shuffle_xor, store2, thread_index
-from numflow.cuda.lang.kernel import FLOAT4, FLOAT4_MAJORS, Kernel, device, kernel
+from numflow.cuda.lang.kernel import FLOAT4, FLOAT4_MAJORS, REGISTRY, Kernel, device, kernel
 from numflow.cuda.lang.reduce import block_max
 from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.lang.tensor_memory import BLACKWELL
 from numflow.cuda.lang.warpgroup import TILE, TILE_WORDS, tile_place
 from numflow.cuda.weights.decode import e4m3
 
@@ -61,7 +63,8 @@ def rounded(x: np.ndarray, kind: str) -> np.ndarray:
 def bind_operand4(ctx, view, kind: str, x, aux) -> Call:
     """operand.bind_operand for these operands."""
     source = *ctx.view(view), ctx.batch.counts, ctx.rows(view), view.width
-    return per_row(None, operand_float4(kind), ctx.rows(view), 1, x, aux, ceil(view.width, COLUMNS), *source)
+    chosen = tensor_operand(kind) if ctx.device.tcgen05 else operand_float4(kind)
+    return per_row(None, chosen, ctx.rows(view), 1, x, aux, ceil(view.width, COLUMNS), *source)
 
 
 @device
@@ -140,3 +143,10 @@ def operand_float4(kind: str) -> Kernel:
             first = u32(first + _THREADS)
 
     return _rows
+
+
+@functools.cache
+def tensor_operand(kind: str) -> Kernel:
+    """operand_float4 for compute capability 10.x, which has the same conversions."""
+    made = replace(operand_float4(kind), name=f"operand_{kind}_tcgen05", target=BLACKWELL, majors=())
+    return REGISTRY.setdefault(made.name, made)

@@ -67,7 +67,7 @@ def run(name: str, pattern: str = "*", seed: int = 0) -> tuple[str, dict[str, in
     job = _JOBS[name]
     if pattern != "*" and not any(fnmatch(kernel, pattern) for kernel in would_launch(job)):
         return name, {}, []
-    device, found = PtxDevice(seed=seed, wgmma=job.wgmma, tma=job.tma, float8=job.float8, float4=job.float4), []
+    device, found = PtxDevice(seed=seed, **job.flags), []
     try:
         job.run(device)
     except (Fault, Failure) as problem:
@@ -82,7 +82,7 @@ def would_launch(job: Job) -> set[str]:
     """Names of the kernels that a job launches."""
     if job.whole:
         return set(job.kernels)
-    device = Notebook(job.wgmma, job.tma, job.float8, job.float4)
+    device = Notebook(**job.flags)
     with suppress(Failure):
         job.run(device)
     return {work.kernel.name for work in device.launches}

@@ -56,7 +56,8 @@ class Failure(Exception):
 class Job:
     """A job: run(device) launches kernels and raises Failure if the result is wrong.
 
-    wgmma: the device is a Hopper GPU. tma: it uses bulk copies. float8, float4: it has products of such floats.
+    wgmma: the device is a Hopper GPU. tcgen05: it has compute capability 10.x. tma: it uses bulk copies. float8,
+    float4: it has products of such floats.
     """
 
     name: str
@@ -67,6 +68,12 @@ class Job:
     tma: bool = True
     float8: bool = False
     float4: bool = False
+    tcgen05: bool = False
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """Arguments of a device."""
+        return {name: getattr(self, name) for name in ("wgmma", "tma", "float8", "float4", "tcgen05")}
 
 
 def jobs() -> Iterator[Job]:
@@ -90,13 +97,19 @@ def jobs() -> Iterator[Job]:
             yield replace(_case(f"experts-{kind}-hopper", case, MODEL), wgmma=True)
     for kind in FLOAT8:
         for tma in (True, False):
-            yield Job(f"linear-{kind}-float8{'' if tma else '-copies'}", partial(_float8, kind), wgmma=True, tma=tma)
+            copies = "" if tma else "-copies"
+            yield Job(f"linear-{kind}-float8{copies}", partial(_float8, kind), wgmma=True, tma=tma)
+            yield Job(f"linear-{kind}-float8-tcgen05{copies}", partial(_float8, kind), tcgen05=True, tma=tma)
         yield Job(f"linear-{kind}-float8-mma", partial(_float8, kind), float8=True)
     for kind in FLOAT4:
         yield Job(f"linear-{kind}-float4", partial(_float4, kind), float4=True)
+        for tma in (True, False):
+            copies = "" if tma else "-copies"
+            yield Job(f"linear-{kind}-float4-tcgen05{copies}", partial(_float4, kind), tcgen05=True, tma=tma)
     for kind in (*FLOAT8, *FLOAT4):
         yield from _few_tokens(kind)
     yield Job("model-E4M3_128-float8", partial(_model_float8, "E4M3_128"), wgmma=True)
+    yield Job("model-E4M3_128-float8-tcgen05", partial(_model_float8, "E4M3_128"), tcgen05=True)
     heads = replace(heads_case("F32", 21, 256, 3, 2), schedule=(((0, 1),), ((0, 3),), ((0, 5),)))
     yield _case("heads-F32", heads, 3e-5)
     yield Job("adapters", _adapters)

@@ -31,8 +31,9 @@ class PtxDevice(Simulated):
     """
 
     def __init__(self, index: int = 0, seed: int = 0, checks: Checks | None = None, nbytes: int = 512 << 20,
-                 wgmma: bool = False, tma: bool = True, float8: bool = False, float4: bool = False):
-        super().__init__(index, seed, wgmma, tma, float8, float4)
+                 wgmma: bool = False, tma: bool = True, float8: bool = False, float4: bool = False,
+                 tcgen05: bool = False):
+        super().__init__(index, seed, wgmma, tma, float8, float4, tcgen05)
         self.name, self.checks, self.global_memory = f"PTX machine {index}", checks or Checks(), GlobalMemory(nbytes)
         self.launched: Counter[str] = Counter()
         self.changed: dict[str, Parsed] = {}

@@ -16,7 +16,7 @@ from numflow.cuda.device.device import Launch, Memory, Order
 from numflow.cuda.program import Program
 from numflow.lab.shapes import find_shape
 from numflow.ops import Batch
-from tests.cuda.kernels import CAPABILITIES, NEWER, decoder
+from tests.cuda.kernels import CAPABILITIES, NEWER, TENSOR, decoder
 from tests.cuda.on_ptx.device import PtxDevice, assembly, digest_of, parsed
 from tests.cuda.ptx.findings import Checks
 from tests.cuda.ptx.lanes import Grid
@@ -115,7 +115,7 @@ def launches(shape_name: str, weights: str, tokens: int, context: int, layers: i
 def predicted(work: Launch, checks: Checks, card) -> Prediction:
     """The prediction for a launch on a GPU."""
     kernel = work.kernel
-    capability = next(one for one in (*CAPABILITIES[1:], *NEWER) if kernel.runs_on(one))
+    capability = next(one for one in (*CAPABILITIES[1:], *NEWER, TENSOR) if kernel.runs_on(one))
     binary = assembled(kernel, assembly(kernel), capability)
     resources = Resources(binary.registers, binary.shared + kernel.dynamic, kernel.threads)
     return predict(card, resources, checks.counters[kernel.name], int(np.prod(work.grid)))

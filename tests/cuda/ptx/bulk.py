@@ -62,6 +62,16 @@ class BulkCopy:
     time: float
 
 
+@dataclass(eq=False)
+class Commit:
+    """An arrival at an mbarrier that is in flight: products of a lane (tensor.py). clock: the lane's vector clock."""
+
+    mbarrier: Mbarrier
+    lane: int
+    clock: np.ndarray
+    time: float
+
+
 class Bulk:
     """Bulk copies, mbarriers and cluster barriers of one launch."""
 
@@ -73,7 +83,7 @@ class Bulk:
         self.mbarriers: dict[int, Mbarrier] = {}
         self._number = np.full(machine.shared.bytes.size // 8, -1)          # index of the mbarrier at each word
         self._makers, self._phases = (np.zeros(0, np.int32) for _ in range(2))
-        self.in_flight: list[BulkCopy] = []
+        self.in_flight: list[BulkCopy | Commit] = []
         pieces = machine.shared.bytes.size // PIECE
         self.access_clock = np.zeros((pieces, self.of_block), np.int32)     # clock of each warp's last access
         self.column, self.phase = (np.zeros(pieces, np.int32) for _ in range(2))   # mbarrier and phase of the last copy
@@ -222,13 +232,21 @@ class Bulk:
             if ((column > 0) & (self.clocks[warp, column] <= self.phase[piece])).any():
                 self.machine.note(f"a bulk copy overlaps another that may be in flight: {step.text}")
             self.column[piece], self.phase[piece] = mbarrier.column, mbarrier.phase
+            if self.machine.tensor:
+                self.machine.tensor.check_write(step, PIECE * piece, PIECE, np.full(piece.size, lane, np.int32))
             if not own:
                 self.remote_accesses.append((block, warp, mbarrier.phase, mbarrier.column, step.text))
             self.in_flight.append(BulkCopy(mbarrier, offset, data, time))
 
     def complete_copy(self, number: int) -> None:
-        """Let the bytes of a copy arrive."""
+        """Let the bytes of a copy arrive, or the products of a commit; the products of a lane end in order."""
+        if isinstance(self.in_flight[number], Commit):
+            lane = self.in_flight[number].lane
+            number = next(at for at, other in enumerate(self.in_flight) if getattr(other, "lane", -1) == lane)
         copy, machine = self.in_flight.pop(number), self.machine
+        if isinstance(copy, Commit):
+            self._complete_products(copy)
+            return
         offset, size = copy.offset, copy.data.size
         if not machine.alive.reshape(machine.blocks, -1)[copy.mbarrier.block].any():
             machine.note("a bulk copy arrives at a block that has exited")
@@ -239,6 +257,15 @@ class Bulk:
         copy.mbarrier.pending_bytes -= size
         copy.mbarrier.time = max(copy.mbarrier.time, copy.time)
         self._complete_phase(copy.mbarrier)
+
+    def _complete_products(self, commit: Commit) -> None:
+        mbarrier = commit.mbarrier
+        mbarrier.arrived_clock = _joined(mbarrier.arrived_clock, commit.clock)
+        mbarrier.pending_arrivals -= 1
+        if mbarrier.pending_arrivals < 0:
+            self.machine.note("more arrivals of tcgen05.commit at an mbarrier than it expects")
+        mbarrier.time = max(mbarrier.time, commit.time)
+        self._complete_phase(mbarrier)
 
     def _now(self, warp: int) -> float:
         return float(self.machine.timeline.clock[warp]) if self.machine.timeline else 0.0
@@ -275,7 +302,7 @@ class Bulk:
 
     def end(self) -> None:
         """Checks after all threads have exited."""
-        if self.in_flight:
+        if any(isinstance(copy, BulkCopy) for copy in self.in_flight):
             self.machine.note("blocks exit while bulk copies to them are in flight")
         for block, warp, clock, column, text in self.remote_accesses:
             clocks = self.clocks[block * self.of_block:(block + 1) * self.of_block]

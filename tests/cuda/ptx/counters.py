@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 KINDS = {"fma": "fma", "mad": "fma", "mul": "fma", "add": "add", "sub": "add", "mma": "mma", "wgmma": "wgmma",
-         "dp4a": "dp4a", "shfl": "shuffle", "movmatrix": "shuffle", "vote": "shuffle", "bar": "barrier",
+         "tcgen05": "tcgen05", "dp4a": "dp4a", "shfl": "shuffle", "movmatrix": "shuffle", "vote": "shuffle",
+         "bar": "barrier",
          "barrier": "barrier", "bra": "branch", "ret": "branch", "exit": "branch", "ldmatrix": "ldmatrix", "cp": "copy",
          "ex2": "special",
          "lg2": "special", "rcp": "special", "rsqrt": "special", "sqrt": "special", "sin": "special",

@@ -68,7 +68,8 @@ class Lanes:
         self.counters = checks.counters.setdefault(name, Counters()) if checks.counted else None
         self.timeline = Timeline(blocks, grid.threads // WARP) if checks.counted else None
         self._specials, self._sectors, self._coming = {}, {}, np.zeros(0, np.int64)
-        self.tiles = None                                         # for kernels with wgmma (tiles.py)
+        self.tiles = None                                         # for kernels with wgmma or tcgen05 (tiles.py)
+        self.tensor = None                                        # for kernels with tcgen05 (tensor.py)
         self.bulk = None                                          # for kernels with mbarriers or clusters (bulk.py)
         self.not_waited = self.alive if kernel.awaits else None    # lanes that have not passed griddepcontrol.wait
 
@@ -81,6 +82,8 @@ class Lanes:
             value = self._unwritten(number)
         if self.tiles and self.tiles.pending:
             self.tiles.look(number, self.mask)
+        if self.tensor and self.tensor.loading:
+            self.tensor.look(number, self.mask)
         return value
 
     def _unwritten(self, number: int):
@@ -99,6 +102,8 @@ class Lanes:
             return
         if self.tiles and self.tiles.pending:
             self.tiles.look(number, mask)
+        if self.tensor and self.tensor.loading:
+            self.tensor.look(number, mask)
         dtype = TYPES[register.type]
         if value.dtype != dtype:
             same = value.dtype.itemsize == np.dtype(dtype).itemsize and value.dtype != np.bool_
@@ -224,6 +229,8 @@ class Lanes:
             self._log(self.log_shared, step, offset, size, kind, lanes)
             if self.tiles and kind != READ:
                 self.tiles.wrote(offset, size, lanes)
+            if self.tensor and kind != READ:
+                self.tensor.check_write(step, offset, size, lanes)
             if self.bulk:
                 self.bulk.access(step, offset, lanes)
         elif space == "local":
@@ -313,6 +320,8 @@ class Lanes:
         address = np.broadcast_to(address, self.n)[lanes]
         offset = self.shared.offsets(address, size, self.block[lanes], "shared copy")
         self._log(self.log_shared, step, offset, size, WRITE, lanes)
+        if self.tensor:
+            self.tensor.check_write(step, offset, size, lanes)
         if self.counters:
             self.counters.of("shared", "write").add(*bank_passes(address, size, lanes))
         self.shared.pending[offset[:, None] // 4 + np.arange(size // 4)] = True

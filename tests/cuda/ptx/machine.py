@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from . import clusters, convert, warps  # noqa: F401  (they put instructions into the tables)
+from . import clusters, convert, tensor_products, warps  # noqa: F401  (they put instructions into the tables)
 from .bulk import Bulk
 from .clusters import has_bulk, phase_of
 from .counters import kind_of
@@ -21,6 +21,7 @@ from .memory import GlobalMemory
 from .operands import mask_of
 from .parse import Instruction, Kernel, Vector
 from .races import MOST, Log
+from .tensor import TensorMemory
 from .tiles import Tiles
 from .values import VALUES
 
@@ -36,10 +37,13 @@ class Machine(Lanes):
         super().__init__(kernel, grid, arguments, memory, checks, name or kernel.name, log or Log(False))
         self.rng = np.random.default_rng(seed) if seed else None
         self.code = compiled(kernel)
-        if any(step.opcode == "wgmma" for step in kernel.instructions):
+        opcodes = {step.opcode for step in kernel.instructions}
+        if opcodes & {"wgmma", "tcgen05"}:
             self.tiles = Tiles(self)
-        if has_bulk(kernel):
+        if has_bulk(kernel) or "tcgen05" in opcodes:
             self.bulk = Bulk(self)
+        if "tcgen05" in opcodes:
+            self.tensor = TensorMemory(self)
         self.polls = {at: phase_of(block.steps[0]) for at, block in enumerate(kernel.blocks) if block.waits == 4}
         self.waits = np.array([block.waits for block in kernel.blocks] + [0])
         if self.counters:
@@ -69,6 +73,8 @@ class Machine(Lanes):
             self.tiles.end()
         if self.bulk:
             self.bulk.end()
+        if self.tensor:
+            self.tensor.end()
         if self.counters:
             clocks, early = self.timeline.clocks()
             self.counters.clocks += clocks

@@ -105,6 +105,11 @@ class Instruction:
         return self.opcode in ("bar", "barrier") and not {"warp", "cluster"} & set(self.parts)
 
     @property
+    def is_warp_wide(self) -> bool:
+        """Whether all lanes of a warp execute this together."""
+        return self.opcode in WARP_WIDE or (self.opcode == "tcgen05" and "aligned" in self.parts)
+
+    @property
     def is_poll(self) -> bool:
         """Whether this polls the phase of an mbarrier (try_wait, test_wait)."""
         return self.opcode == "mbarrier" and bool({"try_wait", "test_wait"} & set(self.parts))
@@ -237,7 +242,7 @@ class _Body:
             self._wait(4)
         elif "cluster" in step.parts and "wait" in step.parts:
             self._wait(3)
-        elif (step.opcode in WARP_WIDE or step.opcode in ("bar", "barrier")) and self.blocks[-1].waits in (0, 4):
+        elif (step.is_warp_wide or step.opcode in ("bar", "barrier")) and self.blocks[-1].waits in (0, 4):
             self._wait(1)
         self.blocks[-1].steps.append(step)
         if step.opcode in CONTROL:

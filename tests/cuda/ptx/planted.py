@@ -16,6 +16,7 @@ from .launch import launch
 from .memory import GlobalMemory
 from .parse import parse
 from .planted_bulk import BULK_BUGS, BulkBug, run_bulk
+from .planted_tensor import SCALED_BUGS, TENSOR_BUGS, ScaledBug, TensorBug, run_tensor
 from .planted_tiles import TILE_BUGS, TileBug, run_tiles
 
 BLOCKS = 3
@@ -142,10 +143,14 @@ def run_plain(bug: Bug, seed: int = 0) -> tuple[bool, Checks]:
     return bool((y.view(np.float32) == expected).all()), checks
 
 
-def is_found(bug: Bug | TileBug | BulkBug, seed: int = 0) -> bool:
+RUN = {Bug: run_plain, TileBug: run_tiles, BulkBug: run_bulk, TensorBug: run_tensor,
+       ScaledBug: run_tensor}        # by the kind of a bug
+
+
+def is_found(bug: Bug | TileBug | BulkBug | TensorBug, seed: int = 0) -> bool:
     """Whether the machine reports the bug with the expected text."""
     try:
-        _, checks = {Bug: run_plain, TileBug: run_tiles, BulkBug: run_bulk}[type(bug)](bug, seed)
+        _, checks = RUN[type(bug)](bug, seed)
     except Fault as fault:
         return bug.found in str(fault)
     return any(bug.found in note for note in checks.notes)
@@ -153,10 +158,10 @@ def is_found(bug: Bug | TileBug | BulkBug, seed: int = 0) -> bool:
 
 def main() -> int:
     """Run all bugs and the correct kernels. The exit status is 1 if a bug is missed or a correct kernel is reported."""
-    bugs = (*BUGS, *TILE_BUGS, *BULK_BUGS)
+    bugs = (*BUGS, *TILE_BUGS, *BULK_BUGS, *TENSOR_BUGS, *SCALED_BUGS)
     missed = [bug.name for bug in bugs if not is_found(bug)]
     found = len(bugs) - len(missed)
-    for right, checks in (run_plain(Bug("", "")), run_tiles(TileBug("", "")), run_bulk(BulkBug("", ""))):
+    for right, checks in (run(kind("", "")) for kind, run in RUN.items()):
         if not right or checks.notes:
             missed.append(f"false positives for a correct kernel: {dict(checks.notes)}")
     print(*missed, sep="\n", end="\n" * bool(missed))

@@ -21,6 +21,8 @@ FAR, MIDDLE, NEAR = 800, 270, 40      # latency in cycles of a load from DRAM, f
 RESULT = {"shfl": 25, "movmatrix": 25, "ldmatrix": 30, "mma": 33, "ld": 30, "ex2": 20, "lg2": 20, "rcp": 20,
           "rsqrt": 20, "sqrt": 20, "sin": 20, "cos": 20, "tanh": 20}
 PAIRS = 512              # float16 multiplications of one tensor core of sm_90 in a cycle
+TENSOR_PAIRS = 4096      # float16 multiplications of a multiprocessor of sm_100 in a cycle (tcgen05): by the data
+                         # sheet of a B200, 2.25 PFLOP/s of 148 multiprocessors at 1.86 GHz
 BLOCKS = 1 << 16         # more than the number of blocks that run side by side
 PLAIN = 4                # latency in cycles of any other instruction
 STORES = {"st", "red", "bra", "ret", "exit", "cp", "bar", "barrier", "fence"}  # opcodes that write no register
@@ -56,6 +58,7 @@ class Timeline:
         self._known = {False: Touched(), True: Touched()}    # (sector or line, block) accessed so far
         self._asked, self._early = np.zeros(0, np.int64), np.zeros(blocks * warps)
         self._busy = np.zeros(blocks * warps)             # when the tensor core has finished the products of each warp
+        self._pipe = np.zeros(blocks)                     # when the products of each block by tcgen05 are complete
         self._open = np.zeros(blocks * warps)             # when the copies of the open group arrive
         self._groups: list[list[float]] = [[] for _ in range(blocks * warps)]
 
@@ -138,6 +141,15 @@ class Timeline:
             return self.clock[warps]
         return now
 
+    def product(self, warp: int, pairs: float) -> None:
+        """tcgen05.mma: a product of this many float16 multiplications occupies the tensor cores of the warp's block."""
+        block = warp // self.shape[1]
+        self._pipe[block] = max(self._pipe[block], self.clock[warp]) + pairs / TENSOR_PAIRS
+
+    def products_end(self, warp: int) -> float:
+        """When all products of the warp's block are complete."""
+        return float(self._pipe[warp // self.shape[1]]) + RESULT["mma"]
+
     def part(self, warps: np.ndarray) -> None:
         """Start a new section: no later instruction of these warps starts before all earlier ones have."""
         self._begun[warps], self._given[warps] = self.clock[warps], 0
@@ -165,7 +177,7 @@ def registers(step: Instruction) -> tuple[list[int], list[int]]:
     """Indices of the registers that an instruction reads and writes; wgmma accumulators count as neither."""
     if step.opcode == "wgmma":
         return _numbers(step.operands[1:3]), []
-    stores = step.opcode in STORES
+    stores = step.opcode in STORES or (step.opcode == "tcgen05" and "ld" not in step.parts)
     reads = _numbers(step.operands if stores else step.operands[1:]) + _numbers((step.guard,))
     return reads, [] if stores else _numbers(step.operands[:1])
 

@@ -12,7 +12,7 @@ from .races import READ
 WARP = 32
 LANES = np.arange(WARP)
 U32, U64, F32 = np.uint32, np.uint64, np.float32
-_E4M3, _E5M2 = float8_values(4), float8_values(5)
+E4M3, _E5M2 = float8_values(4), float8_values(5)
 
 
 @effect("shfl")
@@ -172,7 +172,7 @@ def _multiply_scaled(step):
         bytes_ = get(machine).view(np.uint8).reshape(-1, 8, 4, 4)[..., :count]   # warp, quad, lane of it
         if kind == "ue8m0":
             return np.ldexp(F32(1), bytes_.astype(np.int32) - 127)
-        return np.where(bytes_ & 128, F32("nan"), _E4M3[bytes_ & 127])
+        return np.where(bytes_ & 128, F32("nan"), E4M3[bytes_ & 127])
 
     def run(machine, mask):
         machine.whole_warps(mask)
@@ -209,4 +209,4 @@ READERS = {"e2m1": lambda bits: np.concatenate([_E2M1, -_E2M1])[bits[:, None] >>
            "s8": lambda bits: bits.view(np.int8), "u8": lambda bits: bits.view(np.uint8),
            "f16": lambda bits: _from_half(bits.view(np.uint16)),
            "bf16": lambda bits: _from_bfloat(bits.view(np.uint16)),
-           "e4m3": lambda bits: _E4M3[bits.view(np.uint8)], "e5m2": lambda bits: _E5M2[bits.view(np.uint8)]}
+           "e4m3": lambda bits: E4M3[bits.view(np.uint8)], "e5m2": lambda bits: _E5M2[bits.view(np.uint8)]}
