@@ -135,7 +135,7 @@ def test_a_value_that_no_model_has_is_refused_by_name(name, key, value, message)
 
 def test_errors_name_options_that_there_are():
     """Messages name spec options that exist; the names are only looked up when an error is raised."""
-    named = [ast.literal_eval(option) for path in Path(network.__file__).with_name("build").glob("*.py")
+    named = [ast.literal_eval(option) for path in Path(network.__file__).parent.rglob("*.py")
              for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
              if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "SpecError" and len(call.args) == 2
              for option in call.args[1].elts if isinstance(option, ast.Constant)]
