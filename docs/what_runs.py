@@ -4,6 +4,7 @@
 """
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,14 @@ def _has(commands: str, option: str) -> bool:
 
 
 def _in(command: str, option: str) -> bool:
+    return any(f"--{option}" in param.opts for param in _commands()[command].params)
+
+
+@cache
+def _commands() -> dict[str, Any]:
+    """The commands by name, with their options."""
     table: Any = typer.main.get_command(app)
-    return any(f"--{option}" in param.opts for param in table.commands[command].params)
+    return table.commands
 
 
 if __name__ == "__main__":

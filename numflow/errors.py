@@ -174,11 +174,21 @@ LISTED = 40  # maximum names that an error lists
 
 def did_you_mean(word: str, known) -> str:
     """Hint to append to a message: `"; did you mean 'x'?"` for the nearest of `known`, else the list of them."""
-    from difflib import get_close_matches  # only errors need it
-
     known = sorted(str(k) for k in known)
-    near = get_close_matches(str(word)[:100], known, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {near[0]!r}?"
+    if near := _nearest(str(word)[:100], known):
+        return f"; did you mean {near!r}?"
     more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
     return f"; known: {', '.join(known[:LISTED])}{more}" if known else ""
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    """The most similar of `known`; "" if none is similar. As difflib.get_close_matches, but words that cannot be nearer
+    than the nearest so far are passed over."""
+    from difflib import SequenceMatcher  # only errors need it
+
+    matcher, best = SequenceMatcher(b=word), (0.6, "")
+    for each in known:
+        matcher.set_seq1(each)
+        if matcher.real_quick_ratio() >= best[0] and matcher.quick_ratio() >= best[0]:
+            best = max(best, (matcher.ratio(), each))
+    return best[1]

@@ -284,6 +284,9 @@ OPS = {op.name: op for op in (
        "top_k best visible keys of the row, by the score sum over heads h of weights[t, h] * max(q head h . key, 0); "
        "of equal scores the earlier key. In a cache of entries p is the index of an entry; entries of complete windows "
        "are visible", ("q", "weights"), ("y",), (), {"cache": REQUIRED, "heads": REQUIRED, "top_k": REQUIRED}),
+    Op("index_tokens", "batch", "y i32 [T, W]: the bits of tokens for bits of entries: bit p is set if bit p // "
+       "`every` of x i32 [T, V] is, or if token p is in the row's incomplete window: p // every = (position + 1) // "
+       "every and p <= position", ("x",), ("y",), (), {"every": REQUIRED}),
     Op("attention", "batch", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query "
        "head h uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk "
        "c > 0: only keys from c * (i // c) on. slopes [H]: ALiBi bias -slope * |key - query position|. sinks [H]: one "

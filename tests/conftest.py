@@ -20,6 +20,7 @@ from tests.shares import share
 REPO = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("NUMFLOW_SHARED") or REPO.parent / "shared")
 WHOLE = "NUMFLOW_WHOLE_SUITE"  # what the processes of a shared run know of it
+MATRIX_THREADS = "OPENBLAS_NUM_THREADS"
 MOST_PROCESSES = 8  # that share the suite; each collects all of it
 
 # A shell starts what runs in its background with interrupts ignored; tests, and commands they start, are to hear them.
@@ -37,7 +38,7 @@ hypothesis.settings.load_profile("numflow")
 
 # Garbage is looked for less often, and not among all tests: compilers leave so many objects that it took a sixth of the
 # time.
-gc.set_threshold(20_000, 10, 10)
+gc.set_threshold(100_000, 10, 10)
 
 
 def pytest_addoption(parser):
@@ -60,6 +61,7 @@ def pytest_cmdline_main(config):
         os.environ[WHOLE] = "1"
     if option.whole and getattr(option, "numprocesses", 0) is None and not option.usepdb and not option.collectonly:
         option.numprocesses, option.dist = min(default_threads(), MOST_PROCESSES), "worksteal"
+        os.environ.setdefault(MATRIX_THREADS, "1")  # each process has a core; NumPy's threads wait by spinning
 
 
 def pytest_collection_modifyitems(config, items):

@@ -7,7 +7,9 @@ import json
 import re
 import shlex
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,13 +132,19 @@ def command_lines() -> list[tuple[str, str]]:
     return sorted(set(found))
 
 
-def parse(line: str) -> None:
-    """What typer says of a command's name and options; nothing is run."""
+@cache
+def commands() -> Any:
+    """The command line's commands."""
     import typer
 
     from numflow.cli.app import app
 
-    command, arguments = typer.main.get_command(app), shlex.split(line)[1:]
+    return typer.main.get_command(app)
+
+
+def parse(line: str) -> None:
+    """What typer says of a command's name and options; nothing is run."""
+    command, arguments = commands(), shlex.split(line)[1:]
     while hasattr(command, "resolve_command") and arguments and re.match(r"[a-z]", arguments[0]):
         _, command, arguments = command.resolve_command(command.context_class(command), arguments)
     command.make_parser(command.context_class(command)).parse_args(arguments)

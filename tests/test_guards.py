@@ -5,6 +5,7 @@ import importlib
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,10 @@ def family_pattern() -> re.Pattern:
     stems = {path.stem for path in sources("specs/[a-z]*.toml")}
     families = {stem.rstrip("0123456789") for stem in stems if "_" not in stem}
     names = {name for name in stems | families if len(name) > 3} | FAMILIES  # shorter ones mean other things
+    by_letter = groupby(sorted(names), lambda name: name[0])  # a search that tries every name takes three times as long
+    names = "|".join(f"{letter}(?:{'|'.join(name[1:] for name in of_it)})" for letter, of_it in by_letter)
     # "llama3" in quotes is what configurations call one way of scaling rotary positions.
-    return re.compile(rf"(?<![a-z0-9])(?!llama3\")({'|'.join(sorted(names))}|phi-?\d)[\d.]*(?![a-z0-9])", re.I)
+    return re.compile(rf"(?<![a-z0-9])(?!llama3\")({names}|phi-?\d)[\d.]*(?![a-z0-9])", re.I)
 
 
 def test_files_have_one_idea_each():
@@ -88,6 +91,8 @@ def test_nothing_looks_unfinished():
 def wall_clock_assertions(source: str) -> list[str]:
     """Lines of assertions on a clock that others' work moves on, or on a name that was given such a time."""
     clock = re.compile(r"\btime\.(?:time|monotonic|perf_counter)(?:_ns)?\(")
+    if not re.search(r"\btime\b", source):
+        return []
     tree, found = ast.parse(source), []
     for test in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
         times = {name for node in ast.walk(test) if isinstance(node, ast.Assign) for name, value in _assigned(node)

@@ -78,13 +78,14 @@ def test_the_whole_default_suite_is_shared_out_and_nothing_else(monkeypatch):
     for source, given, shared in ((found, {}, True), (named, {}, False), (found, {"markexpr": "slow"}, False),
                                   (found, {"usepdb": True}, False), (found, {"numprocesses": 0}, False)):
         for worker in (False, True):  # of those processes, none shares anything out once more
-            for name in ("PYTEST_XDIST_WORKER", conftest.WHOLE):
+            for name in ("PYTEST_XDIST_WORKER", conftest.WHOLE, conftest.MATRIX_THREADS):
                 monkeypatch.delenv(name, raising=False)
             if worker:
                 monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
             option = SimpleNamespace(**usual | given)
             conftest.pytest_cmdline_main(SimpleNamespace(option=option, args_source=source))
             assert (option.dist == "worksteal") is bool(option.numprocesses) is (shared and not worker)
+            assert (conftest.MATRIX_THREADS in os.environ) is (shared and not worker)
 
 
 THINNED = """

@@ -8,16 +8,16 @@ from typing import Any
 
 from numflow.errors import SpecError, option
 from numflow.formats.checkpoint import Checkpoint
-from numflow.network.build.builder import Builder
-from numflow.network.build.checks import check_step, verify
 from numflow.network.build.draft import draft_words, eagle_block, further_block
-from numflow.network.build.names import TensorNames
 from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.describe import bits_per_weight
 from numflow.network.new_spec_keys import check_confirmed
 from numflow.network.passes.merge_linears import fuse_linears
 from numflow.network.passes.order_columns import order_columns
 from numflow.network.passes.select_rows import select_early
+from numflow.network.steps.builder import Builder
+from numflow.network.steps.checks import check_step, verify
+from numflow.network.steps.names import TensorNames
 from numflow.network.weights.source import RawMatrix, WeightSource
 from numflow.ops import Network
 from numflow.spec.detect import detect, on_parts

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from numflow.errors import RequestError
-from numflow.network.build.builder import KEPT
+from numflow.network.steps.builder import KEPT
 from numflow.network.windows import STATE, cache_windows, table_name
 from numflow.ops import Batch, Network, Step, View, caches_of, param, states_of
 

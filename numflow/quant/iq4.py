@@ -12,6 +12,7 @@ import numpy as np
 
 from numflow.errors import RequestError
 from numflow.quant.k_types import BLOCK, error_weights, fitted, half
+from numflow.quant.scheme import read_only
 from numflow.quant.stored import IQ4
 
 IQ4_TYPES = ("IQ4_NL", "IQ4_XS")
@@ -39,7 +40,7 @@ def encode(x: np.ndarray, name: str, matrix: str = "matrix", threads: int | None
     from numflow.quant import iq4_kernels
     from numflow.quant.threads import over_rows
 
-    x = np.ascontiguousarray(x, np.float32)
+    x = read_only(np.ascontiguousarray(x, np.float32))
     w, (near, codes_of) = error_weights(importance, x, matrix), levels()
     largest = np.abs(x).max(initial=0)
     if largest > float(np.finfo(np.float16).max) / 2 * IQ4[-1] * (1 if name == "IQ4_NL" else _STEPS - 1):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numflow.errors import RequestError
+from numflow.quant.scheme import read_only
 from numflow.quant.search import checked_importance
 
 BLOCK = 256
@@ -43,7 +44,7 @@ def encode(x: np.ndarray, name: str, matrix: str = "matrix", threads: int | None
         RequestError: a weight is too large for a float16 scale, or importances do not fit.
     """
     kind = K_TYPES[name]
-    x = np.ascontiguousarray(x, np.float32)
+    x = read_only(np.ascontiguousarray(x, np.float32))
     w = error_weights(importance, x, matrix)
     largest = np.abs(x).max(initial=0)
     if largest > _LARGEST_SCALE * (kind.levels - 1) * max(kind.high, -kind.low):
@@ -66,7 +67,7 @@ def error_weights(importance: np.ndarray | None, x: np.ndarray, matrix: str) -> 
         return w
     means = w.mean(axis=1, dtype=np.float64, keepdims=True)
     scaled = np.divide(w, means, out=np.ones(w.shape), where=means > 0)
-    return np.maximum(scaled, _LEAST).astype(np.float32)
+    return read_only(np.maximum(scaled, _LEAST).astype(np.float32))
 
 
 def _with_minima(x: np.ndarray, w: np.ndarray, kind: KType, threads: int | None) -> tuple[np.ndarray, ...]:

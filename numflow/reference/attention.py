@@ -30,6 +30,16 @@ def index_select(q, weights, *, batch, cache, heads, top_k, width):
     return y
 
 
+def index_tokens(x, *, batch, every, width):
+    """Bits of tokens for bits of entries: of the tokens in the windows of x i32 [T, V], and in the row's incomplete
+    window up to its position. i32 [T, width]."""
+    token, positions = np.arange(32 * width), batch.positions[:, None]
+    windows = np.unpackbits(np.ascontiguousarray(x).view(np.uint8), axis=1, bitorder="little").astype(bool)
+    last = (token // every == (positions + 1) // every) & (token <= positions)
+    bits = windows[:, token // every] | last
+    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
 def attention(q, *beside, slopes=None, sinks=None, buckets=None, position_buckets=None, batch, cache, heads, scale,
               causal, window, softcap, bucket_distance, chunk=0, entries=""):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].

@@ -35,7 +35,7 @@ KERNELS = {
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
-    "cache_write": cache.cache_write, "index_select": attention.index_select,
+    "cache_write": cache.cache_write, "index_select": attention.index_select, "index_tokens": attention.index_tokens,
     "attention": attention.attention, "pool": attention.pool, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale, "scale_by_position": act.scale_by_position,
@@ -167,7 +167,7 @@ class Program(OneDevice):
         params |= {key: self._states[name] for key, name in states_of(step).items()}
         if local(step) == "batch":
             params["batch"] = batch
-        if step.op in ("moe_route", "head_concat", "index_select"):
+        if step.op in ("moe_route", "head_concat", "index_select", "index_tokens"):
             params["width"] = step.outputs[0].width
         if step.op == "moe_route" and len(inputs) > 1:
             params["experts"] = inputs.pop()

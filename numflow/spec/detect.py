@@ -13,6 +13,7 @@ from numflow.spec.resolve import Resolved, part_of
 # Suffix of an architecture name behind the family's name. A classifier has the layers of its family.
 _HEAD = re.compile(r"(ForCausalLM|ForMaskedLM|LMHeadModel|Model)$")
 _CLASSIFIER, _BARE = "ForSequenceClassification", ("TextModel", "Model")
+_GENERATION = re.compile(r"ForConditionalGeneration$")
 
 HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 
@@ -27,7 +28,9 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     """
     tables = detect_tables()
     names = [name for name, table in tables.items() if names_it(table, checkpoint)]
-    names = names or [name for name, table in tables.items() if names_it(table, checkpoint, bare=True)]
+    if not names:
+        names = [name for name, table in tables.items() if names_it(table, checkpoint, bare=True)]
+        names = [name for name in names if _of_type(tables[name], checkpoint)] or names
     named = [on_parts(load_spec(name), checkpoint, has_for) for name in names]
     if named:
         return _only_one(checkpoint, _architecture(checkpoint), [(spec, spec) for spec in named], has_for)
@@ -160,10 +163,17 @@ def names_it(table: Mapping[str, Any], checkpoint: Any, bare: bool = False) -> b
     architectures, kind = names_in(checkpoint)
     known = _list(table.get("architectures", []))
     families = {_HEAD.sub("", name) for name in known}
-    others = {family + other for family in families for other in (_CLASSIFIER, *(_BARE if bare else ()))}
+    others = {family + _CLASSIFIER for family in families}
+    if bare:
+        others |= {_GENERATION.sub("", family) + other for family in families for other in _BARE}
     if any(name in known or name in others for name in architectures):
         return True
     return not architectures and kind in _list(table.get("model_type", []))
+
+
+def _of_type(table: Mapping[str, Any], checkpoint: Any) -> bool:
+    """Whether a [detect] table names the checkpoint's model_type."""
+    return checkpoint.naming == "hf" and names_in(checkpoint)[1] in _list(table.get("model_type", []))
 
 
 def _condition(stated: Spec, spec: Spec, checkpoint: Any, has_for: HasFor) -> bool:

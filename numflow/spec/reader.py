@@ -72,28 +72,20 @@ def load_spec(path_or_name: str | Path, enclosed: bool = False, base: str = "") 
 def _load(path_or_name: str | Path, enclosed: bool, base: str) -> Spec:
     path = _find(path_or_name, None)
     chain: list[Path] = []
-    tables = []
+    files = []
     while True:
         if path in chain or len(chain) >= _DEPTH:
             raise SpecError(f"{chain[0]}: 'extends' goes in a circle ({' -> '.join(p.stem for p in [*chain, path])})")
         chain.append(path)
-        table = _parse(path, _checked_tables)
-        tables.append(table)
+        modified, table = _parse(path, _checked_tables)
+        files.append((path, modified))
         parent = table.get("extends")
         if parent is None and base:
             parent, base = base, ""
         if parent is None:
             break
         path = _find_enclosed(parent, path) if enclosed else _find(parent, path)
-    merged: dict[str, Any] = {}
-    for table in reversed(tables):
-        _merge(merged, {k: v for k, v in table.items() if k not in ("extends", "detect")}, "")
-    # [detect] and [gguf.written] are not inherited: a model that extends a family is chosen by name, and readers of
-    # its own GGUF architecture decide which tensor names to write.
-    merged["detect"] = tables[0].get("detect", {})
-    if "gguf" in merged:
-        merged["gguf"]["written"] = tables[0].get("gguf", {}).get("written", {})
-    return Spec(chain[0].stem, tuple(chain), merged, enclosed)
+    return Spec(chain[0].stem, tuple(chain), _merged(tuple(files)), enclosed)
 
 
 def list_specs(directory: Path | None = None) -> list[Spec]:
@@ -104,7 +96,7 @@ def list_specs(directory: Path | None = None) -> list[Spec]:
 
 def detect_tables() -> dict[str, Mapping[str, Any]]:
     """[detect] of every shipped spec that has one, by name; parses nothing else of the files, so it is quick."""
-    tables = {path.stem: _parse(path, _detect_table) for path in sorted(specs_dir().glob("*.toml"))}
+    tables = {path.stem: _parse(path, _detect_table)[1] for path in sorted(specs_dir().glob("*.toml"))}
     return {name: table for name, table in tables.items() if table}
 
 
@@ -146,12 +138,14 @@ def _hint(text: str) -> str:
 
 def own_tables(path: Path) -> Mapping[str, Any]:
     """Tables of one file, without inherited ones."""
-    return _parse(path, _tables)
+    return _parse(path, _tables)[1]
 
 
-def _parse(path: Path, read: Callable[[Path, int], dict[str, Any]]) -> dict[str, Any]:
+def _parse(path: Path, read: Callable[[Path, int], dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """Time of the file's last change, and the tables that `read` finds."""
     try:
-        return read(path, path.stat().st_mtime_ns)
+        modified = path.stat().st_mtime_ns
+        return modified, read(path, modified)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -186,6 +180,21 @@ def _checked_tables(path: Path, modified: int) -> dict[str, Any]:
     table = _tables(path, modified)
     _check_file(path, table)
     return table
+
+
+@lru_cache(maxsize=512)
+def _merged(files: tuple[tuple[Path, int], ...]) -> dict[str, Any]:
+    """Merged tables of files, each with the time of its last change, of which each extends the next; never modified."""
+    tables = [_checked_tables(*file) for file in files]
+    merged: dict[str, Any] = {}
+    for table in reversed(tables):
+        _merge(merged, {k: v for k, v in table.items() if k not in ("extends", "detect")}, "")
+    # [detect] and [gguf.written] are not inherited: a model that extends a family is chosen by name, and readers of
+    # its own GGUF architecture decide which tensor names to write.
+    merged["detect"] = tables[0].get("detect", {})
+    if "gguf" in merged:
+        merged["gguf"]["written"] = tables[0].get("gguf", {}).get("written", {})
+    return merged
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any], at: str) -> None:

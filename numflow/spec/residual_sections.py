@@ -3,6 +3,7 @@ per-layer embeddings and several residual streams."""
 
 from numflow.spec.kinds import SpecOption
 from numflow.spec.kinds import boolean as _bool
+from numflow.spec.kinds import choice as _choice
 from numflow.spec.kinds import integer as _int
 from numflow.spec.kinds import number as _float
 
@@ -29,6 +30,8 @@ RESIDUAL: dict[str, dict[str, SpecOption]] = {
         "magnitude": _float(1.0, "multiplies a block's output before it is added"),
         "eps": _float(0.0, "added to the gates", 0, 1),
         "write_eps": _float("hyper_eps", "added to the gates that scale a block's output", 0, 1),
+        "head": _choice(("gated", "mean"), "gated", "the hidden state behind the last layer: a gated sum of the "
+                        "streams, or their mean"),
         "balance": _int(0, "Sinkhorn iterations of the doubly stochastic matrix that mixes the streams: its columns "
                         "and rows are divided by their sums in turn, columns this many times; 0 = no mixing", 0, 1000),
     },

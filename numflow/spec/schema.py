@@ -152,6 +152,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "v_norm": _choice(("none", "head"), "none", "norm of values, per head"),
         "shared_from": _int(0, "layers from this one on read the keys and values of the last layer before it that has "
                             "their window, and have none of their own; 0 = none", 0),
+        "shared_layer": _int(-1, "layer whose keys and values this layer reads, having none of its own; -1 = see "
+                             "shared_from", -1),
         "temperature": _float(0.0, "queries are multiplied by 1 + temperature * ln(1 + floor((position + "
                               "temperature_offset) / temperature_length)); 0 = off"),
         "temperature_smooth": _bool(False, "by 1 + temperature * ln(max(1, (position + temperature_offset) / "
@@ -160,6 +162,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                    "instead"),
         "temperature_length": _int(1, "divisor of positions in these formulas"),
         "temperature_offset": _int(0, "added to positions in these formulas", 0),
+        "log_scaled": _bool("has('attn_log_scale.weight')", "queries of a head are multiplied by attn_log_scale * "
+                            "ln(position + 1) + attn_log_bias"),
         "sub_norm": _bool("has('attn_sub_norm.weight')", "a norm before the output projection"),
         "differential": _float(0.0, "differential attention (arXiv 2410.05258), its lambda_init: the second half of "
                                "the heads' outputs, times a learned lambda, is subtracted from the first half's, and a "
@@ -228,6 +232,13 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "pairing": _choice(("half", "adjacent"), "half", "rope.pairing of the index"),
         "last": _bool(False, "rotate the last columns of an index head, not the first"),
         "norm_eps": _float(1e-6, "epsilon of the layer norm of the index keys", above=0, most=1),
+        "q_norm": _bool("has('index_q_norm.weight')", "index_q reads a layer norm of the block's input, not the "
+                        "compressed query"),
+        "log_scaled": _bool("has('index_log_scale.weight')", "queries of an index head are multiplied by "
+                            "index_log_scale * ln(position + 1) + index_log_bias"),
+        "every": _int(1, "latent attention: tokens per window; the index selects top_k windows, by pooled keys (means "
+                      "weighted by index_pool_gate), and their tokens and those of the incomplete window are attended "
+                      "to; 1 = each token by its own key", 1, 1 << 20),
         "own": _bool(True, "this layer has an index; if false, it reuses the selection of the last layer that has one"),
     },
     "rope": {

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+import typer
 
 import numflow
 from numflow import registry
@@ -12,6 +13,8 @@ from numflow.cli.app import app
 from numflow.engine.model import Model
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from tests.engine.fake import BOS, EOS, FakeProgram, FakeTokenizer, network, writes
+
+COMMANDS = typer.main.get_command(app)  # a call of `app` would make them all anew
 
 
 @dataclass
@@ -32,7 +35,7 @@ def run(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
         capsys.readouterr()
         try:
-            app([str(argument) for argument in arguments], prog_name="numflow")
+            COMMANDS([str(argument) for argument in arguments], prog_name="numflow")
             code = 0
         except SystemExit as end:
             code = end.code or 0

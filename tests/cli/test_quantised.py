@@ -37,6 +37,7 @@ def test_inspect_shows_method_and_types(run, coded):
     assert all(of["bytes"] == of["weights"] * 4.5 / 8 for of in found)
 
 
+@pytest.mark.merge
 def test_a_draft_needs_no_word_of_it(run, coded):
     found = run("spec", "new", coded)
     assert found.code == 0 and 'extends = "llama"' in found.out and "quant" not in found.out

@@ -110,7 +110,7 @@ def run_routed(parts, adapters, ids, x, y, first, threads=3):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tokens, routes, halves", [(1, 2, True), (23, 3, True), (40, 4, False)])
-@pytest.mark.thin(5)
+@pytest.mark.merge
 def test_routed_rows_of_an_adapter_and_expert_meet_its_matrices_together(tokens, routes, halves, shared):
     rng = np.random.default_rng(tokens)
     columns, width, experts, first = 37, 53, 5, 1

@@ -53,7 +53,7 @@ def test_as_linear_of_each_expert(kind, mode, shared):
 
 
 def test_one_token():
-    raw, packed = pack_stored("Q4_K", EXPERTS * ROWS, 256, EXPERTS)
+    raw, packed = pack_stored("q4", EXPERTS * ROWS, 256, EXPERTS)
     ids, bias, x = np.array([[5, 2]], np.int32), np.zeros(EXPERTS * ROWS, np.float32), activations(1, 256)
     np.testing.assert_array_equal(_run(packed, x, ids, "int8", bias, threads=2),
                                   _expected(raw, x, ids, "int8", bias, True))

@@ -106,13 +106,13 @@ def test_columns_cut_out():
 
 def test_rows_with_fewer_outliers_and_none():
     """A tile has as many slots as its fullest row needs; a matrix without outliers has no slots."""
-    raw, _, _ = matrix("q4+2%", 40)
+    raw, _, _ = matrix("q3h+2%", 40)
     base, outliers = base_of(raw)
     values = outliers.values.copy()
     values[:16, 1:], values[16:32], values[32:, 2:] = 0, 0, 0
     packed = pack(replace(base, rows=np.ascontiguousarray(base.rows), outliers=Outliers(outliers.columns, values)))
     assert np.diff(packed.outliers.starts).tolist() == [1, 0, 2]
-    weight = Outliers(outliers.columns, values).add_to(decode(np.ascontiguousarray(base.rows), find("q4"), COLUMNS))
+    weight = Outliers(outliers.columns, values).add_to(decode(np.ascontiguousarray(base.rows), find("q3h"), COLUMNS))
     x = activations(3, COLUMNS)
     np.testing.assert_allclose(run_linear(packed, x, "f32"), x @ weight.T, rtol=1e-4, atol=1e-3)
     none = Outliers(outliers.columns[:, :0], values[:, :0])

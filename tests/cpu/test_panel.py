@@ -47,13 +47,14 @@ def test_many_rows_meet_a_panel(kind):
 @WITHOUT
 def test_bytes_and_floats_have_none():
     assert _panel_after("Q8_0", 2 * PANEL_ROWS) is None
-    assert _panel_after("Q4_0", 2 * PANEL_ROWS, "f32") is None
+    assert _panel_after("q3h", 2 * PANEL_ROWS, "f32") is None
     assert _panel_after("BF16", 2 * PANEL_ROWS, "bf16") is None
     assert panel_bytes("b8_scale", 64) == panel_bytes("f32", 64) == panel_bytes("bf16", 64, True) == 0
 
 
 @WITHOUT
-@pytest.mark.parametrize("kind", [kind for kind in ("q4", "q3h", "q5") if kind in PANELS])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.merge] * (kind == "q5"))
+                                  for kind in ("q4", "q3h", "q5") if kind in PANELS])
 def test_a_panel_holds_the_weights(kind):
     """(code - zero) * scale, by blocks of 32 columns, are the weights of the rows."""
     raw, _ = pack_stored(kind, 16, columns_of(kind))
@@ -68,7 +69,7 @@ def test_a_panel_holds_the_weights(kind):
 
 @pytest.mark.parametrize("kind", ["F16", "F32"])
 @pytest.mark.parametrize("columns", [64, 78])
-@pytest.mark.thin(4)
+@pytest.mark.merge
 def test_plain_numbers_lie_in_pairs_for_operands_of_bfloat16(kind, columns):
     """On every instruction set, and the columns behind the last 32 too."""
     raw, packed = pack_stored(kind, 16, columns)
@@ -84,8 +85,8 @@ def test_plain_numbers_lie_in_pairs_for_operands_of_bfloat16(kind, columns):
         np.testing.assert_array_equal(run_linear(packed, x[:rows], "bf16", threads=2), together[:rows])
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q5_K", "q2", "q6", "Q3_K", "q3h", "IQ3_XXS"])
-@pytest.mark.thin(3)
+@pytest.mark.parametrize("kind", ["q3h", *(pytest.param(kind, marks=pytest.mark.merge)
+                                           for kind in ("Q4_1", "Q5_K", "q2", "q6", "Q3_K", "IQ3_XXS"))])
 def test_rows_around_the_first_panel(kind):
     """The same bits just below, at and above the least number of rows with a panel, and for the remaining rows."""
     _, packed = pack_stored(kind, 45, columns_of(kind))

@@ -127,11 +127,13 @@ def test_bits_do_not_depend_on_the_neighbours():
     np.testing.assert_array_equal(together.run(batch((90, 1), (17, 1), (200, 1)))[0], expected[1])
 
 
-@pytest.mark.parametrize("kv", ["f32", "q3h"])
-def test_what_is_left_in_a_block_does_no_harm(kv):
+@pytest.mark.parametrize(("kv", "activations"), [
+    ("f32", "int8"), ("q3h", "f32"), pytest.param("q3h", "int8", marks=pytest.mark.merge)])
+def test_what_is_left_in_a_block_does_no_harm(kv, activations):
     """Blocks are reused: the content of an earlier sequence may be anything, such as NaN."""
-    expected = in_pieces(program(threads=1, kv_k=kv, kv_v=kv), 70, [70, 1])
-    dirty = program(threads=1, kv_k=kv, kv_v=kv)
+    options = {"threads": 1, "kv_k": kv, "kv_v": kv, "activations": activations}
+    expected = in_pieces(program(**options), 70, [70, 1])
+    dirty = program(**options)
     for cache in dirty._caches.values():
         for array in cache._arrays:
             array[:] = 255
@@ -224,14 +226,15 @@ def test_options_out_of_range_are_refused(options, message):
         Program(*decoder(), **options)
 
 
-def test_kv_type_follows_the_weights():
+@pytest.mark.parametrize(("quantised", "options", "kinds"), [
+    (False, {}, ("f32", "f32")), (True, {}, ("bf16", "bf16")), (True, {"activations": "int16"}, ("f16", "f16")),
+    (True, {"activations": "f32"}, ("f32", "f32")),
+    pytest.param(True, {"kv_v": "q3h"}, ("bf16", "q3h"), marks=pytest.mark.merge)])
+def test_kv_type_follows_the_weights(quantised, options, kinds):
     network, weights = decoder()
-    assert all(c.kinds == ("f32", "f32") for c in Program(network, weights)._caches.values())
-    quantised = replace(network, weights={n: replace(w, types=("Q8_0",)) for n, w in network.weights.items()})
-    assert all(c.kinds == ("bf16", "bf16") for c in Program(quantised, weights)._caches.values())
-    assert all(c.kinds == ("bf16", "q3h") for c in Program(quantised, weights, kv_v="q3h")._caches.values())
-    assert all(c.kinds == ("f16", "f16") for c in Program(quantised, weights, activations="int16")._caches.values())
-    assert all(c.kinds == ("f32", "f32") for c in Program(quantised, weights, activations="f32")._caches.values())
+    if quantised:
+        network = replace(network, weights={n: replace(w, types=("Q8_0",)) for n, w in network.weights.items()})
+    assert [cache.kinds for cache in Program(network, weights, **options)._caches.values()] == [kinds]
 
 
 def test_trace_names_every_step_and_its_kernel():

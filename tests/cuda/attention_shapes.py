@@ -6,18 +6,25 @@ from numflow.learn.cases.attention_cases import attention_cases
 from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.ops import View
 from numflow.quant.kv import CODED
+from tests.cuda.matrices import rows_and_values, stored_as
 
 FORMS = ("q8", "q6", "q3h")  # one type for each of the three ways in which codes are read
 
 
-def attention_case(heads, kv_heads, k_dim, v_dim, schedule=(((0, 5),),), name="attention", **params):
-    """A case of `attention` with these sizes."""
+def attention_case(heads, kv_heads, k_dim, v_dim, schedule=(((0, 5),),), name="attention", product="", **params):
+    """A case of `attention` with these sizes. product: stored type of a matrix that the output is multiplied with."""
     b = Builder(f"{name}-{heads}-{kv_heads}-{k_dim}-{v_dim}")
     q, k, v = b.inputs(heads * k_dim, kv_heads * k_dim, kv_heads * v_dim)
     y, cache = b.buffer(heads * v_dim), b.cache(kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim)
     b.step("cache_write", (k, v), (), cache=cache)
     b.step("attention", (q,), (y,), cache=cache, heads=heads, scale=k_dim**-0.5, **params)
-    return b.case(y, schedule)
+    if not product:
+        return b.case(y, schedule)
+    found = b.buffer(64)
+    rows, matrix = rows_and_values(b, product, found.width, y.width, "random")
+    weight = b.weight("weight", matrix)
+    b.step("linear", (y,), (found,), {"weight": weight})
+    return stored_as(b.case(found, schedule), {weight: (product, rows)})
 
 
 def latent_case(heads, k_dim, prefix, schedule=(((0, 5),),)):

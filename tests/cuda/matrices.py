@@ -88,12 +88,12 @@ def stored_as(case, matrices: dict[str, tuple[str, np.ndarray]]):
     return replace(case, network=replace(case.network, weights=weights), weights=Stored(case.weights, matrices))
 
 
-def _rows_and_values(b: Builder, kind: str, n: int, k: int, fill: str) -> tuple[np.ndarray, np.ndarray]:
+def rows_and_values(b: Builder, kind: str, n: int, k: int, fill: str) -> tuple[np.ndarray, np.ndarray]:
     """Rows as stored, uint8, and their values, float32 [n, k]. fill: as in linear_case."""
     if fill == "blank":
         return blank_rows(kind, n, k), np.zeros((n, k), np.float32)
     if fill == "repeated":
-        few = _rows_and_values(b, kind, min(n, REPEATED), k, "random")[0]
+        few = rows_and_values(b, kind, min(n, REPEATED), k, "random")[0]
         return np.ascontiguousarray(few[np.arange(n) % len(few)]), np.zeros((n, k), np.float32)
     if is_quantised(kind):
         rows = stored(kind, n, k)
@@ -123,7 +123,7 @@ def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, fill
     """
     b = Builder(f"linear-{kind}-{n}x{k}-{tokens}")
     x, _ = b.inputs(k, 4)
-    rows, matrix = _rows_and_values(b, kind, n, k, fill)
+    rows, matrix = rows_and_values(b, kind, n, k, fill)
     stored_rows = {}
     for _ in range(copies):
         y, weights = b.buffer(n), {"weight": b.weight("weight", matrix)}
@@ -164,7 +164,7 @@ def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):
     """A Case of `head_linear` whose matrices are stored as `kind`."""
     b = Builder(f"heads-{kind}-{n}x{k}-{heads}-{tokens}")
     (x,) = b.inputs(heads * k)
-    rows, matrix = _rows_and_values(b, kind, heads * n, k, "random")
+    rows, matrix = rows_and_values(b, kind, heads * n, k, "random")
     y, weight = b.buffer(heads * n), b.weight("weight", matrix, groups=heads)
     b.step("head_linear", (x,), (y,), {"weight": weight}, heads=heads)
     case = b.case(y, (((0, tokens),),))
@@ -182,7 +182,7 @@ def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: in
     ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
     routed, y = b.buffer(n, "routes"), b.buffer(n)
     b.step("moe_route", (logits,), (ids, gates), normalize=True)
-    rows, matrix = _rows_and_values(b, kind, held * n, k, fill)
+    rows, matrix = rows_and_values(b, kind, held * n, k, fill)
     weights = {"weight": b.weight("weight", matrix, groups=held)}
     if bias:
         weights["bias"] = b.weight("bias", b.normal(held * n))

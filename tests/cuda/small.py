@@ -8,7 +8,8 @@ from numflow.learn.cases.cases import CASES as ALL
 
 SLOW = {"attention-long": (((0, 70),), ((0, 1),)), "attention-window-long": (((0, 110),), ((0, 1),)),
         "attention-distances-long": (((0, 50), (1, 3)),), "index_select-60-of-2-heads": (((0, 70),), ((0, 1),)),
-        "attention-entries-1-of-3": (((0, 40),), ((0, 1),)),
+        "attention-entries-1-of-3": (((0, 40),), ((0, 1),)), "index_tokens-3-of-5": (((0, 40),), ((0, 1),)),
+        "index_tokens-1-of-40": (((0, 70),), ((0, 1),)),
         **dict.fromkeys(("attention-entries-2-of-4", "attention-entries-2-of-4-best-3"),
                         (((0, 18), (1, 3)), ((1, 6), (0, 3)), ((0, 1), (1, 1)))),
         "attention-entries-2-of-2-best-40": (((0, 83),), ((0, 3),)),

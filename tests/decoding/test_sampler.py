@@ -48,7 +48,7 @@ def test_filters_by_hand(settings, expected):
     ({"samplers": ("top_p", "temperature"), "top_p": 0.6, "temperature": 0.5}, [0, 0.7191, 0, 0.2809, 0]),
     ({"logit_bias": {2: 2.0794}}, [0.0741, 0.2963, 0.2963, 0.1852, 0.1481]),  # eight times as probable
     ({"top_p": 0.9, "top_k": 2, "samplers": ("temperature", "top_p", "top_k")}, [0, 0.6154, 0, 0.3846, 0])])
-@pytest.mark.thin(6)
+@pytest.mark.thin(12)
 def test_first_tokens_are_drawn_by_their_probabilities(settings, expected):
     """Frequencies over 3,000 requests, against probabilities by hand."""
     draws = 3000

@@ -25,7 +25,7 @@ PAIRS = [([0.1, 0.4, 0.05, 0.25, 0.2], [0.3, 0.1, 0.2, 0.2, 0.2]), ([0.5, 0.5, 0
 
 
 @pytest.mark.parametrize(("p", "q"), PAIRS)
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 def test_the_distribution_is_that_of_the_model(p, q):
     rng, draws = np.random.default_rng(1), 10000
     target, source = distribution(p), distribution(q)

@@ -121,5 +121,5 @@ def test_options_of_loading_are_told(tmp_path):
     """Two results differ in the settings."""
     folder = write_checkpoint(tmp_path)
     assert bench(folder, 4, 2, 1, threads=1, transport="threads")["options"] == {}
-    placed = bench(folder, 4, 2, 1, threads=1, devices="0;1", transport="threads", kv="q8")
-    assert placed["options"] == {"devices": "0;1", "transport": "threads", "kv": "q8"}
+    placed = bench(folder, 4, 2, 1, threads=1, devices="0;1", transport="threads", kv="f16")
+    assert placed["options"] == {"devices": "0;1", "transport": "threads", "kv": "f16"}

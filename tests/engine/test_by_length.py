@@ -109,6 +109,7 @@ def test_prompt_and_answer_together_choose_from_the_first_token_on(load, backend
 
 @pytest.mark.parametrize("settings", [{"num_beams": 3, "logprobs": None}, {"temperature": 1.0, "seed": 3, "n": 2},
                                       {"speculate": "ngram", "draft_tokens": 4}, {"prompt_logprobs": 0}])
+@pytest.mark.thin(2)
 def test_every_way_to_decode_has_the_factors_of_the_request(load, settings):
     settings = {"ignore_eos": True, "logprobs": 0} | settings
     for name, count in (("short", BORDER - 20), ("long", BORDER - 19)):

@@ -7,11 +7,14 @@ import numflow
 from numflow.engine.calibration.collector import Collector
 from numflow.engine.quantise.calibrate import calibrate
 from numflow.errors import RequestError
+from numflow.network import WeightSource, build, choose_spec
 from numflow.network.quantise.quantise import matrices
 from numflow.ops import Buffer, Network, Part, Step, View, Weight
+from numflow.reference.program import Program
 from tests.engine.published import write_case
 from tests.engine.translators import write_translator
 from tests.quant.small import TEXT, write_model
+from tests.specs.case import load_case, memory_checkpoint, run
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +57,55 @@ def test_experts_are_counted_apart():
     found = collector.calibration({})
     both = np.mean(x ** 2, axis=0)
     np.testing.assert_allclose(found.importance("stack"), [both, both, both])  # nobody asked the third
-    collector(step, [np.ones((2, 4), np.float32), np.array([[2], [0]], np.int32)])
+    # The id 3 is of an expert without a matrix, which returns its input.
+    collector(step, [np.ones((3, 4), np.float32), np.array([[2], [0], [3]], np.int32)])
     np.testing.assert_allclose(collector.calibration({}).importance("stack")[2], np.ones(4))
     assert not found.moments
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "mistral_large4"])
+def test_matrices_that_expand_cached_rows_have_these_rows_as_input(name):
+    """Both models also cache keys of an index; the second has layers that read the rows of an earlier layer."""
+    case = load_case(name)
+    checkpoint = memory_checkpoint(case.configs[0], case.tensors)
+    built = build(choose_spec(checkpoint), checkpoint, fuse=False)
+    program, collector, rows = Program(built, WeightSource(built, checkpoint)), Collector(built, 8192), {}
+
+    def observe(step, inputs):
+        collector(step, inputs)
+        if step.op == "cache_write" and step.params["cache"].endswith("self"):
+            rows[step.params["cache"]] = inputs[0][:, :24].copy()
+
+    program.observer = observe
+    run(program, case.inputs[1]["ids"])
+    found, expanding = collector.calibration({}), [tensor for tensor in case.tensors if "kv_b" in tensor]
+    assert len(expanding) == case.configs[0].get("text_config", case.configs[0])["num_hidden_layers"]
+    for layer, tensor in enumerate(expanding):
+        cache = f"blk.{layer % 2 if name == 'mistral_large4' else layer}.self"
+        np.testing.assert_allclose(found.importance(tensor), np.mean(rows[cache] ** 2, axis=0), rtol=1e-4)
+
+
+def test_layers_may_choose_unequal_numbers_of_experts():
+    case = load_case("hunyuan_v1_moe")
+    checkpoint = memory_checkpoint(case.configs[0], case.tensors)
+    built = build(choose_spec(checkpoint), checkpoint, fuse=False)
+    program, collector, hidden = Program(built, WeightSource(built, checkpoint)), Collector(built, 8192), {}
+    found = {step.label: step.inputs[1].width for step in built.entries["main"] if step.label.endswith("down_exps")}
+    assert sorted(found.values()) == [1, 2, 3]
+
+    def observe(step, inputs):
+        collector(step, inputs)
+        if step.label in found:
+            x, ids = inputs
+            hidden[step.label] = [np.mean([x[t * ids.shape[1] + s] ** 2 for t, s in zip(*np.nonzero(ids == expert))],
+                                          axis=0) for expert in range(4) if (ids == expert).any()]
+
+    program.observer = observe
+    run(program, case.inputs[1]["ids"])
+    for layer in range(3):
+        tensors = [name for name in case.tensors if f"layers.{layer}." in name and "experts.0.down_proj" in name]
+        importance = collector.calibration({}).importance(tensors[0])
+        np.testing.assert_allclose(importance, hidden[f"blk.{layer}.ffn_down_exps"][0], rtol=1e-4)
 
 
 def test_both_halves_of_an_encoder_decoder_are_calibrated(tmp_path):

@@ -138,6 +138,7 @@ def test_higher_priority_is_served_first():
 
 
 @pytest.mark.parametrize("moment", range(12))
+@pytest.mark.thin(3)
 def test_a_cancelled_request_leaves_the_others_alone(moment):
     model, seen = fake_model(noisy), []
     expected = fake_model(noisy).generate([1, 2, 3], max_tokens=20, ignore_eos=True).ids

@@ -19,7 +19,7 @@ SOURCES = [[5, 6, 2], list(range(40)), [9], [100, 101, 102, 103, 104], [7] * 30]
 @pytest.mark.parametrize(("backend", "options"), [
     ("cpu", {}), ("reference", {"max_batch": 4}), ("reference", {"max_step_tokens": 5, "prefix_cache": False}),
     ("reference", {"preemption": "swap"}), ("reference", {"preemption": "recompute"})])
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 def test_an_encoder_decoder(backend, options, tmp_path):
     settings = [{}, {"num_beams": 3}, {"temperature": 1.0, "seed": 3, "n": 2}]
     size = {} if backend == "cpu" else {"block_size": 4}

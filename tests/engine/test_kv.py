@@ -10,6 +10,8 @@ from tests.engine.tiny import write_checkpoint
 from tests.specs.case import relative_error
 
 IDS = list(range(1, 40))
+# Attention that multiplies codes takes 14 seconds to compile; tests/ops/test_kv_types.py compares it.
+ACTIVATIONS = ["f32", pytest.param("int8", marks=pytest.mark.merge)]
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +24,11 @@ def _logits(folder, **options):
         return model.logits(IDS)
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_kv_sets_both_and_each_may_differ(folder, backend):
-    exact = _logits(folder, backend=backend)
-    coarse = {name: np.abs(_logits(folder, backend=backend, **kv) - exact).max() for name, kv in (
+@pytest.mark.parametrize("options", [
+    {"backend": "reference"}, {"activations": "f32"}, pytest.param({"activations": "int8"}, marks=pytest.mark.merge)])
+def test_kv_sets_both_and_each_may_differ(folder, options):
+    exact = _logits(folder, **options)
+    coarse = {name: np.abs(_logits(folder, **options, **kv) - exact).max() for name, kv in (
         ("both", {"kv": "q3h"}), ("keys", {"kv_k": "q3h"}), ("values", {"kv_v": "q3h"}),
         ("none", {"kv": "q3h", "kv_k": "f32", "kv_v": "f32"}), ("fine", {"kv": "q8"}))}
     assert coarse.pop("none") == 0
@@ -33,9 +36,11 @@ def test_kv_sets_both_and_each_may_differ(folder, backend):
     assert len(set(coarse.values())) == 4
 
 
-def test_bits_do_not_depend_on_how_a_prompt_is_cut(folder):
-    whole = _logits(folder, kv="q4", chunk=64)
-    np.testing.assert_array_equal(_logits(folder, kv="q4", chunk=7, threads=2), whole)
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(folder, activations):
+    options = {"kv": "q4", "activations": activations}
+    whole = _logits(folder, chunk=64, **options)
+    np.testing.assert_array_equal(_logits(folder, chunk=7, threads=2, **options), whole)
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8", "q3h"])
@@ -49,13 +54,15 @@ def test_keys_of_an_index_have_the_type_too(tmp_path, kv):
 
 
 def test_types_may_be_in_capitals(folder):
-    np.testing.assert_array_equal(_logits(folder, kv="Q4", kv_v="F16"), _logits(folder, kv="q4", kv_v="f16"))
+    capitals, usual = (_logits(folder, backend="reference", **kv)
+                       for kv in ({"kv": "Q4", "kv_v": "F16"}, {"kv": "q4", "kv_v": "f16"}))
+    np.testing.assert_array_equal(capitals, usual)
 
 
 def test_a_cache_of_few_bits_takes_less_memory(folder):
     size = {}
     for kv in ("f32", "q4", "q2"):
-        with load(folder, kv=kv) as model:
+        with load(folder, kv=kv, activations="f32") as model:
             size[kv] = model.program.block_bytes
     assert size["q2"] < size["q4"] < size["f32"]
 

@@ -106,6 +106,7 @@ def test_the_numbers_of_the_block(tmp_path, name, backend):
 @pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe", "glm_moe_dsa", "exaone_moe", *(
     pytest.param(name, marks=pytest.mark.slow)
     for name in ("deepseek_v3", "deepseek_v32", "qwen3_next_experts", "qwen3_5_moe"))])
+@pytest.mark.thin(3)
 def test_a_gguf_file_has_the_block_too(tmp_path, name):
     """Under the names of llama.cpp's converter, counted as one more layer; it drafts from there as from its source."""
     folder, target = tmp_path / "model", tmp_path / "model.gguf"

@@ -36,6 +36,7 @@ def folder(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
+@cache
 def flags(command: str) -> dict:
     """Options of a command by name, as the shell knows them."""
     return {found.name: found for found in typer.main.get_command(app).commands[command].params}

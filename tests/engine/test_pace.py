@@ -68,6 +68,7 @@ def one_by_one(model, monkeypatch, prompts, **settings):
 @pytest.mark.parametrize("settings", [{"ignore_eos": True, "max_tokens": 150}, {"max_tokens": 60}, {"max_tokens": 3}])
 @pytest.mark.parametrize("drawn", [
     {}, DRAWN, {**DRAWN, "top_p": 0.8}, {**DRAWN, "min_p": 0.02, "top_k": 9, "n": 2}], ids=str)
+@pytest.mark.thin(3)
 def test_tokens_are_those_of_single_steps(model, monkeypatch, settings, drawn):
     settings = {**settings, **drawn}
     prompts = [[5], list(range(4, 40)), [9] * 60, [7, 8]]

@@ -277,6 +277,7 @@ def test_weights_too_small_for_a_scheme_are_reported_as_lost(tmp_path):
     verify(tmp_path / "x", tmp_path)
 
 
+@pytest.mark.merge
 def test_calibrated_files_are_nearer(source, tmp_path):
     calibration = calibrate(source, TEXT, 64, 8)
     assert len(calibration.importances) == 15  # the table of tokens is not multiplied with

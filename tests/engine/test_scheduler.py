@@ -161,6 +161,7 @@ def test_random_schedules_with_windows_end_and_leak_nothing(windows, seeds):
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.thin(3)
 def test_a_request_may_end_at_every_moment(seed):
     steps, _ = run_schedule(seed, cancel_at=-1)
     for moment in range(steps):

@@ -33,6 +33,7 @@ def test_models_that_mlx_lm_has_changed(tmp_path, name):
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 64)])
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.thin(3)
 def test_models_that_mlx_lm_has_changed_and_quantised(tmp_path, name, bits, group):
     """Against the published form of the decoded values."""
     config, tensors, ids = wider(name)

@@ -48,6 +48,7 @@ def check(tmp_path, files, plain, config, method, ids):
     ("granitemoehybrid", "gptq-4", r"mamba\..*_proj|shared_mlp|self_attn"),
     ("granitemoehybrid_dense", "nf4-double", r"mamba\..*_proj|shared_mlp|self_attn"),
 ])
+@pytest.mark.thin(3)
 def test_models_with_quantised_modules(tmp_path, name, variant, modules):
     config, tensors, ids = wider(name)
     quantise, files, plain = Quantiser(variant), {}, dict(tensors)
@@ -64,6 +65,7 @@ def test_models_with_quantised_modules(tmp_path, name, variant, modules):
 @pytest.mark.parametrize(("variant", "more"), [("fp8-channel", {}), ("fp8-block", {"block": (32, 32)}), ("int8", {}),
                                                ("packed-4", {})])
 @pytest.mark.parametrize("way", ["one stack", "numbered", "apart"])
+@pytest.mark.thin(3)
 def test_granites_experts(tmp_path, way, variant, more):
     """One stack with scales; numbered matrices under the stack's name; separate gate, up and down of each expert."""
     config, tensors, ids = wider("granitemoehybrid")
@@ -94,6 +96,7 @@ def test_granites_experts(tmp_path, way, variant, more):
 
 @pytest.mark.parametrize("variant", ["packed-4", "awq", "gptq-4", "fp8-channel"])
 @pytest.mark.parametrize("name", ["gpt_oss", "llama4"])
+@pytest.mark.thin(3)
 def test_experts_that_were_the_other_way_round(tmp_path, name, variant):
     """Programs that only quantise linear layers split the transposed stacks into experts."""
     config, tensors, ids = wider(name)

@@ -23,6 +23,7 @@ from tests.specs.case import _batch, load_case, memory_checkpoint, relative_erro
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thin(3)
 def test_against_peft(name, tmp_path):
     with np.load(FOLDER / f"{name}.npz") as file:
         about, expected = json.loads(file["about"].tobytes()), file["expected"]

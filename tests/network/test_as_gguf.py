@@ -137,7 +137,7 @@ def test_tensors_and_metadata_are_those_of_the_converter(name):
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name not in gguf_names() or name in OTHER_ROWS])
-@pytest.mark.thin(2)
+@pytest.mark.thin(6)
 def test_the_same_numbers_come_out(name):
     case, (ours, source) = load_case(name), seen(name)
     ids = case.inputs[0]["ids"]
@@ -193,6 +193,7 @@ def test_tied_tables_are_written_once():
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.thin(3)
 def test_what_gguf_has_no_word_for_is_refused(name):
     with pytest.raises(RequestError, match="cannot express this model.*safetensors stores the whole model") as found:
         seen(name)

@@ -47,7 +47,7 @@ def test_fused_and_unfused_networks_hold_the_same_weights():
 
 def test_grouped_rows_of_a_fused_projection_are_told_apart():
     """Labelled rows must come out as all queries, all keys, all values."""
-    from numflow.network.build.projections import Heads, _grouped_rows
+    from numflow.network.blocks.projections import Heads, _grouped_rows
 
     q, k, v = _grouped_rows(Heads(heads=4, kv_heads=2, head_dim=3, value_dim=3))
     stored = [f"{kind}{g}" for g in range(2) for kind in ("q0", "q1", "k", "v") for _ in range(3)]

@@ -15,8 +15,8 @@ from numflow.network import WeightSource
 from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.merge import merged
 from numflow.network.adapters.steps import adaptable, parts_of
-from numflow.network.build.checks import check_step
 from numflow.network.quantise.quantise import matrices, plan_of, quantised
+from numflow.network.steps.checks import check_step
 from numflow.ops import Batch
 from numflow.partition.cut.slices import experts_of
 from numflow.quant.recipe import Recipe

@@ -111,7 +111,7 @@ def test_keys_without_a_say_in_the_arithmetic_need_no_word(tmp_path, keys):
     ({"per_layer_intermediate_size": [24, 24]}, ["per_layer_intermediate_size"]),
     ({"query_pre_attn_scalar": 4, "attention_multiplier": 0.5}, None),
 ])
-@pytest.mark.thin(2)
+@pytest.mark.merge
 def test_keys_of_parts_that_a_model_does_not_have_need_no_word(tmp_path, keys, named):
     """Keys without effect need no confirmation, whichever shipped family defines them."""
     drafted = draft(new_model(**keys))
@@ -134,7 +134,7 @@ def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["olmo2", "olmo3", "exaone4", "arcee", "jais2", "nemotron", "gemma"])
-@pytest.mark.thin(3)
+@pytest.mark.thin(7)
 def test_of_several_families_that_fit_the_one_that_explains_most(tmp_path, name):
     """Tensors and keys also fit families with other arithmetic; the one that maps most keys is chosen."""
     case = load_case(name)

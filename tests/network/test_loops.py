@@ -4,7 +4,7 @@ import pytest
 
 from numflow import network
 from numflow.errors import SpecError
-from numflow.network.build.names import TensorNames
+from numflow.network.steps.names import TensorNames
 from numflow.spec import load_spec
 from tests.specs.case import load_case, memory_checkpoint
 

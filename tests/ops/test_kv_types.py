@@ -56,7 +56,8 @@ def test_int8_programs_multiply_codes(kind):
             np.testing.assert_array_equal(y, again)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.merge] * ("values-in-keys" in name))
+                                  for name in NAMES])
 def test_bf16_programs_multiply_pairs(name):
     """Factors of 8 significant bits, against the reference, which rounds only keys and values."""
     case, kv = CASES[name], {"kv_k": "bf16", "kv_v": "bf16"}
@@ -89,7 +90,7 @@ def test_bf16_rounds_what_it_multiplies():
     assert error(found[0], expected[0]) < 1e-3 < error(found[0], expected[1]) / 3
 
 
-@pytest.mark.parametrize("kind", ["bf16", "q8", "q3h"])
+@pytest.mark.parametrize("kind", ["bf16", *(pytest.param(kind, marks=pytest.mark.merge) for kind in ("q8", "q3h"))])
 def test_int8_programs_have_the_same_bits_in_pieces(kind):
     case, results = _writer(), []
     for cuts in ((0, 100), (0, 37, 99, 100)):
@@ -119,7 +120,7 @@ def _batch(begin, end, block):
 @pytest.mark.parametrize("kind", KV_TYPES)
 def test_blocks_are_copied_and_swapped_byte_for_byte(kind):
     case = _writer()
-    program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind)
+    program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind, activations="f32")
     program.reserve(9)
     program.run(_batch(0, 100, [3, 5]))
     expected = program.run(_batch(100, 101, [3, 5]))
@@ -135,7 +136,7 @@ def test_blocks_are_copied_and_swapped_byte_for_byte(kind):
 def test_bytes_of_a_block_are_those_of_the_types():
     case = _writer()
     for kind in KV_TYPES:
-        program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind)
+        program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind, activations="f32")
         assert program.block_bytes == 64 * 2 * 2 * (64 if kind in CODED else 48) * value_bytes(kind)
 
 

@@ -18,7 +18,7 @@ MAKERS = {
     "reference": lambda made: Reference(*made, block_size=16),
     "cpu f32": lambda made: Program(*made, kv_k="f32", kv_v="f32", threads=1),
     "cpu f16, threads": lambda made: Program(*made, kv_k="f16", kv_v="f16", threads=2),
-    "cpu q4": lambda made: Program(*made, kv_k="q4", kv_v="q4", threads=1),
+    "cpu q4": lambda made: Program(*made, kv_k="q4", kv_v="q4", threads=1, activations="f32"),
 }
 SIMULATED = {
     "cuda f32": lambda made: Cuda(*made, gpu="simulator", activations="f32"),

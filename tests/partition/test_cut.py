@@ -10,7 +10,7 @@ from numflow import network
 from numflow.errors import DeviceError, NetworkError
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import tensor_type
-from numflow.network.build.checks import verify
+from numflow.network.steps.checks import verify
 from numflow.ops import EXCHANGES
 from numflow.partition.cut.cut import partition
 from numflow.partition.cut.plan import layer_of, single_device

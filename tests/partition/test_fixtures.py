@@ -12,7 +12,7 @@ BY_TENSOR = ("0&1", "0&1;2&3")
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
-@pytest.mark.thin(5)
+@pytest.mark.thin(10)
 def test_placed(folder):
     case, _ = load_case(folder)
     expected, tokens = _results(folder, case)

@@ -29,7 +29,8 @@ SIZES = {"layers": 2, "width": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "voca
 
 
 @pytest.mark.parametrize("devices", ["0", "0;1", "0&1"])
-@pytest.mark.parametrize(("weights", "kv"), [("F16", "f32"), ("Q4_0", "f16"), ("Q8_0", "q8"), ("q3h", "q3h")])
+@pytest.mark.parametrize(("weights", "kv"), [("F16", "f32"), ("Q4_0", "f16"), *(
+    pytest.param(*types, marks=pytest.mark.merge) for types in (("Q8_0", "q8"), ("q3h", "q3h")))])
 @pytest.mark.thin(5)
 def test_predictions_are_within_a_hundredth(devices, weights, kv):
     network, checkpoint = random_network(find_shape("1b", **SIZES), weights, fuse=False)
@@ -69,7 +70,7 @@ FIGURES = {"memory": 4e9, "bandwidth": 1e10, "operations": 1e11, "step": 1e-6, "
     ("opt_350m", "0&1", {}),                      # tables of positions are float32, keys and values of floats too
     ("m2m100_418m", "0;1", {"weights": "q8"}),    # an encoder's memory
     ("bert_base_multilingual_cased", "0&1", {}),
-    ("mixtral_8x7b", "5;2&0", {"weights": "q3h", "kv": "q4"}),
+    pytest.param("mixtral_8x7b", "5;2&0", {"weights": "q3h", "kv": "q4"}, marks=pytest.mark.merge),
 ])
 @pytest.mark.thin(2)
 def test_the_command_tells_what_loading_takes(family, devices, options, tmp_path, monkeypatch, capsys):

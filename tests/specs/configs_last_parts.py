@@ -133,3 +133,35 @@ CHAMELEON = TEXT | {"vq_config": CODES, "vocabulary_map": {"<image>": 200}, "tie
 _note("chameleon", "ChameleonForConditionalGeneration", "chameleon", CHAMELEON, kind="multimodal")
 _note("chameleon_swin", "ChameleonForConditionalGeneration", "chameleon", CHAMELEON, {"swin_norm": True},
       kind="multimodal")
+LARGE4 = {key: value for key, value in TEXT.items() if key != "head_dim"} | {
+    "model_type": "mistral_large4_text", "num_hidden_layers": 4, "num_key_value_heads": 4, "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 14, "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 20, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "routed_scaling_factor": 1.5, "index_topk": 7, "index_head_dim": 12, "index_n_heads": 12,
+    "no_rope_layers": [1, 0, 1, 0], "bos_token_id": 1, "eos_token_id": 2}
+LARGE4_EYES = {"image_token_index": 200, "tie_word_embeddings": False, "vision_config": {
+    "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "head_dim": 8}}
+case("mistral_large4", "MistralLarge4ForConditionalGeneration", "mistral_large4", LARGE4 | {
+    "kv_source_layers": [0, 1, 0, 1], "indexer_types": ["full", "full", "shared", "full"],
+    "final_logit_softcapping": 4.0}, LARGE4_EYES, lengths=(9, 30))
+case("mistral_large4_plain", "MistralLarge4ForConditionalGeneration", "mistral_large4", LARGE4 | {
+    "no_rope_layers": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "n_group": 4,
+    "topk_group": 2, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, LARGE4_EYES, lengths=(9, 30))
+GLM5 = {key: value for key, value in TEXT.items() if key not in ("head_dim", "rope_theta")} | {
+    "model_type": "glm5_next_text", "num_hidden_layers": 4, "num_key_value_heads": 4, "q_lora_rank": 20,
+    "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 0, "v_head_dim": 14, "n_routed_experts": 8,
+    "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 1, "topk_group": 1,
+    "routed_scaling_factor": 1.5, "index_topk": 12, "index_kpool": 4, "index_head_dim": 12, "index_n_heads": 12,
+    "linear_head_dim": 12, "linear_num_heads": 3, "hc_mult": 3, "swiglu_limit": 0.5, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2}
+GLM5_EYES = {"image_token_id": 200, "video_token_id": 201, "tie_word_embeddings": False, "vision_config": {
+    "model_type": "glm5_next_vision", "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24,
+    "image_size": 28, "patch_size": 14, "out_hidden_size": 32, "projection_intermediate_size": 24,
+    "spatial_merge_size": 2, "temporal_patch_size": 1}}
+case("glm5_next", "Glm5NextForConditionalGeneration", "glm5_next", GLM5, GLM5_EYES, lengths=(9, 30))
+case("glm5_next_shared", "Glm5NextForConditionalGeneration", "glm5_next", GLM5 | {
+    "layer_types": ["indexed_attention", "indexed_attention", "linear_attention", "indexed_attention"],
+    "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "indexer_types": ["full", "shared", "full", "full"],
+    "linear_lower_bound": None, "index_kpool": 3, "index_topk": 6, "hc_sinkhorn_iters": 3, "n_group": 4,
+    "topk_group": 2, "norm_topk_prob": False}, GLM5_EYES, lengths=(9, 30))

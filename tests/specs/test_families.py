@@ -54,7 +54,7 @@ def errors(case: Case, form: int | str = 0, executor: str = "reference") -> dict
 
 @pytest.mark.parametrize("executor", ["reference", "cpu"])
 @pytest.mark.parametrize("name", names())
-@pytest.mark.thin(8)
+@pytest.mark.thin(12)
 def test_published_numbers(name, executor):
     found = errors(load_case(name), executor=executor)
     assert found
@@ -62,6 +62,7 @@ def test_published_numbers(name, executor):
 
 
 @pytest.mark.parametrize("name", gguf_names())
+@pytest.mark.thin(3)
 def test_published_numbers_from_gguf(name):
     found = errors(load_case(name), "gguf")
     assert max(found.values()) < TOLERANCE, found
@@ -74,7 +75,7 @@ def test_a_matrix_for_each_head_on_the_processor(name):
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 def test_both_forms_of_the_configuration_give_the_same_network(name):
     """config.json as the family was published with it, and as transformers writes it today."""
     first, second = (network_of(name, form)[0] for form in (0, 1))

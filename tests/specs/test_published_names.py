@@ -8,7 +8,7 @@ from numflow.engine.tasks.scores import read_score_head
 from numflow.errors import SpecError
 from numflow.network import WeightSource
 from numflow.reference.program import Program
-from tests.specs.case import load_case, memory_checkpoint, relative_error, run
+from tests.specs.case import VARIANT_FOLDER, load_case, memory_checkpoint, relative_error, run
 from tests.specs.weights import values
 
 NEW = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack_qkv": True, "model_type": "new",
@@ -84,9 +84,76 @@ def test_a_model_without_a_head_has_the_layers_of_its_family():
     assert relative_error(found[1], found[0]) < 1e-6
 
 
+@pytest.mark.parametrize(("name", "architecture", "removed"), [
+    ("gemma3_multimodal", "Gemma3Model", None), ("qwen3_5_multimodal", "Qwen3_5Model", "model.")])
+def test_a_multimodal_model_without_a_head_has_the_layers_of_its_family(name, architecture, removed):
+    case, found = load_case(name), []
+    bare = {name.removeprefix(removed or ""): shape for name, shape in case.tensors.items() if name != "lm_head.weight"}
+    for architectures, tensors, prefix in ((case.configs[0]["architectures"], case.tensors, ""),
+                                           ([architecture], bare, removed or "")):
+        checkpoint = memory_checkpoint(
+            case.configs[0] | {"architectures": architectures}, tensors,
+            make=lambda name, shape, prefix=prefix: values(prefix + name, shape).astype("f4"))
+        built = built_from(checkpoint)
+        found.append(run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"], "hidden"))
+    assert relative_error(found[1], found[0]) < 1e-6
+
+
+def test_keys_of_the_first_published_code():
+    case = load_case("falcon_40b")
+    config = case.configs[0] | {"architectures": ["RWForCausalLM"], "model_type": "RefinedWeb", "n_head_kv": 2}
+    for key in ("new_decoder_architecture", "num_kv_heads", "multi_query"):
+        del config[key]
+    checkpoint = memory_checkpoint(config, case.tensors)
+    built = built_from(checkpoint)
+    y = run(Program(built, WeightSource(built, checkpoint)), case.inputs[0]["ids"])[case.rows[0]["rows"]]
+    assert relative_error(y, case.expected["logits_0"]) < 1e-4
+
+
 def test_queries_keys_and_values_of_another_number_of_heads_are_refused():
     case = load_case("falcon_7b")
     grouped = case.configs[0] | {"new_decoder_architecture": True}
     wider = {name: (192, 64) if "query_key_value" in name else shape for name, shape in case.tensors.items()}
     with pytest.raises(SpecError, match="query_key_value.weight.*expects 96 rows"):
         built_from(memory_checkpoint(grouped, wider))
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"kv_source_layers": [0, 1, 0, 0]}, "shared_layer: expected a layer whose keys have 24 columns; layer 0 has 32"),
+    ({"kv_source_layers": [0, 1, 0, 2]}, "shared_layer: expected a layer before layer 3 that has its own keys"),
+    ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}}, "scaling: expected another")])
+def test_keys_and_values_that_layers_cannot_share_and_learned_factors_of_lengths_are_refused(keys, message):
+    case = load_case("mistral_large4")
+    text = case.configs[0]["text_config"] | keys
+    with pytest.raises(SpecError, match=message):
+        built_from(memory_checkpoint(case.configs[0] | {"text_config": text}, case.tensors))
+
+
+@pytest.mark.parametrize(("count", "value"), [(4, 200.0), (4, np.nan), (5, 0.0)])
+def test_learned_factors_of_frequencies_are_finite_and_one_per_pair(count, value):
+    case = load_case("mistral_large4")
+
+    def make(name, shape):
+        return np.full(shape, value, "f4") if name == "lerope.alpha" else values(name, shape).astype("f4")
+
+    with pytest.raises(SpecError, match="lerope.alpha.*expected 4 logarithms of factors"):
+        built_from(memory_checkpoint(case.configs[0], case.tensors | {"lerope.alpha": (count,)}, make=make))
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"qk_nope_head_dim": 8, "qk_rope_head_dim": 4}, "latent.rope_dim: .* and 0 with indexer.every, found 4"),
+    ({"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail of .* is False; expected true"),
+    ({"hidden_act": "gelu"}, "hidden_act of .* is 'gelu'; expected one of silu")])
+def test_values_that_pooled_keys_and_clamped_blocks_do_not_have_are_refused(keys, message):
+    case = load_case("glm5_next")
+    text, rotated = case.configs[0]["text_config"] | keys, keys.get("qk_rope_head_dim", 0)
+    tensors = {name: (shape[0] + rotated * ("kv_a_proj" in name), *shape[1:]) for name, shape in case.tensors.items()}
+    tensors = {name: (76, 24) if rotated and "kv_b_proj" in name else shape for name, shape in tensors.items()}
+    with pytest.raises(SpecError, match=message):
+        built_from(memory_checkpoint(case.configs[0] | {"text_config": text}, tensors))
+
+
+def test_a_share_of_rotated_columns_that_latent_attention_does_not_have_is_refused():
+    case = load_case("deepseek_v3_half", VARIANT_FOLDER)
+    with pytest.raises(SpecError, match="partial_rotary_factor of .* is 0.25; expected one of 1"):
+        built_from(memory_checkpoint(case.configs[0] | {"partial_rotary_factor": 0.25}, case.tensors))

@@ -16,7 +16,7 @@ TOYS = [(name, naming, full) for name, spec in SPECS.items() if spec.type != "dr
 
 
 @pytest.mark.parametrize(("name", "naming", "full"), TOYS, ids=[f"{n}-{m}{'-full' * f}" for n, m, f in TOYS])
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 def test_a_toy_of_every_spec_runs(name, naming, full):
     spec = SPECS[name]
     checkpoint = toy_checkpoint(spec, naming, full)

@@ -23,7 +23,7 @@ RUNS = [("reference", name) for name in names(VARIANT_FOLDER)] + [("cpu", name) 
 
 @pytest.mark.parametrize("form", [0, 1])
 @pytest.mark.parametrize(("executor", "name"), RUNS)
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 def test_published_numbers(executor, name, form):
     """form: index of the form of config.json: as published, or as transformers writes it today."""
     case = load_case(name, VARIANT_FOLDER)

@@ -3,9 +3,9 @@
 import numpy as np
 
 from numflow.formats.checkpoint import Checkpoint
-from numflow.network.build.builder import Builder
-from numflow.network.build.names import TensorNames
 from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
+from numflow.network.steps.builder import Builder
+from numflow.network.steps.names import TensorNames
 from numflow.spec import Resolved, Spec, load_spec
 from tests.specs.case import memory_checkpoint
 

@@ -91,6 +91,7 @@ def test_rules_of_characters(name, text, expected):
 
 @pytest.mark.parametrize("name", ["afmoe", "superbpe", "tiny_aya"])
 @pytest.mark.parametrize("after", ["", "_", "½"])
+@pytest.mark.thin(3)
 def test_a_long_run_of_digits_is_cut_in_linear_time(name, after):
     """Looking ahead over all digits at each three would take longer than a test may."""
     cuts = [len(piece) for piece, _ in build(rule_of(name, "test"))[1].pre_tokenize_str("1" * 400_000 + after)]

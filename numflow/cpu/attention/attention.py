@@ -20,6 +20,7 @@ from numflow.cpu.attention.slots import (
     SLOTS,
     SPANS_DONE,
     TILES_PER_THREAD,
+    TOKENS,
     scratch_bytes,
     slot_bytes,
 )
@@ -114,6 +115,13 @@ def index_select(step: Step, ctx) -> list[Call]:
         size=cache.shape.k_dim, kind=cache.row_fields["k_kind"], width=width, row=cache.row_fields["k_size"],
         top_k=param(step, "top_k"), scratch=scratch, scratch_bytes=scratch_bytes, rotated=rotated,
         every=cache.shape.every)]
+
+
+def index_tokens(step: Step, ctx) -> list[Call]:
+    """x i32 [T, V] -> y i32 [T, W]."""
+    (x,), (y,) = step.inputs, step.outputs
+    return [Call.named(step, _INDEX.kernel("index_tokens"), TOKENS, header=ctx.header, rows=ctx.rows(x),
+                       **ctx.strided("x", x), **ctx.strided("y", y), words=y.width, every=param(step, "every"))]
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:

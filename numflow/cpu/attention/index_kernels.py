@@ -1,9 +1,9 @@
-"""The kernel of `index_select` (attention.py)."""
+"""The kernels of `index_select` and `index_tokens` (attention.py)."""
 
 import numpy as np
 
 from numflow.cpu.attention.coded import decode_keys
-from numflow.cpu.attention.slots import INDEX
+from numflow.cpu.attention.slots import INDEX, TOKENS
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, SEQUENCE_OF, kernel
 from numflow.cpu.simd.float32 import fma, load_part, maximum, sum_lanes
@@ -35,6 +35,26 @@ def index_select(args, thread, n_threads):
         for word in range(i64(args, INDEX.words)):
             bits[word] = 0
         _select(i32_ptr(scratch), bits, keys, i64(args, INDEX.top_k))
+
+
+@kernel
+def index_tokens(args, thread, n_threads):
+    """Threads share the rows. A word of a row has the bits of 32 tokens."""
+    header, every = i64(args, TOKENS.header), i64(args, TOKENS.every)
+    positions = i32_ptr(i64(header, POSITIONS))
+    begin, end = share(i64(header, i64(args, TOKENS.rows)), thread, n_threads)
+    for t in range(begin, end):
+        windows = i32_ptr(i64(args, TOKENS.x) + 4 * t * i64(args, TOKENS.x_stride))
+        bits = i32_ptr(i64(args, TOKENS.y) + 4 * t * i64(args, TOKENS.y_stride))
+        position = np.int64(positions[t])
+        complete = (position + 1) // every
+        for word in range(i64(args, TOKENS.words)):
+            found = np.int64(0)
+            for bit in range(max(0, min(32, position + 1 - 32 * word))):
+                window = (32 * word + bit) // every
+                chosen = window == complete or (np.int64(windows[window // 32]) >> (window % 32)) & 1 == 1
+                found |= np.int64(chosen) << bit
+            bits[word] = np.int32(found)
 
 
 @inline

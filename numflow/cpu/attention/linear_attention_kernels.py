@@ -1,5 +1,7 @@
 """Kernels of linear attention (linear_attention.py)."""
 
+import numpy as np
+
 from numflow.cpu.attention.blocks import (
     by_column,
     close_block,
@@ -30,7 +32,7 @@ def linear_attention(args, thread, n_threads):
     for sequence in range(i64(header, N_SEQUENCES)):
         begin, end = share(i64(args, SLOTS.heads), (thread + sequence) % n_threads, n_threads)
         slot = slot_of(header, sequence, i64(args, SLOTS.state), i64(args, SLOTS.state_stride))
-        t = starts[sequence]
+        t = np.int64(starts[sequence])  # else helpers are compiled for int32 too, and not used
         while t < starts[sequence + 1]:
             first = positions[t] % STATE_BLOCK
             count, keys = min(STATE_BLOCK - first, starts[sequence + 1] - t), -1

@@ -34,6 +34,8 @@ RELATIVE = ("c2p", "c2p_stride", "p2c", "p2c_stride", "bucket_table", "bucket_re
 INDEX = slots("""
     header rows q q_stride weights weights_stride y y_stride words cache table table_stride block_size heads size
     kind width row top_k scratch scratch_bytes rotated every""")
+# index_tokens. words: 32-bit words per row of y.
+TOKENS = slots("header rows x x_stride y y_stride words every")
 
 # A thread's scratch memory, offsets in bytes. Arrays by row are int64 [8] unless noted.
 SCORES = 0                 # f32 [8][64], overwritten by the probabilities

@@ -6,6 +6,7 @@ ended.
     index_scores   one warp for 32 keys of a row: each lane has one key; the query of one head after the other is in
                    shared memory
     index_choose   one warp for a row: binary search, bit by bit, for the score of the top_k-th key, then the bitmap
+    index_tokens   (op `index_tokens`) one warp for 32 words of a row: each lane has one word, the bits of 32 tokens
 """
 
 import functools
@@ -42,6 +43,13 @@ def index_select(step: Step, ctx) -> list[Call]:
                                             args)),
             per_row(step, _choose, N_TOKENS, 1, IntRows(*ctx.view(y)), scores, tables, y.width, param(step, "top_k"),
                     every)]
+
+
+def index_tokens(step: Step, ctx) -> list[Call]:
+    """x i32 [T, V], a bitmap of entries -> y i32 [T, W], the bitmap of their tokens."""
+    (x,), (y,), batch = step.inputs, step.outputs, ctx.batch
+    return [per_row(step, _tokens, N_TOKENS, 1, IntRows(*ctx.view(y)), IntRows(*ctx.view(x)), batch.ref("positions"),
+                    batch.counts, y.width, param(step, "every"))]
 
 
 @functools.cache
@@ -147,4 +155,24 @@ def _choose(y: IntRows, scores: f32.ptr, batch: BatchTables, words: u32, top_k: 
     word = u32(live_words + lane)
     while word < words:
         y.data[t * y.stride + word] = i32(0)
+        word = u32(word + 32)
+
+
+@kernel("index_tokens", 32)
+def _tokens(y: IntRows, x: IntRows, positions: i32.ptr, counts: i32.ptr, words: u32, every: u32):
+    """Grid (rows). Bit p of a row is that of window p // every; the tokens of the incomplete window are added."""
+    t, word = block_x(), u32(lane_index())
+    if t >= counts[N_TOKENS]:
+        return
+    seen = u32(positions[t] + 1)
+    complete = u32(seen // every)
+    while word < words:
+        found, bit = u32(0), u32(0)
+        while bit < 32 and u32(32 * word + bit) < seen:
+            window = u32(u32(32 * word + bit) // every)
+            chosen = u32(u32(x.data[t * x.stride + u32(window >> u32(5))]) >> u32(window & u32(31))) & u32(1)
+            chosen = u32(1) if window == complete else chosen
+            found = u32(found | u32(chosen << bit))
+            bit = u32(bit + 1)
+        y.data[t * y.stride + word] = i32(found)
         word = u32(word + 32)

@@ -67,10 +67,13 @@ class Collector:
             self._shared[name] = holder
 
     def _experts(self, step: Step, x: np.ndarray, ids: np.ndarray) -> None:
-        """Add the input x float32 [T or T * S, K] of experts ids i32 [T, S]."""
+        """Add the input x float32 [T or T * S, K] of experts ids i32 [T, S]. Ids behind the last matrix have none."""
         weight = self._network.weights[step.weights["weight"]]
         tensors, routes = self._tensors(step), ids.ravel()
-        rows = x if len(x) == len(routes) else np.repeat(x, ids.shape[1], axis=0)
+        # A buffer of routes has rows for the layer with the largest S.
+        by_route = self._network.buffers[step.inputs[0].buffer].rows == "routes"
+        rows = x[:len(routes)] if by_route else np.repeat(x, ids.shape[1], axis=0)
+        rows, routes = rows[routes < weight.groups], routes[routes < weight.groups]
         squares, counts = np.zeros((weight.groups, x.shape[1])), np.bincount(routes, minlength=weight.groups)
         np.add.at(squares, routes, np.square(rows, dtype=np.float64))
         if len(tensors) == weight.groups > 1:  # a tensor for each expert
@@ -116,11 +119,11 @@ def _expanding(network: Network) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for steps in network.entries.values():
         cache = ""
-        for step in steps:
-            cache = step.params["cache"] if step.op == "cache_write" else cache
+        for step in reversed(steps):  # the attention behind these matrices names the cache
+            cache = step.params["cache"] if step.op == "attention" else cache
             parts = network.weights[step.weights["weight"]].parts if step.op == "head_linear" else ()
             if any(part.turned for part in parts):
-                found[cache] = list(dict.fromkeys(part.tensor for part in parts))
+                found[cache] = list(dict.fromkeys([*found.get(cache, ()), *(part.tensor for part in parts)]))
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from numflow import formats, network, registry
 from numflow.formats.checkpoint import Checkpoint
-from numflow.network.build.names import TensorNames
+from numflow.network.steps.names import TensorNames
 from numflow.ops import Network
 from numflow.spec.reader import Spec
 

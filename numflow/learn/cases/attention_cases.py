@@ -62,6 +62,8 @@ def attention_cases():
             (4, 2, 4, 16, 0, SCHEDULE), (3, 1, 9, 24, 0, LONG), (70, 2, 2, 16, 0, LONG), (1, 1, 3, 20, 0, SHORT),
             (4, 2, 5, 48, 3, SCHEDULE), (2, 2, 8, 16, 40, LONG)):
         yield _entries(every, series, heads, size, top_k, schedule)
+    for every, top_k, schedule in ((4, 2, SCHEDULE), (5, 3, LONG), (40, 1, LONG), (1, 6, SHORT)):
+        yield _tokens_of_entries(every, top_k, schedule)
 
 
 def _attend(b, q, k, v, heads, head_dim, cache, params, weights=(), v_dim=None):
@@ -146,6 +148,24 @@ def _entries(every, series, heads, size, top_k, schedule):
         b.step("index_select", (query, weights), chosen, cache=entries, heads=6, top_k=top_k)
     b.step("attention", (q, *chosen), (y,), {"sinks": b.weight("sinks", b.normal(heads))}, cache=own, heads=heads,
            scale=size**-0.5, window=5, entries=entries)
+    return b.case(y, schedule, bound=2e-5)
+
+
+def _tokens_of_entries(every, top_k, schedule):
+    """Sparse attention to the tokens of the best entries, and to those of the incomplete window."""
+    b = Builder(f"index_tokens-{top_k}-of-{every}")
+    q, k, v, rows, query, weights = b.inputs(64, 32, 32, 2 * 16, 3 * 16, 3)
+    last = b.cache(kv_heads=1, k_dim=rows.width, prefix=rows.width, every=1)
+    entries, cache = b.cache(kv_heads=1, k_dim=16, prefix=16, every=every), b.cache(kv_heads=2, k_dim=16)
+    entry, chosen, y = b.buffer(16), b.buffer(11, dtype="i32"), b.buffer(64)
+    best = b.buffer(-(-11 // every), dtype="i32")
+    b.step("cache_write", (rows,), (), cache=last)
+    b.step("pool", (), (entry,), {"bias": b.weight("bias", b.normal(every, 16))}, cache=last, every=every)
+    b.step("cache_write", (entry,), (), cache=entries)
+    b.step("index_select", (query, weights), (best,), cache=entries, heads=3, top_k=top_k)
+    b.step("index_tokens", (best,), (chosen,), every=every)
+    b.step("cache_write", (k, v), (), cache=cache)
+    b.step("attention", (q, chosen), (y,), cache=cache, heads=4, scale=0.25)
     return b.case(y, schedule, bound=2e-5)
 
 

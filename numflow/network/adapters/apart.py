@@ -18,7 +18,7 @@ from numflow.formats.adapter import Adapter, LowRank, check_finite, computed
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.adapters.factors import multiplied
 from numflow.network.adapters.modules import Location, Modules, Rows
-from numflow.network.build.names import TensorNames
+from numflow.network.steps.names import TensorNames
 from numflow.ops import Network
 
 

@@ -19,7 +19,7 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.adapters.apart import rearranged, rows_of_change
 from numflow.network.adapters.modules import rows_together
 from numflow.network.adapters.tables import existing, tied_table, untied, with_tokens
-from numflow.network.build.names import SUFFIXES, TensorNames
+from numflow.network.steps.names import SUFFIXES, TensorNames
 from numflow.ops import Network
 from numflow.spec.reader import Spec
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.formats.checkpoint import Checkpoint
-from numflow.network.build.names import TensorNames
+from numflow.network.steps.names import TensorNames
 from numflow.ops import Network, Part
 from numflow.spec.reader import Spec
 

@@ -8,10 +8,10 @@ projects the model's "streams" to rows of "hidden".
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.attention import self_attention
-from numflow.network.build.builder import Builder
-from numflow.network.build.feed_forward import feed_forward
+from numflow.network.blocks.attention import self_attention
+from numflow.network.blocks.feed_forward import feed_forward
 from numflow.network.build.stack import head, logits_of, transformer_layer
+from numflow.network.steps.builder import Builder
 from numflow.ops import View
 
 

@@ -26,8 +26,8 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.attention import self_attention
-from numflow.network.build.builder import Builder
+from numflow.network.blocks.attention import self_attention
+from numflow.network.steps.builder import Builder
 from numflow.ops import Part, View
 
 _LEAST = 1e-5  # lower limit of a stream's mean square, where its RMS is matched to another stream's
@@ -176,8 +176,14 @@ def hyper_layer(b: Builder, streams: View, x: View, blocks: Iterable[tuple[str, 
 
 
 def end_hyper(b: Builder, streams: View, x: View) -> None:
-    """x = gated sum of the streams, with gates of the head."""
-    gates = _gates(b, "hyper_head", streams, (b.option("hyper", "streams"),))
+    """x = gated sum of the streams, with gates of the head; or their mean."""
+    count = b.option("hyper", "streams")
+    if b.option("hyper", "head") == "mean":
+        b.emit("scale", (_one(streams, x.width, 0),), (x,), "hyper_head_first", scale=1 / count)
+        for i in range(1, count):
+            b.emit("add", (x, _one(streams, x.width, i)), (x,), f"hyper_head_{i}", scale=1 / count)
+        return
+    gates = _gates(b, "hyper_head", streams, (count,))
     b.emit("act", (gates,), (gates,), "hyper_head_act", kind="sigmoid")
     _read(b, "hyper_head", streams, gates, x)
 

@@ -3,25 +3,24 @@
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.attention import cross_attention, cross_memory, self_attention
-from numflow.network.build.builder import KEPT, Builder
-from numflow.network.build.channels import (
+from numflow.network.blocks.attention import cross_attention, cross_memory, self_attention
+from numflow.network.blocks.channels import (
     add_convolution,
+    convolution_around,
     gated_recurrence,
     shifted_feed_forward,
     short_convolution,
     weighted_keys,
 )
-from numflow.network.build.compressed import attention_of_experts, compressed_attention
-from numflow.network.build.distances import convolution_around
-from numflow.network.build.feed_forward import (
+from numflow.network.blocks.compressed import attention_of_experts, compressed_attention
+from numflow.network.blocks.feed_forward import (
     adapter,
     add_late,
     dense_and_early_experts,
     dense_and_experts,
     feed_forward,
 )
-from numflow.network.build.linear_attention import (
+from numflow.network.blocks.linear_attention import (
     begin_side,
     beside,
     decaying_attention,
@@ -30,6 +29,7 @@ from numflow.network.build.linear_attention import (
     state_space,
     state_space_beside_attention,
 )
+from numflow.network.blocks.rope import sinusoids
 from numflow.network.build.residuals import (
     altup_layer,
     begin_hyper,
@@ -45,7 +45,7 @@ from numflow.network.build.residuals import (
     tap,
     tap_last,
 )
-from numflow.network.build.rope import sinusoids
+from numflow.network.steps.builder import KEPT, Builder
 from numflow.ops import View
 
 # Token mixers by mixer.kind: x [T, D] -> [T, D].

@@ -9,9 +9,9 @@ from typing import Any
 
 from numflow.errors import NumflowError
 from numflow.formats.checkpoint import Checkpoint
-from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.network.drafts.evidence import added_keys, computed, departures, strained, told
 from numflow.network.new_spec_keys import Family, Recorded, mapped, readings, to_confirm, unread, with_tables
+from numflow.network.steps.names import SUFFIXES, TensorNames
 from numflow.ops import Network
 from numflow.spec.detect import names_in, names_it
 from numflow.spec.reader import Spec, list_specs

@@ -8,8 +8,8 @@ import numpy as np
 from numflow.errors import RequestError, SpecError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
-from numflow.network.build.builder import Builder
-from numflow.network.build.names import SUFFIXES, TensorNames
+from numflow.network.steps.builder import Builder
+from numflow.network.steps.names import SUFFIXES, TensorNames
 from numflow.ops import View
 from numflow.spec.reader import Spec
 from numflow.spec.resolve import Resolved

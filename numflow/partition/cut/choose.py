@@ -279,7 +279,7 @@ class _Chooser:
         **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
         "scale_by_position": _elementwise,  # also depends on the row's position
         **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "permute", "select_rows",
-                         "moe_route", "index_select", "sparsify", "match_rms", "mix", "balance", "pool",
+                         "moe_route", "index_select", "index_tokens", "sparsify", "match_rms", "mix", "balance", "pool",
                          "expert_scale",
                          "expert_combine"), _whole),
         **dict.fromkeys(("send", "receive"), _whole),  # exchanges between groups

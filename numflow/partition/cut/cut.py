@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from numflow.errors import DeviceError
-from numflow.network.build.checks import verify
 from numflow.network.cost import all_floats
 from numflow.network.passes.merge_linears import fuse_linears
+from numflow.network.steps.checks import verify
 from numflow.ops import Buffer, Network, Step, View
 from numflow.partition.cut.by_layer import cut_by_layer
 from numflow.partition.cut.by_tensor import PIECES, DeviceSteps, cut_by_tensor

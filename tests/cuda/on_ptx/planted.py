@@ -48,7 +48,9 @@ NEEDLESS: dict[str, dict[int, str]] = {
 def cases() -> dict[str, tuple]:
     """(case, options) for each kernel that is changed."""
     tokens = attention_case(8, 2, 128, 128, (((0, 70),), ((0, 1), (1, 5))))
-    turns = attention_case(16, 1, 128, 128, (((0, 40), (1, 3)), ((0, 1), (1, 1))))  # two of 8 rows for each token
+    # Two of 8 rows for each token; with a product behind it, attention also writes the product's operand.
+    turns = attention_case(16, 1, 128, 128, (((0, 40), (1, 3)), ((0, 1), (1, 1)), ((0, 1), (1, 1), *(
+        (each, 1) for each in range(2, 6)))), product="F16")
     return {"gemv_q4_int8_1_split4": (linear_case("q4", 20, 4608, 1, bias=True), {}),
             "gemm_q4_64": (linear_case("q4", 130, 512, 17, bias=True), {}),
             "gemm_f16_16": (linear_case("F16", 130, 512, 9, bias=True), {}),

@@ -3,15 +3,14 @@
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.builder import Builder
-from numflow.network.build.channels import add_convolution
-from numflow.network.build.distances import Beside, distances, relative
-from numflow.network.build.projections import Heads, clip, convolved, projections, query_and_gate_rows
-from numflow.network.build.rope import alibi_slopes, rotate
+from numflow.network.blocks.beside import Beside, distances, index, log_scaled, relative
+from numflow.network.blocks.channels import add_convolution
+from numflow.network.blocks.projections import Heads, clip, convolved, projections, query_and_gate_rows
+from numflow.network.blocks.rope import alibi_slopes, rotate
+from numflow.network.steps.builder import Builder
 from numflow.ops import Cache, View
 
 _BIAS_COLUMNS = 8  # further columns of a key that hold the bias of its scores: the vector width of kernels
-MOST_INDEXED = 1 << 22  # limit of positions: each row of a batch has one bit per position
 
 
 def self_attention(b: Builder, x: View, width: int = 0) -> View:
@@ -85,6 +84,8 @@ def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besid
             b.emit("scale_by_position", (view,), (view,), "q_temperature", scale=temperature, **smooth,
                    length=b.option("attention", "temperature_length"),
                    offset=b.option("attention", "temperature_offset"))
+    if b.option("attention", "log_scaled"):
+        log_scaled(b, "attn", q, heads)
     b.emit("attention", (q, *beside[0]), (y,), "attention", weights, cache=cache.name, heads=heads,
            **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
            **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
@@ -157,12 +158,17 @@ def _biased_keys(b: Builder, q: View, k: View, v: View, s: Heads) -> tuple[View,
 
 
 def _owner(b: Builder) -> int | None:
-    """The layer whose keys and values this layer reads: itself; from `shared_from` on, the last one before that
-    index with the same window.
+    """The layer whose keys and values this layer reads: itself; `shared_layer`; from `shared_from` on, the last one
+    before that index with the same window.
 
     Raises:
-        SpecError: there is no such layer.
+        SpecError: there is no such layer, or it has none of its own.
     """
+    if b.layer is not None and (other := b.option("attention", "shared_layer")) not in (-1, b.layer):
+        if other > b.layer or b.resolved.option("attention", "shared_layer", other, b.stack) not in (-1, other):
+            raise SpecError(f"{b.where}: attention.shared_layer: expected a layer before layer {b.layer} that has its "
+                            f"own keys and values, found {other}", ("attention.shared_layer",))
+        return other
     first, layer = b.option("attention", "shared_from"), b.layer
     if not first or layer is None or layer < first:
         return layer
@@ -238,26 +244,44 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     """
     rank, rope_dim, nope_dim = (b.option("latent", key) for key in ("rank", "rope_dim", "nope_dim"))
     plain, rotated, low_query = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
+    if b.option("rope", "enabled"):
+        rotate(b, rotated, s.heads, rope_dim, "rope_q")
+    cache = _latent_cache(b, x, rank, rope_dim)
+    chosen = index(b, x, low_query) if b.option("indexer", "heads") else ()
+    to_latent, from_latent = _latent_matrices(b, s, rank, nope_dim)
+    in_latent, q = b.view("q_latent", s.heads * rank), b.view("q_heads", s.heads * (rank + rope_dim))
+    b.emit("head_linear", (plain,), (in_latent if rope_dim else q,), "attn_k_b", {"weight": to_latent}, heads=s.heads)
+    if rope_dim:
+        b.emit("head_concat", (in_latent, rotated), (q,), "q_heads", heads=s.heads)
+    attend(b, q, in_latent, cache, s.heads, (chosen, {}))
+    y = b.view("attention", s.heads * s.value_dim)
+    b.emit("head_linear", (in_latent,), (y,), "attn_v_b", {"weight": from_latent}, heads=s.heads)
+    return y
+
+
+def _latent_cache(b: Builder, x: View, rank: int, rope_dim: int) -> Cache:
+    """The cache of this layer, with the compressed keys/values of x written to it; or the cache of an earlier layer.
+
+    Raises:
+        SpecError: the keys of that layer have another width.
+    """
+    if (owner := _owner(b)) != b.layer:
+        cache = b.caches[f"{b.prefix_of(owner)}self"]
+        if cache.k_dim != rank + rope_dim:
+            raise SpecError(f"{b.where}: attention.shared_layer: expected a layer whose keys have {rank + rope_dim} "
+                            f"columns; layer {owner} has {cache.k_dim}", ("attention.shared_layer",))
+        return cache
     row = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
     low, k_rope = View(row.buffer, 0, rank), View(row.buffer, rank, rope_dim)
     _compressed(b, "attn_kv_a_norm", low, low, "scale")
     if b.option("latent", "rope_norm"):
         b.norm("attn_k_rope_norm", k_rope, k_rope, eps=b.option("latent", "norm_eps"))
     if b.option("rope", "enabled"):
-        rotate(b, rotated, s.heads, rope_dim, "rope_q")
         rotate(b, k_rope, 1, rope_dim, "rope_k")
     name = f"{b.prefix}self"
     cache = b.caches[name] = Cache(name, 1, rank + rope_dim, 0, prefix=rank)
     b.emit("cache_write", (row,), (), "cache_write", cache=name)
-    chosen = index(b, x, low_query) if b.option("indexer", "heads") else ()
-    to_latent, from_latent = _latent_matrices(b, s, rank, nope_dim)
-    in_latent, q = b.view("q_latent", s.heads * rank), b.view("q_heads", s.heads * (rank + rope_dim))
-    b.emit("head_linear", (plain,), (in_latent,), "attn_k_b", {"weight": to_latent}, heads=s.heads)
-    b.emit("head_concat", (in_latent, rotated), (q,), "q_heads", heads=s.heads)
-    attend(b, q, in_latent, cache, s.heads, (chosen, {}))
-    y = b.view("attention", s.heads * s.value_dim)
-    b.emit("head_linear", (in_latent,), (y,), "attn_v_b", {"weight": from_latent}, heads=s.heads)
-    return y
+    return cache
 
 
 def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: int) -> tuple[View, View, View]:
@@ -277,7 +301,8 @@ def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: in
     gates = (b.view("attention_gate", heads * gate_dim),) if gate_dim else ()
     first, starts = np.arange(heads)[:, None] * sum(sizes), np.cumsum((0, *sizes))
     for view, start, size, suffix in zip((*views, *gates), starts, sizes, suffixes):
-        b.linear(module, read, view, (first + start + np.arange(size)).reshape(-1), suffix)
+        if size:
+            b.linear(module, read, view, (first + start + np.arange(size)).reshape(-1), suffix)
     return *views, low
 
 
@@ -286,47 +311,6 @@ def _compressed(b: Builder, norm: str, x: View, y: View, scale: str) -> None:
     b.norm(norm, x, y, eps=b.option("latent", "norm_eps"))
     if (factor := b.option("latent", scale)) != 1.0:
         b.emit("scale", (y,), (y,), f"{norm}_scale", scale=factor)
-
-
-def index(b: Builder, x: View, low_query: View) -> tuple[View]:
-    """Select the top_k keys for each query by an index with small keys.
-
-    Returns a bit mask i32 [T, context / 32]: of this layer, or of the last layer before that has an index.
-    """
-    heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
-    rope_dim = b.option("latent", "rope_dim")
-    if (context := b.option("stack", "context")) > MOST_INDEXED:
-        raise SpecError(f"{b.where}: stack.context: an index of keys has up to {MOST_INDEXED} positions, "
-                        f"found {context}", ("stack.context",))
-    if b.option("rope", "scaling") == "dynamic":  # the longest text after scaling
-        context = max(context, int(b.option("rope", "original_context") * b.option("rope", "factor")))
-    chosen = b.view("chosen", -(-context // 32), dtype="i32")
-    if not b.option("indexer", "own"):
-        if not any(step.op == "index_select" for step in b.entries[b.entry]):
-            raise SpecError(f"{b.where}: indexer.own: the first layer needs its own indexer", ("indexer.own",))
-        return (chosen,)
-    if rope_dim > size:
-        raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}",
-                        ("indexer.head_dim", "latent.rope_dim"))
-    # Products of queries and keys do not depend on the column order: rotated columns are moved to the front.
-    order = np.roll(np.arange(size), rope_dim) if b.option("indexer", "last") else None
-    rows = None if order is None else (np.arange(heads)[:, None] * size + order).reshape(-1)
-    if order is not None:
-        b.expect_rows("index_q", heads * size)
-        b.expect_rows("index_k", size)
-    q = b.linear("index_q", low_query, b.view("index_q", heads * size), rows)
-    k = b.linear("index_k", x, b.view("index_k", size), order)
-    norm = {role: b.vector("index_k_norm", role, size, order) for role in ("weight", "bias")}
-    b.emit("layer_norm", (k,), (k,), "index_k_norm", norm, eps=b.option("indexer", "norm_eps"))
-    for view, count, label in ((q, heads, "index_rope_q"), (k, 1, "index_rope_k")):
-        rotate(b, view, count, size, label, b.option("indexer", "pairing"))
-    name = f"{b.prefix}index"
-    b.caches[name] = Cache(name, 1, size, 0, prefix=size)
-    b.emit("cache_write", (k,), (), "index_write", cache=name)
-    weights = b.linear("index_weights", x, b.view("index_weights", heads))
-    b.emit("index_select", (q, weights), (chosen,), "index_select", cache=name, heads=heads,
-           top_k=b.option("indexer", "top_k"))
-    return (chosen,)
 
 
 def _latent_matrices(b: Builder, s: Heads, rank: int, nope_dim: int) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.network.build.names import STACK_PREFIX, TensorNames
+from numflow.network.steps.names import STACK_PREFIX, TensorNames
 from numflow.ops import Buffer, Cache, Network, Part, State, Step, View, Weight
 from numflow.spec.resolve import Resolved
 

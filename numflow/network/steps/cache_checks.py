@@ -40,6 +40,15 @@ def index_select(step: Step, network: Network) -> None:
     expect(step, "dtype of the output", "i32", network.buffers[y.buffer].dtype)
 
 
+def index_tokens(step: Step, network: Network) -> None:
+    (x,), (y,), every = step.inputs, step.outputs, param(step, "every")
+    if every < 1:
+        raise NetworkError(f"{step}: every should be 1 or more, is {every}")
+    for what, view in (("input", x), ("output", y)):
+        expect(step, f"dtype of the {what}", "i32", network.buffers[view.buffer].dtype)
+    expect(step, "words of entries", -(-y.width // every), x.width)
+
+
 def pool(step: Step, network: Network) -> None:
     """The cache has gates and values of each token; the bias has a row per position in a window."""
     cache, y, every, series = _cache(step, network), step.outputs[0], param(step, "every"), param(step, "series")

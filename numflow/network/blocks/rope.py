@@ -13,7 +13,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.formats.checkpoint import Tensor
-from numflow.network.build.builder import Builder
+from numflow.network.steps.builder import Builder
 from numflow.ops import View
 from numflow.spec.schema import SECTIONS
 
@@ -111,6 +111,25 @@ def as_stored(how: Rotary, tensor: Tensor | None, where: str) -> Rotary:
     return replace(how, inv_freq=inv_freq)
 
 
+def _learned(how: Rotary, tensor: Tensor | None, where: str) -> Rotary:
+    """`how` with each frequency times exp(v) of a stored tensor v, if the file has one. where: prefix of messages.
+
+    Raises:
+        SpecError: their number is wrong, one is not finite, or frequencies are computed for the length of a text.
+    """
+    if tensor is None:
+        return how
+    with np.errstate(over="ignore"):
+        factors = np.exp(np.array(tensor.f32().reshape(-1), np.float32))
+    if factors.shape != how.inv_freq.shape or not (factors < _FASTEST).all():
+        raise SpecError(f"{where}: tensor {tensor.name!r}: expected {len(how.inv_freq)} logarithms of factors, each "
+                        f"less than {math.log(_FASTEST):.3g}")
+    if how.border and how.long is None:
+        raise SpecError(f"{where}: rope.scaling: expected another method than 'dynamic' with learned factors of the "
+                        f"frequencies, tensor {tensor.name!r}", ("rope.scaling",))
+    return replace(how, inv_freq=how.inv_freq * factors, long=None if how.long is None else how.long * factors)
+
+
 def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | None) -> tuple[np.ndarray, float]:
     """inv_freq and scale for texts within ("short") or beyond ("long") the original context. divisors: as in
     `rotary`."""
@@ -197,7 +216,8 @@ def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, pairing: 
     options["reverse"] = options["reverse"] != back
     check_rotary(options, head_dim, b.where)
     how = rotary(options, *_divisors(b, pairs(options["dims"])))
-    angles = _angles(b, as_stored(how, b.names.find("rope_inv_freq"), b.where), ago)
+    how = _learned(as_stored(how, b.names.find("rope_inv_freq"), b.where), b.names.find("rope_log_factors"), b.where)
+    angles = _angles(b, how, ago)
     start: dict[str, Any] = {"start": head_dim - angles.width} if options["last"] else {}
     b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=pairing or options["pairing"],
            **start)

@@ -1,9 +1,8 @@
 """Attention over the last tokens and over compressed entries, one entry for each window of earlier tokens.
 
 All heads share one key per token, and the key is the value too. The key is rotated by its position, so each head's
-output is rotated back by the query's position. An entry is, column by column, a weighted mean of vectors of the tokens
-in its window; the weights are a softmax of gates of these tokens. With overlap, the previous window adds further
-vectors, from columns of their own. An index may select the entries that a query attends to.
+output is rotated back by the query's position. Entries are pooled from windows of tokens (beside.py). An index may
+select the entries that a query attends to.
 
 Also here: attention whose query and output matrices are those of the experts that a router chose for the token.
 """
@@ -11,11 +10,12 @@ Also here: attention whose query and output matrices are those of the experts th
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.attention import MOST_INDEXED, attend, placed, position_biases
-from numflow.network.build.builder import Builder
-from numflow.network.build.feed_forward import add_bias_of_experts
-from numflow.network.build.projections import Heads
-from numflow.network.build.rope import rotate
+from numflow.network.blocks.attention import attend, placed, position_biases
+from numflow.network.blocks.beside import entries, index_of_entries
+from numflow.network.blocks.experts import add_bias_of_experts
+from numflow.network.blocks.projections import Heads
+from numflow.network.blocks.rope import rotate
+from numflow.network.steps.builder import Builder
 from numflow.ops import Cache, View
 
 
@@ -35,9 +35,9 @@ def compressed_attention(b: Builder, x: View) -> View:
     b.emit("cache_write", (k,), (), "cache_write", cache=name)
     chosen: tuple[View, ...] = ()
     if b.option("compressed", "every"):
-        rules["entries"] = _entries(b, x, "pool", size)
+        rules["entries"] = entries(b, x, "pool", size)
         if b.option("indexer", "heads"):
-            chosen = (_index(b, x, low),)
+            chosen = index_of_entries(b, x, low)
     y = b.view("attention", heads * size)
     b.emit("attention", (q, *chosen), (y,), "attention", position_biases(b, heads), cache=name, heads=heads,
            causal=True, **rules)
@@ -71,47 +71,6 @@ def _check(b: Builder, shape: Heads) -> None:
     if b.option("rope", "scaling") in ("dynamic", "longrope"):
         raise SpecError(f"{b.where}: rope.scaling: {b.option('rope', 'scaling')!r} does not go with mixer.kind "
                         "'compressed'", ("rope.scaling",))
-
-
-def _entries(b: Builder, x: View, module: str, size: int) -> str:
-    """Emit the steps that compute entries [size] from x, by modules whose names begin with `module`; name of their
-    cache.
-
-    Gates and values of the last tokens are in another cache. Its window is the tokens that an entry covers.
-    """
-    every, series = b.option("compressed", "every"), 1 + b.option("compressed", "overlap")
-    rows = b.view(f"{module}_rows", 2 * series * size)
-    b.linear(f"{module}_gate", x, View(rows.buffer, 0, series * size))
-    b.linear(f"{module}_value", x, View(rows.buffer, series * size, series * size))
-    last, entries = f"{b.prefix}{module}_rows", f"{b.prefix}{module}"
-    b.caches[last] = Cache(last, 1, rows.width, 0, prefix=rows.width, every=1)
-    b.emit("cache_write", (rows,), (), f"{module}_rows", cache=last)
-    y = b.view(f"{module}_entry", size)
-    b.emit("pool", (), (y,), module, {"bias": b.matrix(f"{module}_bias", every, series * size)}, cache=last,
-           every=every, series=series)
-    b.norm(f"{module}_norm", y, y)
-    if b.option("rope", "enabled"):
-        rotate(b, y, 1, size, f"{module}_rope", ago=every - 1)  # the position of the window's first token
-    b.caches[entries] = Cache(entries, 1, size, 0, prefix=size, every=every)
-    b.emit("cache_write", (y,), (), f"{module}_write", cache=entries)
-    return entries
-
-
-def _index(b: Builder, x: View, low: View) -> View:
-    """Bit mask i32 [T, entries / 32] of the top_k entries for each query, by an index with entries of its own."""
-    heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
-    if (context := b.option("stack", "context")) > MOST_INDEXED:
-        raise SpecError(f"{b.where}: stack.context: an index has up to {MOST_INDEXED} positions, found {context}",
-                        ("stack.context",))
-    q = b.linear("index_q", low, b.view("index_q", heads * size))
-    if b.option("rope", "enabled"):
-        rotate(b, q, heads, size, "index_rope_q")
-    entries = _entries(b, x, "index_pool", size)
-    weights = b.linear("index_weights", x, b.view("index_weights", heads))
-    chosen = b.view("chosen", -(-context // (32 * b.option("compressed", "every"))), dtype="i32")
-    b.emit("index_select", (q, weights), (chosen,), "index_select", cache=entries, heads=heads,
-           top_k=b.option("indexer", "top_k"))
-    return chosen
 
 
 def attention_of_experts(b: Builder, x: View) -> View:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.builder import Builder
-from numflow.network.build.channels import convolution, token_before
+from numflow.network.blocks.channels import convolution, token_before
+from numflow.network.steps.builder import Builder
 from numflow.ops import View
 
 _LEAST = 1e-20  # epsilon of the norm of queries and keys in compressed convolutional attention

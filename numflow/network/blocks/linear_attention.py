@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.build.attention import self_attention
-from numflow.network.build.builder import Builder
-from numflow.network.build.channels import convolution
-from numflow.network.build.feed_forward import feed_forward
+from numflow.network.blocks.attention import self_attention
+from numflow.network.blocks.channels import convolution
+from numflow.network.blocks.feed_forward import feed_forward
+from numflow.network.steps.builder import Builder
 from numflow.ops import View
 
 _NORM_EPS = 1e-6  # epsilon of the L2 norm of queries and keys

@@ -1,11 +1,16 @@
-"""Blocks with a state of a few values per channel: convolutions, gated recurrences, wkv."""
+"""Blocks with a state of a few values per channel: convolutions, gated recurrences, wkv; convolutions over the tokens
+around each token."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from numflow.network.build.builder import Builder
-from numflow.ops import CONV_KINDS, View
+from numflow.errors import SpecError
+from numflow.network.steps.builder import Builder
+from numflow.ops import CONV_KINDS, Cache, View
+
+_ZERO_KEY = 8  # columns of keys that are all zero
+_CERTAIN = 1e4  # a logit next to which the softmax of all others is 0
 
 
 def short_convolution(b: Builder, x: View) -> View:
@@ -112,4 +117,63 @@ def _mix(b: Builder, module: str, x: View, before: View) -> View:
     b.emit("add", (x, before), (y,), f"{module}.change", scale=-1.0)
     b.emit("scale", (y,), (y,), module, {"weight": b.vector(module, "weight", x.width, flat=True)}, scale=1.0)
     b.emit("add", (y, before), (y,), f"{module}.sum")
+    return y
+
+
+def convolution_around(b: Builder, entry: View, x: View) -> None:
+    """x = norm(x + act(conv(entry))), a convolution over the tokens around each token. Needs whole texts.
+
+    Raises:
+        SpecError: attention is causal, an option is wrong, or the tensor has another shape.
+    """
+    taps, groups = b.option("conv", "around"), b.option("conv", "around_groups")
+    tensor = b.names.need("around", "weight", b.layer, b.stack)
+    if b.option("attention", "causal") or taps % 2 == 0 or x.width % groups:
+        raise SpecError(f"{b.where}: conv.around: expected an odd number, of attention both ways, with columns that "
+                        "conv.around_groups divides", ("conv.around",))
+    if tuple(tensor.shape) != (x.width, x.width // groups, taps):
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r} is {list(tensor.shape)}, expected "
+                        f"{[x.width, x.width // groups, taps]}")
+    matrix = np.zeros((groups, x.width // groups, groups, x.width // groups, taps), np.float32)
+    group = np.arange(groups)
+    matrix[group, :, group] = tensor.f32().reshape(groups, x.width // groups, x.width // groups, taps)
+    matrix = matrix.reshape(x.width, x.width, taps).transpose(0, 2, 1).reshape(x.width, -1)
+    around, y = tokens_around(b, entry, taps), b.view("branch", x.width)
+    weights = {"weight": b.constant(f"{b.prefix}around.weight", np.ascontiguousarray(matrix))}
+    if b.has("around.bias"):
+        weights["bias"] = b.vector("around", "bias", x.width)
+    b.emit("linear", (around,), (y,), "around", weights)
+    b.emit("act", (y,), (y,), "around_act", kind=b.option("conv", "around_activation"))
+    b.emit("add", (x, y), (x,), "around_add")
+    b.norm("around_norm", x, x)
+
+
+def tokens_around(b: Builder, x: View, taps: int) -> View:
+    """Rows of the `taps` tokens around each token, earliest first, zeros beyond the ends of the text: [T, taps * D].
+
+    The gather is an attention step. The heads of one distance give all probability to the token at that distance; where
+    there is no such token, a sink takes the probability.
+    """
+    half, parts, width = taps // 2, b.option("attention", "heads"), x.width
+    heads = taps * parts
+    index = np.arange(-1, taps + 1)  # for distances -half - 1 .. half + 1
+    table = b.constant(f"around_position_buckets.{taps}", np.where(index < 0, taps, index).astype(np.float32))
+    logits = np.repeat(np.eye(taps, taps + 1, dtype=np.float32) * _CERTAIN, parts, axis=0).reshape(-1)
+    of_queries, of_keys = b.view("around_queries", len(logits)), b.view("around_keys", len(logits))
+    one = View(x.buffer, x.start, 1)
+    none = {"weight": b.constant(f"around_none.{len(logits)}", np.zeros((len(logits), 1), np.float32))}
+    b.emit("linear", (one,), (of_queries,), "around_distances",
+           {**none, "bias": b.constant(f"around_sure.{taps}.{parts}", logits)})
+    b.emit("scale", (of_queries,), (of_keys,), "around_no_queries", scale=0.0)
+    k, v = b.view("around_k", heads * _ZERO_KEY), b.view("around_v", taps * width)
+    b.emit("linear", (one,), (k,), "around_zero",
+           {"weight": b.constant(f"around_none.{k.width}", np.zeros((k.width, 1), np.float32))})
+    for i in range(taps):
+        b.emit("copy", (x,), (View(v.buffer, i * width, width),), "around_copy")
+    cache = b.caches[f"{b.prefix}around"] = Cache(f"{b.prefix}around", heads, _ZERO_KEY, width // parts)
+    b.emit("cache_write", (k, v), (), "around_write", cache=cache.name)
+    y = b.view("around", v.width)
+    sinks = b.constant(f"around_sinks.{heads}", np.full(heads, _CERTAIN / 2, np.float32))
+    b.emit("attention", (k, of_queries, of_keys), (y,), "around_tokens", {"position_buckets": table, "sinks": sinks},
+           cache=cache.name, heads=heads, scale=1.0, causal=False, window=half + 1)
     return y
