@@ -74,15 +74,16 @@ def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
     """
     activations = options.get("activations")
     float8, float4 = activations == "fp8", activations == "nvfp4"  # only on newer GPUs
-    device = Notebook(float8=float8, float4=float4)
-    program, works = Program(network, weights, gpu=device, **options), device.launches
-    codes = float8 or float4
-    for device.wgmma, device.tma, device.tcgen05 in {(False, False, False), (float8, False, False),
-                                                     (not float4, not float4, False), (False, False, codes),
-                                                     (False, codes, codes)}:
-        works += (work for rows, keys in SIZES for sequences in {1, rows}
-                  for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
-    program.close()
+    works: list[Launch] = []
+    for tcgen05 in {False, float8 or float4}:
+        device = Notebook(float8=float8, float4=float4, tcgen05=tcgen05)
+        program = Program(network, weights, gpu=device, **options)
+        works += device.launches
+        for device.wgmma, device.tma in {(False, False), (False, True)} if tcgen05 else {
+                (False, False), (float8, False), (not float4, not float4)}:
+            works += (work for rows, keys in SIZES for sequences in {1, rows}
+                      for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))
+        program.close()
     found = {work.kernel.name: work.kernel for work in works}
     return found | {kernel.name: kernel for kernel in (BEST, FOLLOW, PICK, FOLLOW_DRAWN)} \
         if "logits" in network.outputs else found

@@ -16,7 +16,7 @@ from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.program import Program
 from numflow.learn.cases.build import error, run_case
 from tests.cuda.attention_shapes import attention_case
-from tests.cuda.matrices import linear_case
+from tests.cuda.matrices import linear_case, of_float8
 from tests.cuda.on_ptx.device import PtxDevice, assembly
 from tests.cuda.ptx.findings import Checks, Fault
 from tests.cuda.ptx.parse import parse
@@ -24,17 +24,24 @@ from tests.cuda.small import CASES
 
 SYNC = (r"bar(?:rier)?\.sync[^;]*;|bar\.warp\.sync[^;]*;|cp\.async\.wait_group[^;]*;|fence\.proxy[^;]*;"
         r"|wgmma\.(?:fence|commit_group|wait_group)[^;]*;|fence\.mbarrier_init[^;]*;|mbarrier\.(?:arrive|try_wait)[^;]*;"
-        r"|barrier\.cluster\.arrive[^;]*; barrier\.cluster\.wait[^;]*;|cp\.async\.bulk[^;]*;")
+        r"|barrier\.cluster\.arrive[^;]*; barrier\.cluster\.wait[^;]*;|cp\.async\.bulk[^;]*;"
+        r"|tcgen05\.(?:alloc|commit|cp|dealloc|fence|wait)[^;]*;")
 _ALONE = "in a cluster of two, as here, every copy is a multicast; the code for a single block does not run"
 _APART = "on this machine, the lanes of a warp reconverge by themselves before the next warp-wide instruction"
 _LAST = "a block waits for all copies to it; on a GPU its copies to the other block may still be in flight"
 _FIRST = (dict.fromkeys((3, 4, 10, 11), "the buffers of the first two tiles have not been used before")
           | dict.fromkeys((6, 7, 13, 14), _ALONE))
+_ALLOCATED = "each product and each load has a fence of its own, and only an allocation comes before"
+_SIMULATOR = "the wait for the last products follows; the simulator needs the barrier, to start these products first"
 # For each kernel: removals without effect, by the number of the match in the PTX, and the reason.
 NEEDLESS: dict[str, dict[int, str]] = {
     "attention_few_f16_64_f16_64_8": {4: "the next turn writes the sums' memory behind the barrier of its queries"},
     "wgmma_q4_tma": _FIRST | dict.fromkeys((27, 28), _ALONE) | {30: _APART, 32: _LAST},
     "wgmma_f16_tma": _FIRST | dict.fromkeys((28, 29), _ALONE) | {31: _APART, 33: _LAST},
+    "tcgen05_e4m3_128_float8": dict.fromkeys((2, 4), _ALLOCATED) | {13: _APART, 21: _SIMULATOR},
+    "tcgen05_e4m3_128_float8_tma": dict.fromkeys((2, 4), _ALLOCATED) | {37: _APART, 45: _LAST}
+    | dict.fromkeys((7, 8, 14, 15), "the buffers of the first two tiles have not been used before")
+    | dict.fromkeys((10, 11, 17, 18, 34, 35), _ALONE),
     "rms_norm_weight_256": {0: "block_sum begins with a barrier for the sake of an earlier sum; here is one sum alone"}}
 
 
@@ -53,6 +60,10 @@ def cases() -> dict[str, tuple]:
             "wgmma_f16": (linear_case("F16", 20, 512, 70, bias=True), {}),
             "wgmma_q4_tma": (linear_case("q4", 260, 512, 70, bias=True), {}),
             "wgmma_f16_tma": (linear_case("F16", 260, 512, 70, bias=True), {}),
+            "tcgen05_e4m3_128_float8": (of_float8(linear_case("E4M3_128", 20, 512, 70, bias=True), 512),
+                                        {"activations": "fp8"}),
+            "tcgen05_e4m3_128_float8_tma": (of_float8(linear_case("E4M3_128", 260, 512, 70, bias=True), 512),
+                                            {"activations": "fp8"}),
             "rms_norm_weight_256": (next(case for case in CASES if case.name == "rms_norm-wide"),
                                     {"activations": "f32"})}
 
@@ -102,6 +113,7 @@ def launched(name: str, case, options: dict) -> tuple[Kernel, list]:
 def _for(name: str, device: PtxDevice) -> PtxDevice:
     """Set the device's flags for a kernel of this name."""
     device.wgmma, device.tma = name.startswith("wgmma"), name.endswith("_tma")
+    device.tcgen05 = device.float8 = device.float4 = name.startswith("tcgen05")
     return device
 
 
