@@ -36,7 +36,7 @@ def test_the_source_distribution_has_what_the_tests_read():
     include = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
         "sdist"]["include"]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((REPO / "tests").rglob("*.py")))
-    made = {".git", ".venv", "build", "dist"}
+    made = {".git", ".venv", "build", "dist", "__pycache__"}
     tops = {path.name for path in REPO.iterdir()} - made - {"pyproject.toml", "README.md", "CHANGELOG.md",
                                                             "CONTRIBUTING.md"}
     read = {name for name in re.findall(r"""(?:(?:REPO|ROOT) ?/ ?|[ (])["'](\.?\w+)""", text) if name in tops}

@@ -167,7 +167,8 @@ def _synthetic(lab, samples) -> None:
                  "55 % of the int8 peak (the products of the matrices only, over the whole time).")
         lab.table(["shape, weights", "threads", "GB a token", "decode tok/s", "of bandwidth", "prefill tok/s",
                    "of int8 peak", "left out"], rows)
-        lab.text("Left out: rounds whose speed was above the limit, because the limit was measured at a worse moment.")
+        lab.text("Left out: rounds whose speed was above the limit, because the limit was measured at a worse moment. "
+                 "Where too few rounds are below the limit, these count as well: the share is then above 100 %.")
 
 
 def _percent(values: list[float]) -> str:

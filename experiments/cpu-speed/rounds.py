@@ -288,7 +288,7 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
     linears = [step for step in built.entries["main"] if step.op == "linear"]
     read = sum(program.weight_bytes(step.weights["weight"]) for step in linears)
     work = sum(cost(step, built, program, Workload(1, PROMPT)).int8 for step in linears) / PROMPT
-    rng = np.random.default_rng(0)
+    rng, above = np.random.default_rng(0), []
     for _ in range(4 * samples.rounds):
         if not samples.missing(*key, "decode"):
             break
@@ -296,16 +296,25 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
         ids = rng.integers(0, engine.vocabulary, PROMPT).tolist()
         prefill = engine.generate(ids, max_tokens=1, ignore_eos=True).stats["prefill_tok_s"]
         decode = engine.generate(ids[:8], max_tokens=STEPS + 1, ignore_eos=True).stats["decode_tok_s"]
-        if decode * read / 1e9 > limits.read_gb_s or prefill * work / 1e9 > limits.int8_gop_s:
+        found = {"of int8 peak": prefill * work / 1e9 / limits.int8_gop_s,
+                 "of bandwidth": decode * read / 1e9 / limits.read_gb_s, "prefill": prefill, "decode": decode}
+        if max(found["of int8 peak"], found["of bandwidth"]) > 1:
             samples.note(1 + (samples.of(*key, "left out") or [0])[0], *key, "left out")
+            above.append(found)
             continue  # the limit was measured in a worse moment than the speed: a share of it means nothing
-        samples.add(prefill * work / 1e9 / limits.int8_gop_s, *key, "of int8 peak")
-        samples.add(decode * read / 1e9 / limits.read_gb_s, *key, "of bandwidth")
-        samples.add(prefill, *key, "prefill")
-        samples.add(decode, *key, "decode")
+        _add(samples, key, found)
+    # Where most rounds exceed a limit, the kernel that measures the limit is slower than the model's kernels.
+    for found in above:
+        if samples.missing(*key, "decode"):
+            _add(samples, key, found)
     samples.note(read, *key, "bytes")
     engine.close()
     _say(lab, samples, key, ("of int8 peak", "of bandwidth"))
+
+
+def _add(samples: Samples, key: tuple, found: dict[str, float]) -> None:
+    for what, value in found.items():
+        samples.add(value, *key, what)
 
 
 def start(lab, samples: Samples, peer: LlamaCpp | None, subject: Subject, threads: int) -> None:
