@@ -13,7 +13,6 @@ from numflow.spec.resolve import Resolved, part_of
 # Suffix of an architecture name behind the family's name. A classifier has the layers of its family.
 _HEAD = re.compile(r"(ForCausalLM|ForMaskedLM|LMHeadModel|Model)$")
 _CLASSIFIER, _BARE = "ForSequenceClassification", ("TextModel", "Model")
-_GENERATION = re.compile(r"ForConditionalGeneration$")
 
 HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 
@@ -165,7 +164,7 @@ def names_it(table: Mapping[str, Any], checkpoint: Any, bare: bool = False) -> b
     families = {_HEAD.sub("", name) for name in known}
     others = {family + _CLASSIFIER for family in families}
     if bare:
-        others |= {_GENERATION.sub("", family) + other for family in families for other in _BARE}
+        others |= {family.removesuffix("ForConditionalGeneration") + other for family in families for other in _BARE}
     if any(name in known or name in others for name in architectures):
         return True
     return not architectures and kind in _list(table.get("model_type", []))
