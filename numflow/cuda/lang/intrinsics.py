@@ -209,6 +209,12 @@ def copy_wait_older() -> None:
     _land(1)
 
 
+@asm((), (), "cp.async.wait_group 2;", "effect", "memory")
+def copy_wait_third() -> None:
+    """cp.async.wait_group 2: wait for all groups of this thread but the last two."""
+    _land(2)
+
+
 def _land(most: int) -> None:
     copies = NOW.thread.copies  # copies arrive as late as possible
     while len(copies) > 1 + most:

@@ -1,12 +1,14 @@
 """GEMM for many tokens on the tensor cores of compute capability 10.x (tcgen05): 256 rows of the matrix, 128 tokens.
 
-It replaces wgmma_gemm.py there, with the same tiles, buffers and bulk copies. Differences: one thread starts the
-products, and results are in tensor memory (lang/tensor_memory.py) instead of registers. Two products of 128 rows have
-the same tokens. Each thread has one row of the matrix in the epilogue, and all 128 tokens.
+It replaces wgmma_gemm.py there, with the same tiles, buffers and bulk copies. One thread starts the products. Results
+are in tensor memory (lang/tensor_memory.py), not in registers. Two products of 128 rows have the same tokens. In the
+epilogue, each thread has one row of the matrix and all 128 tokens.
 
     step u:   wait for the copies of tile u; start its products, and commit them to the mbarrier of its buffer
-              wait for the products of tile u - 2; start the copies of tile u + 2 into their buffer
-              if tile u - 1 was the last of a group of columns: wait for its products, and add them to the sums
+              wait for the products of tile u - 1; start the copies of tile u + 3 into their buffer
+              if tile u - 1 was the last of a group of columns: add its products to the sums
+
+Products of a tile take 256 cycles here, half as many as on Hopper, so three tiles are on their way instead of two.
 
 8-bit floats (float8). If a matrix has scales for groups of columns, the products of a group are added up in tensor
 memory, and then multiplied by the scale and added to float32 sums in registers. Tensor memory has room for two groups,
@@ -16,13 +18,14 @@ so that the products of one run while the other is added. If a matrix has scales
 words of its row, and of a token, one step ahead, and writes them to shared memory; copies bring them to tensor memory
 before the products. All columns are one group. Tensor memory has scales for as many tiles as there are buffers.
 
-A block allocates all columns of tensor memory. Two blocks of one multiprocessor would wait for each other, and two
-clusters might do so for ever. Therefore a block asks for more than half of the shared memory.
+A block allocates all columns of tensor memory. Two clusters on the same multiprocessors might wait for each other for
+ever. Therefore a block asks for more than half of the shared memory.
 """
 
 import functools
 
 from numflow.cuda.device.device import Device
+from numflow.cuda.lang.arithmetic import bits_of, float_of
 from numflow.cuda.lang.cluster import begin_count, cluster_rank, cluster_size, show_counts, sync_cluster, wait_turn
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
@@ -30,9 +33,8 @@ from numflow.cuda.lang.intrinsics import (
     block_y,
     block_z,
     copy_commit,
-    copy_wait_older,
+    copy_wait_third,
     grid_z,
-    load2,
     load4,
     sync_block,
     sync_warp,
@@ -94,8 +96,10 @@ from numflow.cuda.weights.operand_float4 import WORDS, tile4
 _DONE = _FREE + 2 * STAGES          # words of the mbarriers of products, after those of copies
 _ADDRESS = _DONE + 2 * STAGES       # word with the address of the columns
 _ALL_WORDS = 120 << 8                 # 120 KB: more than half of a multiprocessor's shared memory
-_SCALES = _ADDRESS + 4              # words of the scales of 256 rows and 128 tokens, for each buffer
+_ENDS = _ADDRESS + 8 - _ADDRESS % 4   # words of the tokens in the epilogue: scale, and row of the result
+_SCALES = _ENDS + 2 * TOKENS        # words of the scales of 256 rows and 128 tokens, for each buffer
 _SCALE_WORDS = 6 * ACROSS           # in each of them: 128 rows and 64 columns of 4-bit floats are 128 words
+_AHEAD = STAGES - 1                  # tiles whose copies are started before their turn
 _COPIES = TOKENS * 4 // THREADS     # copies of 16 bytes, by each thread for a tile of tokens
 _HALF = TILE_WORDS * 2              # words of the rows of one of the two products
 _GROUP = 2 * ACROSS                 # columns of tensor memory for a group of columns of the matrix
@@ -118,7 +122,7 @@ def tensor_memory_gemm(kind: str, operand: str, grouped: bool = False, tma: bool
     copy_matrix = (codes4_copier if fours else codes_copier)(ROWS)
     scale_of, tiles_a_scale = (row4_scale(scheme), 0) if fours else (row_scale(scheme), scheme.shared // 64)
     load_scales = scale_words(scheme) if fours else None
-    add, put, bring = _adder(), _putter(grouped), _bringer(fours)
+    add, put, bring = _adder(), _putter(), _bringer(fours)
     copy_tokens = tokens4_copier(THREADS, _COPIES) if fours else _copy_tokens
     memory = SharedArray(u32, _ALL_WORDS, ALIGNMENT, dynamic=True)
 
@@ -142,9 +146,9 @@ def tensor_memory_gemm(kind: str, operand: str, grouped: bool = False, tma: bool
         share = u32(u32(units + parts - 1) // parts)
         unit = u32(block_z() * share)
         last = u32(unit + share) if unit + share < units else units
-        # The row of this thread, and the tokens that it copies; the last one repeated if there are too few. The row and
-        # the token whose scales it loads.
-        acc, rows_of, words, row, token = _sums(), _sources(), _words(), u32(first_row + thread), u32(0)
+        # The row of this thread, the tokens that it copies, and the token whose scales it loads, with its row of the
+        # result; the last token repeated if there are too few.
+        acc, rows_of, words, row = _sums(), _sources(), _words(), u32(first_row + thread)
         for i in range(TOKENS):
             acc[i] = f32(0)
         if not tma:
@@ -152,12 +156,15 @@ def tensor_memory_gemm(kind: str, operand: str, grouped: bool = False, tma: bool
                 at = u32(first_token + (thread + THREADS * i >> 2))
                 at = at if at < count else u32(count - 1)
                 rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
-        if fours:
-            token = u32(first_token + (thread & u32(TOKENS - 1)))
-            token = token if token < count else u32(count - 1)
-            token = u32(order[2 * token + by_token]) if grouped else token
-        # Shared memory: mbarriers; zeros for tokens beyond the batch if bulk copies write the others. Tensor memory.
+        route = u32(first_token + (thread & u32(TOKENS - 1)))
+        route = route if route < count else u32(count - 1)
+        token = u32(order[2 * route + by_token]) if grouped else route
+        route = u32(order[2 * route]) if grouped else route
+        # Shared memory: scales of tokens; mbarriers; zeros for tokens that no bulk copy writes. Tensor memory.
         tile, number, buffer = memory(), u32(0), u32(0)
+        if thread < TOKENS:
+            tile[_ENDS + 2 * thread] = bits_of(scales[token])
+            tile[_ENDS + 2 * thread + 1] = route
         if tma:
             _clear_tokens(tile, u32(count - first_token), thread)
         _begin_counts(tile, thread, tma)
@@ -171,8 +178,8 @@ def tensor_memory_gemm(kind: str, operand: str, grouped: bool = False, tma: bool
             sync_cluster()                   # the other block's mbarriers are ready
         address, scale = u32(tile[_ADDRESS]), f32(1)
         own = u32(address + u32((warp & u32(3)) << u32(21)) + ACROSS * u32(warp >> u32(2) & u32(1)))
-        # Start the copies of two tiles.
-        for i in range(2):
+        # Start the copies of three tiles.
+        for i in range(_AHEAD):
             if unit + i < last:
                 if tma:
                     bring(tile, u32(i), x, first_token, count, u32(unit + i), units, thread)
@@ -196,9 +203,8 @@ def tensor_memory_gemm(kind: str, operand: str, grouped: bool = False, tma: bool
                     load_words(words, load_scales, planes.head, x,
                                 u32(above_row + (row if row < shape.n else shape.n - 1)), token, u32(unit + 1),
                                 shape.units, units)
-            # Wait for the tile and make it visible to the tensor cores. Loads of tensor memory of the previous step
-            # come before the products of this one.
-            copy_wait_older()
+            # Wait for the tile, make it visible to the tensor cores. Earlier loads of tensor memory precede products.
+            copy_wait_third()
             fence_tiles()
             before_barrier()
             sync_block()
@@ -224,24 +230,23 @@ def tensor_memory_gemm(kind: str, operand: str, grouped: bool = False, tma: bool
                         multiply(u32(address + buffer + ACROSS * i), tile, u32(at + _HALF * i), tile, u32(at + _X_AT),
                                  more)
                 commit_products(tile, u32(_DONE + 2 * (number & u32(STAGES - 1))))
-            # While they run: the buffer of the tile after the next is free once the products before are complete.
-            if number > 1:
-                wait_turn(tile, u32(_DONE + 2 * (number + 2 & u32(STAGES - 1))), u32(number - 2 >> u32(2) & u32(1)))
-            if unit + 2 < last:
-                free = u32((number + 2 & u32(STAGES - 1)) * _STAGE)
+            # While they run: the buffer of the previous tile is free once its products are complete.
+            if number > 0:
+                wait_turn(tile, u32(_DONE + 2 * (number + 3 & u32(STAGES - 1))), u32(number - 1 >> u32(2) & u32(1)))
+            if unit + _AHEAD < last:
+                free = u32((number + _AHEAD & u32(STAGES - 1)) * _STAGE)
                 if not tma:
-                    copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + 2), units, thread)
+                    copy_tokens(tile, u32(free + _X_AT), x, rows_of, u32(unit + _AHEAD), units, thread)
                 if thread < THREADS:
-                    copy_matrix(tile, free, planes.low, planes.high, first_row, above_row, shape.n, u32(unit + 2),
+                    copy_matrix(tile, free, planes.low, planes.high, first_row, above_row, shape.n, u32(unit + _AHEAD),
                                 shape.units, thread)
                 elif tma:
-                    bring(tile, u32(number + 2), x, first_token, count, u32(unit + 2), units, thread)
+                    bring(tile, u32(number + _AHEAD), x, first_token, count, u32(unit + _AHEAD), units, thread)
             copy_commit()
             sync_warp()
             # Add the previous group's products to the sums. Scales are loaded one step before they are used.
             if tiles_a_scale > 0 and thread < THREADS:
                 if number > 0 and unit % tiles_a_scale == 0:
-                    wait_turn(tile, u32(_DONE + 2 * (number + 3 & u32(STAGES - 1))), u32(number - 1 >> u32(2) & u32(1)))
                     after_barrier()
                     add(acc, scale, u32(own + (buffer ^ u32(_GROUP))))
                 scale = scale_of(planes.head, planes.above, planes.per_row, above_row, row, shape.n, unit, shape.units)
@@ -249,7 +254,7 @@ def tensor_memory_gemm(kind: str, operand: str, grouped: bool = False, tma: bool
             if tiles_a_scale > 0:  # noqa: SIM102  as above
                 if unit % tiles_a_scale == 0 and unit < last:
                     buffer = u32(buffer ^ u32(_GROUP))
-        # No block may exit while copies to or from its shared memory are pending.
+        # No block may exit while copies to or from its memory are pending.
         if tma:
             sync_cluster()
         else:
@@ -273,10 +278,9 @@ def tensor_memory_gemm(kind: str, operand: str, grouped: bool = False, tma: bool
         if bias.present != 0 and parts == 1:
             plus = bias.data[above_row + row]
         if not grouped and parts > 1:
-            put(acc, partial + block_z() * count * shape.n, shape.n, scales, plus, count, row, first_token, order,
-                by_token)
+            put(acc, partial + block_z() * count * shape.n, shape.n, tile, plus, u32(count - first_token), row)
         else:
-            put(acc, *y, scales, plus, count, row, first_token, order, by_token)
+            put(acc, *y, tile, plus, u32(count - first_token), row)
 
     return _gemm
 
@@ -369,29 +373,25 @@ def _adder() -> DeviceFunction:
 
 
 @functools.cache
-def _putter(grouped: bool) -> DeviceFunction:
-    """put(acc, y, ...): write the sums of a row of the matrix for all tokens; a chain of functions, as _adder."""
+def _putter() -> DeviceFunction:
+    """put(acc, y, ...): write the sums of a row of the matrix for `there` tokens; a chain of functions, as _adder."""
 
     def of_tokens(first: int) -> DeviceFunction:
         @device
-        def put(acc, y, y_pitch, scales, plus, count, row, token, order, by_token):
-            for i in range(_PUT):
-                t = u32(token + first + i)
-                if t < count:
-                    source = t
-                    if grouped:
-                        route, token_of = load2(order, u32(2 * t))
-                        t = u32(route)
-                        source = u32(token_of) if by_token != 0 else t
-                    to = y + t * y_pitch
-                    to[row] = acc[first + i] * scales[source] + plus
+        def put(acc, y, y_pitch, tile, plus, there, row):
+            for i in range(0, _PUT, 2):
+                scale, to, scale2, to2 = load4(tile, u32(_ENDS + 2 * (first + i)))
+                if first + i < there:
+                    (y + u32(to) * y_pitch)[row] = acc[first + i] * float_of(scale) + plus
+                if first + i + 1 < there:
+                    (y + u32(to2) * y_pitch)[row] = acc[first + i + 1] * float_of(scale2) + plus
         return put
 
     def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
         @device
-        def put(acc, y, y_pitch, scales, plus, count, row, token, order, by_token):
-            first(acc, y, y_pitch, scales, plus, count, row, token, order, by_token)
-            second(acc, y, y_pitch, scales, plus, count, row, token, order, by_token)
+        def put(acc, y, y_pitch, tile, plus, there, row):
+            first(acc, y, y_pitch, tile, plus, there, row)
+            second(acc, y, y_pitch, tile, plus, there, row)
         return put
 
     return functools.reduce(both, map(of_tokens, range(0, TOKENS, _PUT)))
