@@ -240,8 +240,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                           "index_weights computes from the block's input; if false, all weights are 1"),
         "every": _int(1, "tokens per window; the index selects top_k windows, by pooled keys, and their tokens and "
                       "those of the incomplete window are attended to; 1 = each token by its own key", 1, 1 << 20),
-        "pooling": _choice(("gated", "mean"), "gated", "the key of a window: the mean of its tokens' keys, which have a "
-                           "layer norm, weighted by index_pool_gate; or the norm (section norm) of their mean, rotated "
+        "pooling": _choice(("gated", "mean"), "gated", "key of a window: the mean of its tokens' keys, which have a "
+                           "layer norm, weighted by index_pool_gate; or the norm (section norm) of the mean, rotated "
                            "by the position of the first token, and such a norm of each query head"),
         "own": _bool(True, "this layer has an index; if false, it reuses the selection of the last layer that has one"),
     },
