@@ -11,13 +11,13 @@ into L2.
 """
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
 from .parse import Instruction, Negated, Pair, Register, Vector
 
 WARP = 32
-FAR, MIDDLE, NEAR = 800, 270, 40      # latency in cycles of a load from DRAM, from L2 and from L1
 RESULT = {"shfl": 25, "movmatrix": 25, "ldmatrix": 30, "mma": 33, "ld": 30, "ex2": 20, "lg2": 20, "rcp": 20,
           "rsqrt": 20, "sqrt": 20, "sin": 20, "cos": 20, "tanh": 20}
 PAIRS = 512              # float16 multiplications of one tensor core of sm_90 in a cycle
@@ -26,6 +26,17 @@ TENSOR_PAIRS = 4096      # float16 multiplications of a multiprocessor of sm_100
 BLOCKS = 1 << 16         # more than the number of blocks that run side by side
 PLAIN = 4                # latency in cycles of any other instruction
 STORES = {"st", "red", "bra", "ret", "exit", "cp", "bar", "barrier", "fence"}  # opcodes that write no register
+
+
+class Latencies(NamedTuple):
+    """The cycles that a load takes from DRAM (`far`), from L2 (`middle`) and from L1 (`near`)."""
+
+    far: int = 800
+    middle: int = 270
+    near: int = 40
+
+
+USUAL = Latencies()
 
 
 class Touched:
@@ -49,8 +60,8 @@ class Touched:
 class Timeline:
     """The cycle counts of the warps of some blocks."""
 
-    def __init__(self, blocks: int, warps: int):
-        self.shape = blocks, warps
+    def __init__(self, blocks: int, warps: int, latencies: Latencies = USUAL):
+        self.shape, self.latencies = (blocks, warps), latencies
         self.clock = np.zeros(blocks * warps)             # when the last instruction of each warp has started
         self._begun, self._given = (np.zeros(blocks * warps) for _ in range(2))   # since the last branch: clock, number
         self._ready: dict[int, np.ndarray] = {}           # by register: when its value is ready
@@ -60,7 +71,10 @@ class Timeline:
         self._busy = np.zeros(blocks * warps)             # when the tensor core has finished the products of each warp
         self._pipe = np.zeros(blocks)                     # when the products of each block by tcgen05 are complete
         self._open = np.zeros(blocks * warps)             # when the copies of the open group arrive
+        # By warp, when the copies of each group, and of all groups before it, have arrived; by lane, the number of its
+        # groups: lanes that diverge commit their parts of a group one after the other.
         self._groups: list[list[float]] = [[] for _ in range(blocks * warps)]
+        self._committed = np.zeros((blocks * warps, WARP), np.int64)
 
     def prefetch(self, offset: np.ndarray) -> None:
         """Prefetch the cache lines with these offsets; they count as being in L2 from now on."""
@@ -71,12 +85,12 @@ class Timeline:
         warp, places, known = lanes // WARP, (offset >> (7 if passing else 5)).astype(np.int64), self._known[passing]
         own = places * BLOCKS + warp // self.shape[1]
         new = known.between(own, own + 1) == 0
-        self._arrival = np.full(self.clock.size, float(MIDDLE if passing else NEAR))
+        self._arrival = np.full(self.clock.size, float(self.latencies.middle if passing else self.latencies.near))
         if new.any():
             known.add(np.unique(own[new]))
             alone = known.between(places * BLOCKS, (places + 1) * BLOCKS) == 1
-            self._arrival[warp[new]] = np.maximum(self._arrival[warp[new]], MIDDLE)
-            self._arrival[warp[new & alone & ~np.isin(offset >> 7, self._asked)]] = FAR
+            self._arrival[warp[new]] = np.maximum(self._arrival[warp[new]], self.latencies.middle)
+            self._arrival[warp[new & alone & ~np.isin(offset >> 7, self._asked)]] = self.latencies.far
 
     def bring(self, offset: np.ndarray, lane: int) -> float:
         """Latency of a bulk copy of a lane from these offsets."""
@@ -101,7 +115,7 @@ class Timeline:
             if number in self._ready:
                 now = np.maximum(now, self._ready[number][warps])
         if step.opcode == "cp":
-            now = self._copy(step, warps, now, arrival)
+            now = self._copy(step, warps, now, arrival, active.reshape(-1, WARP))
         elif step.opcode == "wgmma":
             now = self._multiply(step, warps, now)
         self._given[warps] += 1
@@ -112,18 +126,21 @@ class Timeline:
             ready = self._ready.setdefault(number, np.zeros(self.clock.size))
             ready[warps] = now + latency
 
-    def _copy(self, step: Instruction, warps: np.ndarray, now: np.ndarray, arrival) -> np.ndarray:
-        """cp.async, commit_group or wait_group: the clocks at which the warps continue."""
+    def _copy(self, step: Instruction, warps: np.ndarray, now: np.ndarray, arrival, lanes: np.ndarray) -> np.ndarray:
+        """cp.async, commit_group or wait_group: the clocks at which the warps continue. lanes: bool [warps, 32]."""
         if "commit_group" in step.parts:
             for warp in warps.tolist():
-                self._groups[warp].append(self._open[warp])
+                groups, at = self._groups[warp], int(self._committed[warp, lanes[warp]].max())
+                groups += groups[-1:] * (at - len(groups) + 1) or [0.0] * (at - len(groups) + 1)
+                groups[at:] = [max(arrived, self._open[warp]) for arrived in groups[at:]]
+            self._committed[warps] += lanes[warps]
             self._open[warps] = 0
         elif "wait_group" in step.parts or "wait_all" in step.parts:
             stay = int(step.operands[0].text) if "wait_group" in step.parts else 0
             for warp in warps.tolist():
-                groups = self._groups[warp]
-                self.clock[warp] = max([self.clock[warp], *groups[:len(groups) - stay]])
-                self._groups[warp] = groups[len(groups) - stay:] if stay else []
+                count = int(self._committed[warp, lanes[warp]].max()) - stay
+                if count > 0:
+                    self.clock[warp] = max(self.clock[warp], self._groups[warp][count - 1])
             self.part(warps)
             return self.clock[warps]
         elif arrival is not None:
