@@ -1,5 +1,5 @@
-"""Entries of windows beside the last keys, and hashed n-grams beside an index of windows: the same values for any chunks
-and in any batch."""
+"""Entries of windows beside the last keys, and hashed n-grams beside an index of windows: the same values for any
+chunks and in any batch."""
 
 import json
 
