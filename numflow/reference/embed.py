@@ -9,7 +9,7 @@ def embed(table, *, batch, scale, first=0, vocabulary=0):
 
     vocabulary: rows of the whole table, of which `table` has the rows from `first` on; y[t] is -0.0 for other tokens.
     """
-    return _rows(table, batch.tokens, first) * np.float32(scale)
+    return _rows(table, batch.tokens, first, scale)
 
 
 def embed_ids(ids, table, *, first=0, vocabulary=0):
@@ -18,12 +18,12 @@ def embed_ids(ids, table, *, first=0, vocabulary=0):
     return _rows(table, ids.reshape(-1), first).reshape(len(ids), -1)
 
 
-def _rows(table, ids, first):
-    """Rows ids - first of a table; -0.0 for those that it does not have."""
+def _rows(table, ids, first, scale=1.0):
+    """Rows ids - first of a table, times scale; -0.0 for those that it does not have."""
     rows = ids - first
     inside = (rows >= 0) & (rows < len(table))
     y = np.full((len(rows), table.shape[1]), -0.0, np.float32)
-    y[inside] = table[rows[inside]]
+    y[inside] = table[rows[inside]] * np.float32(scale)
     return y
 
 
