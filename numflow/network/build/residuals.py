@@ -202,8 +202,11 @@ def _read_streams(b: Builder, module: str, streams: View, x: View) -> tuple[View
 def _read_columns(b: Builder, module: str, streams: View, x: View) -> tuple[View, View, View]:
     """The same, where x is the mean of the normalised streams with a gate for each column."""
     gated, normed = _gated_columns(b, module, streams)
-    write = b.linear(f"{module}_write", normed, b.view("hyper_gates", b.option("hyper", "streams")))
-    b.emit("scale", (write,), (write,), f"{module}_write_scale", scale=1 / write.width)
+    count = b.option("hyper", "streams")
+    mixed = b.linear(f"{module}_write", normed, b.view("hyper_mixed", count))
+    write = b.view("hyper_gates", count)  # a product with a constant, as in _gates: the matrix is not quantised
+    b.emit("linear", (mixed,), (write,), f"{module}_write_scaled",
+           {"weight": b.constant(f"hyper_write_factors.{count}", np.eye(count, dtype=np.float32) / count)})
     b.emit("act", (write,), (write,), f"{module}_write_act", kind="sigmoid")
     _mean(b, module, gated, x)
     return streams, write, x
