@@ -4,12 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# The inputs that a row of an op's output depends on.
+LOCAL = {
+    "elements": "the same element of each input",
+    "heads": "the same row of each input; each head depends on the same head",
+    "rows": "the same row of each input",
+    "batch": "other rows, or arrays of the batch",
+    "devices": "values of other devices",
+}
+
 
 @dataclass(frozen=True)
 class Op:
     """A row of the op table. Optional inputs and weights end in '?'.
 
-    local:      a key of ops.LOCAL.
+    local:      a key of LOCAL.
     definition: formula, shapes and meaning of the parameters.
     params:     name -> default (REQUIRED if none).
     """

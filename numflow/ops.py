@@ -21,15 +21,6 @@ ROWS = {
     "routes": "T * S, one per (token, chosen expert), token-major",
 }
 
-# The inputs that a row of an op's output depends on.
-LOCAL = {
-    "elements": "the same element of each input",
-    "heads": "the same row of each input; each head depends on the same head",
-    "rows": "the same row of each input",
-    "batch": "other rows, or arrays of the batch",
-    "devices": "values of other devices",
-}
-
 CONV_KINDS = ("none", "silu")  # activation functions fused into causal_conv
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp",
                "swiglu_clamp", "silu_clamp", "xielu")
@@ -253,6 +244,13 @@ OPS = {op.name: op for op in (
     Op("embed", "batch", "y[t] = table[tokens[t]] * scale. With `vocabulary`, the table has rows first .. first + V - "
        "1 of a table of `vocabulary` rows, and y[t] is -0.0 for other tokens, so that sums over devices are exact", (),
        ("y",), ("table",), {"scale": 1.0, "first": 0, "vocabulary": 0}),
+    Op("ngram_ids", "batch", "y i32 [T, H]: rows, in one table, of the n-grams that end at each token: for n = 2 .. N, "
+       "H / (N - 1) parts of the table, `sizes` rows each. Row of part j: h % sizes[j], after the rows of earlier "
+       "parts; h = the exclusive or, over i < n, of multipliers[i] * token[t - i]. From the last `separator` before t "
+       "backwards, and before the text, every token is `separator`. `state` [N - 1]: the last tokens + 1, or 0", (),
+       ("y",), (), {"state": REQUIRED, "multipliers": REQUIRED, "sizes": REQUIRED, "separator": REQUIRED}),
+    Op("embed_ids", "rows", "y [T, N * E] = the rows ids[t, n] of the table, side by side; first, vocabulary: as in "
+       "`embed`", ("ids",), ("y",), ("table",), {"first": 0, "vocabulary": 0}),
     Op("embed_position", "batch", "y[t] = x[t] + table[positions[t] + offset]", ("x",), ("y",), ("table",),
        {"offset": 0}),
     Op("embed_type", "batch", "y[t] = x[t] + table[types[t]]", ("x",), ("y",), ("table",)),
@@ -339,6 +337,8 @@ OPS = {op.name: op for op in (
        "first and last, `times` times; then transposed", ("x",), ("y",), (), {"times": REQUIRED, "eps": 0.0}),
     Op("softcap", "elements", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
     Op("clamp", "elements", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
+    Op("signed_sqrt", "elements", "y = x / |x| * sqrt(max(|x|, least)), 0 for 0", ("x",), ("y",), (),
+       {"least": REQUIRED}),
     Op("softplus", "rows", "y = log(1 + exp(x + bias)), clamped to least .. most", ("x",), ("y",), ("bias?",),
        {"least": 0.0, "most": 1e30}),
     Op("select_rows", "batch", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
@@ -384,6 +384,6 @@ def caches_of(step: Step) -> dict[str, str]:
 
 
 def local(step: Step) -> str:
-    """The inputs that a row of the step's output depends on, as a key of LOCAL."""
+    """The inputs that a row of the step's output depends on, as a key of op_rows.LOCAL."""
     return _ALL[step.op].local
 

@@ -14,12 +14,13 @@ from numflow.cpu.exchange import exchange
 from numflow.cpu.linear import embed, linear
 from numflow.cpu.moe import moe
 from numflow.cpu.runtime.kernel import Call
-from numflow.cpu.state import cache, convolution
+from numflow.cpu.state import cache, convolution, ngrams
 from numflow.network.passes.grouping import Group, done_by
 from numflow.ops import Step, View, caches_of, states_of
 
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
-    "embed": embed.embed, "embed_position": select.embed_position, "embed_type": select.embed_type,
+    "embed": embed.embed, "ngram_ids": ngrams.ngram_ids, "embed_ids": embed.embed_ids,
+    "embed_position": select.embed_position, "embed_type": select.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
@@ -28,7 +29,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": act.sparsify, "match_rms": act.match_rms,
-    "mix": act.mix, "balance": act.balance, "softcap": act.softcap, "clamp": act.clamp,
+    "mix": act.mix, "balance": act.balance, "signed_sqrt": act.signed_sqrt, "softcap": act.softcap, "clamp": act.clamp,
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
     "gated_recurrence": recurrence.gated_recurrence, "wkv": recurrence.wkv,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,

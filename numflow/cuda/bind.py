@@ -13,7 +13,7 @@ from numflow.cuda.exchange.exchange import HostCall, bind_exchange
 from numflow.cuda.linear import embed, head_linear, linear, unit
 from numflow.cuda.moe import moe
 from numflow.cuda.patterns import Form, Together, query_and_key
-from numflow.cuda.state import cache_write, convolution, pool
+from numflow.cuda.state import cache_write, convolution, ngrams, pool
 from numflow.cuda.state.cache_host import assign_buffers, with_copies
 from numflow.cuda.weights.operand import bind_operand
 from numflow.errors import NetworkError
@@ -22,7 +22,8 @@ from numflow.ops import EXCHANGES, Step
 
 Where = Callable[[Sizes], bool]
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
-    "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
+    "embed": embed.embed, "ngram_ids": ngrams.ngram_ids, "embed_ids": embed.embed_ids,
+    "embed_position": embed.embed_position, "embed_type": embed.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": head_linear.head_linear,
@@ -32,7 +33,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": row.sparsify, "match_rms": row.match_rms,
-    "mix": row.mix, "balance": row.balance, "softcap": act.softcap, "clamp": act.clamp,
+    "mix": row.mix, "balance": row.balance, "signed_sqrt": act.signed_sqrt, "softcap": act.softcap, "clamp": act.clamp,
     "softplus": scan.softplus, "linear_attention": linear_attention.linear_attention,
     "gated_recurrence": gated_recurrence.gated_recurrence, "wkv": wkv.wkv,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,

@@ -145,9 +145,10 @@ def _rows(network: Network, step: Step, load: Workload) -> Mapping[str, int]:
 
 
 def _lookup(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
-    """One table row per token; with a part of the table, the expected fraction of the tokens."""
+    """One table row per token, or several; with a part of the table, the expected fraction of the rows."""
     whole = step.params.get("vocabulary") or weights["table"].shape[0]
-    return StepCost(basic.weights / whole * load.tokens, 0, basic.activations, basic.operations)
+    count = step.inputs[0].width if step.op == "embed_ids" else 1
+    return StepCost(basic.weights / whole * load.tokens * count, 0, basic.activations, basic.operations)
 
 
 def _linear(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
@@ -219,7 +220,7 @@ def _linear_attention(network, step, load, rows, weights, basic, kv_bytes) -> St
                     (2 * products + 1) * size * load.tokens)
 
 
-_SPECIAL = {"embed": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,
+_SPECIAL = {"embed": _lookup, "embed_ids": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,
             "head_linear": _linear, "expert_linear": _expert_linear, "attention": _attention,
             "index_select": _index_select, "pool": _pool, "cache_write": _cache_write, "causal_conv": _causal_conv,
             "linear_attention": _linear_attention}

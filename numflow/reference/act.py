@@ -1,5 +1,5 @@
 """Element-wise ops (`act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`,
-`softplus`, `copy`) and ops on whole rows (`sparsify`, `match_rms`, `mix`, `balance`)."""
+`softplus`, `signed_sqrt`, `copy`) and ops on whole rows (`sparsify`, `match_rms`, `mix`, `balance`)."""
 
 import math
 
@@ -71,6 +71,11 @@ def match_rms(x, like, *, least):
     target = np.sqrt(np.mean(like * like, axis=1))[:, None, None]
     current = np.sqrt(np.maximum(np.mean(parts * parts, axis=2, keepdims=True), np.float32(least)))
     return (parts * (target / current)).reshape(x.shape)
+
+
+def signed_sqrt(x, *, least):
+    """y = x / |x| * sqrt(max(|x|, least)), 0 for 0."""
+    return np.sign(x) * np.sqrt(np.maximum(np.abs(x), np.float32(least)))
 
 
 def balance(x, *, times, eps):

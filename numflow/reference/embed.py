@@ -1,4 +1,5 @@
-"""Rows of tables: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`)."""
+"""Rows of tables: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`), and rows of
+given indices (`embed_ids`)."""
 
 import numpy as np
 
@@ -8,9 +9,18 @@ def embed(table, *, batch, scale, first=0, vocabulary=0):
 
     vocabulary: rows of the whole table, of which `table` has the rows from `first` on; y[t] is -0.0 for other tokens.
     """
-    if not vocabulary:
-        return table[batch.tokens] * np.float32(scale)
-    rows = batch.tokens - first
+    return _rows(table, batch.tokens, first, scale)
+
+
+def embed_ids(ids, table, *, first=0, vocabulary=0):
+    """y[t] = rows ids[t, n] of the table, side by side; table [V, E], ids i32 [T, N] -> y [T, N * E]. first,
+    vocabulary: as in `embed`."""
+    return _rows(table, ids.reshape(-1), first).reshape(len(ids), -1)
+
+
+def _rows(table, ids, first, scale=1.0):
+    """Rows ids - first of a table, times scale; -0.0 for those that it does not have."""
+    rows = ids - first
     inside = (rows >= 0) & (rows < len(table))
     y = np.full((len(rows), table.shape[1]), -0.0, np.float32)
     y[inside] = table[rows[inside]] * np.float32(scale)

@@ -23,6 +23,7 @@ from numflow.reference import (
     linear,
     linear_attention,
     moe,
+    ngrams,
     norm,
     rope,
     select,
@@ -31,7 +32,8 @@ from numflow.reference import (
 from numflow.reference.state import StateMemory
 
 KERNELS = {
-    "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
+    "embed": embed.embed, "ngram_ids": ngrams.ngram_ids, "embed_ids": embed.embed_ids,
+    "embed_position": embed.embed_position, "embed_type": embed.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
@@ -43,7 +45,7 @@ KERNELS = {
     "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,
     "expert_linear": moe.expert_linear,
-    "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
+    "signed_sqrt": act.signed_sqrt, "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
     "gated_recurrence": gated_recurrence.gated_recurrence, "wkv": wkv.wkv,
     "expert_combine": moe.expert_combine,
 }

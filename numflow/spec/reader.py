@@ -16,7 +16,7 @@ from numflow.spec.modules import MODULES
 from numflow.spec.paths import specs_dir
 from numflow.spec.schema import SECTIONS
 
-_DEPTH = 8
+_DEPTH = 16
 _MOST_BYTES = 1 << 18  # size limit of a file; the longest shipped file has 6 kB
 _DETECT = re.compile(r"^\[detect\][^\n]*\n(.*?)(?=^\s*\[|\Z)", re.MULTILINE | re.DOTALL)  # content of [detect]
 _PYTHON_TYPES = {"int": int, "float": (int, float), "bool": bool, "text": str, "choice": str, "list": list}

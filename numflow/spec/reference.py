@@ -67,11 +67,11 @@ true if the checkpoint has that tensor. Constants: true, false, none, pi.
 - A key with a list of words takes one of the words, or an expression after `=`: `q_norm = "= 'head' if \
 has('attn_q_norm.weight') else 'none'"`.
 - A **source table** reads a value from the checkpoint: `{ config = ["n_head", "num_heads"], gguf = \
-"attention.head_count", default = 12 }`. Keys are tried in order. `a.b` is key b of object a. GGUF keys get the \
-architecture as a prefix. JSON null counts as absent, unless `null` gives the value for it. `map` translates words. \
-`words` lists the allowed values (or list items), `least` and `most` (numbers or expressions) limit them, `items` is \
-the length that a list must have, or a list of allowed lengths. Any other value in a checkpoint is an error, even if \
-no layer uses it.
+"attention.head_count", default = 12 }`. Keys are tried in order. `a.b` is key b of object a, and `a.0` the first item \
+of list a. GGUF keys get the architecture as a prefix. JSON null counts as absent, unless `null` gives the value for \
+it. `map` translates words. `words` lists the allowed values (or list items), `least` and `most` (numbers or \
+expressions) limit them, `items` is the length that a list must have, or a list of allowed lengths. Any other value in \
+a checkpoint is an error, even if no layer uses it.
 - A list with one value per layer: each layer takes its own value.
 """
 

@@ -27,6 +27,9 @@ RESIDUAL: dict[str, dict[str, SpecOption]] = {
     "hyper": {
         "streams": _int(0, "hyper-connections: number of residual streams. A block reads a gated sum of them and adds "
                         "its output to each, by gates computed from the streams; 0 = one stream as usual", 0, 64),
+        "rank": _int(0, "a block reads the mean of the streams after a norm of each, every column times a gate: "
+                     "sigmoid(up(silu(down(streams) / number of streams))), down and up matrices of this rank. Nothing "
+                     "else normalises the block's input; 0 = one gate per stream, computed by one matrix", 0),
         "magnitude": _float(1.0, "multiplies a block's output before it is added"),
         "eps": _float(0.0, "added to the gates", 0, 1),
         "write_eps": _float("hyper_eps", "added to the gates that scale a block's output", 0, 1),
@@ -34,6 +37,19 @@ RESIDUAL: dict[str, dict[str, SpecOption]] = {
                         "streams, or their mean"),
         "balance": _int(0, "Sinkhorn iterations of the doubly stochastic matrix that mixes the streams: its columns "
                         "and rows are divided by their sums in turn, columns this many times; 0 = no mixing", 0, 1000),
+    },
+    "ngrams": {
+        "size": _int(0, "n-gram embeddings: before this layer, each residual stream gets a value that is computed from "
+                     "embeddings of the n-grams that end at the token, for n from 2 to this number; 0 = none", 0, 16),
+        "parts": _int(1, "parts of the table for each n; a hash of the n-gram selects a row of each", 1, 256),
+        "width": _int("stack_width", "columns of the selected rows side by side"),
+        "rows": _int(1, "numbers of rows of the parts, over all such layers: the prime numbers from this one on in "
+                     "rising order", 1, 1 << 30),
+        "vocabulary": _int(1, "number of token ids, from which the hashes' multipliers are computed"),
+        "seed": _int(0, "seed of the hashes' multipliers", 0),
+        "separator": _int(0, "token id between texts: n-grams do not reach beyond it", 0),
+        "taps": _int(2, "kernel size of the causal convolution of the values; its taps are ngrams.size tokens apart", 2,
+                     64),
     },
     "passes": {
         "layers": _int(0, "layers of a pass, with a norm at its end. A pass reads the sum of two streams and replaces "

@@ -133,8 +133,9 @@ class Resolved:
     def _look_up(self, keys: Sequence[str], nulls: bool = False) -> tuple[str, Any]:
         """The first of the keys that has a value, and the value; "" and None if no key has one.
 
-        nulls: JSON null is a value. `rope_scaling.factor` is key "factor" of the object "rope_scaling". Order of
-        search: the part of the configuration (`within`), the spec's `defaults`, the whole configuration.
+        nulls: JSON null is a value. `rope_scaling.factor` is key "factor" of the object "rope_scaling", and
+        `eos_token_id.0` the first item of a list. Order of search: the part of the configuration (`within`), the spec's
+        `defaults`, the whole configuration.
         """
         null: set[str] = set()
         for table in (self._part, self._defaults, self._rest):
@@ -338,10 +339,13 @@ def defaults_of(spec: Spec, naming: str, config: Mapping[str, Any], part: Mappin
 
 
 def _at(table: Mapping[str, Any], key: str, naming: str) -> Any:
-    """The value of a key: a path in nested JSON objects, or a flat GGUF key."""
+    """The value of a key: a path in nested JSON objects and lists, or a flat GGUF key."""
     value: Any = table
     for word in [key] if naming == "gguf" else key.split("."):
-        value = value.get(word, _MISSING) if isinstance(value, Mapping) else _MISSING
+        if isinstance(value, list) and word.isdecimal() and int(word) < len(value):
+            value = value[int(word)]
+        else:
+            value = value.get(word, _MISSING) if isinstance(value, Mapping) else _MISSING
     return value
 
 

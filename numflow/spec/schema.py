@@ -225,9 +225,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "out_rank": _int(1, "output columns of each of these matrices"),
     },
     "indexer": {
-        "heads": _int(0, "sparse attention: heads of an index that selects the keys for latent attention, or the "
-                      "entries for mixer.kind compressed; 0 = attend to all", 0),
-        "head_dim": _int(0, "columns of an index head; the first latent.rope_dim are rotated", 0),
+        "heads": _int(0, "sparse attention: heads of an index that selects the keys for attention, or the entries for "
+                      "mixer.kind compressed; 0 = attend to all", 0),
+        "head_dim": _int(0, "columns of an index head; the first ones (latent.rope_dim, or rope.dims) are rotated", 0),
         "top_k": _int(1, "keys or entries selected for each query"),
         "pairing": _choice(("half", "adjacent"), "half", "rope.pairing of the index"),
         "last": _bool(False, "rotate the last columns of an index head, not the first"),
@@ -236,9 +236,13 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                         "compressed query"),
         "log_scaled": _bool("has('index_log_scale.weight')", "queries of an index head are multiplied by "
                             "index_log_scale * ln(position + 1) + index_log_bias"),
-        "every": _int(1, "latent attention: tokens per window; the index selects top_k windows, by pooled keys (means "
-                      "weighted by index_pool_gate), and their tokens and those of the incomplete window are attended "
-                      "to; 1 = each token by its own key", 1, 1 << 20),
+        "weighted": _bool("indexer_pooling != 'mean'", "the scores of the index heads are added with weights that "
+                          "index_weights computes from the block's input; if false, all weights are 1"),
+        "every": _int(1, "tokens per window; the index selects top_k windows, by pooled keys, and their tokens and "
+                      "those of the incomplete window are attended to; 1 = each token by its own key", 1, 1 << 20),
+        "pooling": _choice(("gated", "mean"), "gated", "key of a window: the mean of its tokens' keys, which have a "
+                           "layer norm, weighted by index_pool_gate; or the norm (section norm) of the mean, rotated "
+                           "by the position of the first token, and such a norm of each query head"),
         "own": _bool(True, "this layer has an index; if false, it reuses the selection of the last layer that has one"),
     },
     "rope": {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numflow.cpu.estimate import weight_bytes
-from numflow.cpu.linear.embed import embed
+from numflow.cpu.linear.embed import embed, embed_ids
 from numflow.cpu.weights.layout import tiles_of
 from numflow.cpu.weights.pack import pack
 from numflow.formats.types import to_f32
@@ -88,6 +88,21 @@ def test_rows_of_a_table(first, scale):
     inside = (ids >= first) & (ids < first + 45)
     wanted = np.where(inside[:, None], scale * weight[(ids - first) % 45], 0)
     np.testing.assert_allclose(bench.array("y")[:, :COLUMNS], wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["q6+2%", "q4", "BF16"])
+def test_several_rows_of_a_table_side_by_side(kind):
+    """Rows that the table does not have are -0.0."""
+    _, packed, weight = matrix(kind)
+    ids = np.array([[44, 3, 20], [0, 64, 19], [20, 63, 62], [30, 3, 3]], np.int32)
+    bench = Bench({"y": 3 * COLUMNS, "rows": 3}, {"y": "tokens", "rows": "tokens"}, len(ids), packed, "int8")
+    bench.array("rows")[:, :3] = ids.view(np.float32)
+    step = Step("embed_ids", (View("rows", 0, 3),), (View("y", 0, 3 * COLUMNS),), {"table": "w"}, {"first": 19})
+    bench.run(embed_ids(step, bench), len(ids))
+    inside, found = (ids >= 19) & (ids < 19 + 45), bench.array("y")[:, :3 * COLUMNS].reshape(4, 3, COLUMNS)
+    wanted = np.where(inside[..., None], weight[(ids - 19) % 45], -0.0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    assert np.signbit(found[~inside]).all()
 
 
 def test_columns_cut_out():

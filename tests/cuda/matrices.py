@@ -201,3 +201,13 @@ def embed_case(kind: str, width: int, blank: bool = False, held: int = 0, first:
     b.step("embed", (), (y,), {"table": b.weight("table", values(kind, rows, width))}, scale=1.5, **part)
     case = b.case(y, (((0, 12 if part else 3),),))
     return stored_as(case, {next(iter(case.weights.arrays)): (kind, rows)})
+
+
+def embed_ids_case(kind: str, width: int):
+    """A Case of op `embed_ids`, two rows for each token, whose table is stored as `kind`."""
+    b, sizes = Builder(f"embed_ids-{kind}"), (23, 29)
+    ids, y = b.buffer(2, dtype="i32"), b.buffer(2 * width)
+    b.step("ngram_ids", (), (ids,), state=b.state(1), multipliers=(31, 1009), sizes=sizes, separator=0)
+    rows, table = rows_and_values(b, kind, sum(sizes), width, "")
+    b.step("embed_ids", (ids,), (y,), {"table": b.weight("table", table)})
+    return stored_as(b.case(y, (((0, 3), (1, 2)),)), {next(iter(b.weights)): (kind, rows)})

@@ -1,4 +1,5 @@
-"""Entries of windows beside the last keys: the same values for any chunks and in any batch."""
+"""Entries of windows beside the last keys, and hashed n-grams beside an index of windows: the same values for any
+chunks and in any batch."""
 
 import json
 
@@ -19,20 +20,22 @@ EXECUTORS = {"reference": {"backend": "reference", "block_size": 16}, "cpu": {**
              "layers": {**CPU, "devices": "0;1"}, "tensors": {**CPU, "devices": "0&1"}}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A window of 6, entries of 4 tokens that an index chooses, and of 8 tokens."""
-    case, folder = load_case("deepseek_v4"), tmp_path_factory.mktemp("entries")
+@pytest.fixture(scope="module", params=["deepseek_v4", "qwen4_exp"])
+def folder(request, tmp_path_factory):
+    """A window of 6, entries of 4 tokens that an index chooses, and of 8 tokens; or n-grams of up to 3 tokens, a
+    convolution of taps 3 tokens apart, and windows of 4 tokens that an index chooses."""
+    case, folder = load_case(request.param), tmp_path_factory.mktemp(request.param) / request.param
+    folder.mkdir()
     save_file({name: values(name, shape).astype(np.float32) for name, shape in case.tensors.items()},
               folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(case.configs[0]))
+    (folder / "config.json").write_text(json.dumps(case.configs[0] | {"max_position_embeddings": 512}))
     return folder
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.merge
 def test_pieces_of_any_size_give_the_numbers_of_the_whole_text(folder, executor):
-    case = load_case("deepseek_v4")
+    case = load_case(folder.name)
     ids, rows, expected = case.inputs[1]["ids"], case.rows[1]["rows"], case.expected["logits_1"]
     with numflow.load(folder, **EXECUTORS[executor]) as model:
         whole = model.logits(TEXT)
@@ -43,7 +46,7 @@ def test_pieces_of_any_size_give_the_numbers_of_the_whole_text(folder, executor)
         if executor != "reference":
             np.testing.assert_array_equal(found, whole)
         else:
-            assert relative_error(found, whole) < 1e-5
+            assert relative_error(found, whole) < 3e-5
 
 
 @pytest.fixture(scope="module", params=list(EXECUTORS))

@@ -79,6 +79,7 @@ NO_ARCHITECTURE += tuple(name for name in MORE if name not in REFUSED
 NO_ARCHITECTURE += tuple(name for name in names() if name.startswith("deberta"))
 FURTHER = FURTHER_DECODERS | FURTHER_ENCODERS | FURTHER_TRANSLATORS | MORE_MOE | LOOPS
 NO_ARCHITECTURE += tuple(name for name in FURTHER if name != "mt5_encoder" and not name.startswith(NEW))
+NO_ARCHITECTURE += tuple(name for name in names() if name.startswith("qwen4_exp"))
 NO_ARCHITECTURE += ("cosmos3_omni", "emu3", "fuyu", "hyperclovax_vision")
 NO_ARCHITECTURE += tuple(name for name in LAST_PARTS | LAST_TEXT
                          if name not in (*REFUSED, "instructblip", "paligemma"))

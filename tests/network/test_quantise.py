@@ -40,12 +40,17 @@ def test_matrices_are_found_under_both_names(checkpoint):
     assert not [name for name in found if "norm" in name]
 
 
-def test_what_routes_tokens_and_makes_gates_of_streams_is_no_such_matrix():
-    case = load_case("hy_v4")
+@pytest.mark.parametrize(("name", "some", "others"), [
+    ("hy_v4", {"attn_kv_a", "ffn_down_exps", "index_q", "attn_gate"}, ("hyper", "ffn_gate_inp")),
+    ("qwen4_exp", {"ngram_embd", "ngram_k", "hyper_attn_up", "hyper_head_down", "index_qk.q"},
+     ("hyper_attn_write", "hyper_ffn_write", "ngram_conv", "ngram_sums"))])
+def test_what_routes_tokens_and_makes_gates_of_streams_is_no_such_matrix(name, some, others):
+    case = load_case(name)
     found = matrices(build(memory_checkpoint(case.configs[0], case.tensors)))
-    modules = {module.split(".")[-1] for names in found.values() for module in names}
-    assert {"attn_kv_a", "ffn_down_exps", "index_q", "attn_gate"} <= modules
-    assert not [module for module in modules if module.startswith(("hyper", "ffn_gate_inp"))]
+    modules = {module.partition(".")[2].partition(".")[2] if module.startswith("blk") else module
+               for names in found.values() for module in names}
+    assert some <= modules
+    assert not [module for module in modules if module.startswith(others)]
 
 
 def test_types_reach_the_network_and_numbers_the_weights(checkpoint):

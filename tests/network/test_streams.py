@@ -31,6 +31,21 @@ def test_norms_behind_a_block_of_hyper_connections(tmp_path):
         _build(tmp_path, "hy_v4", '[block]\npost_norm = "branch"\n')
 
 
+def test_gates_of_columns_leave_the_streams_unmixed(tmp_path):
+    with pytest.raises(SpecError, match=r"hyper\.balance: expected 0 with hyper\.rank"):
+        _build(tmp_path, "qwen4_exp", "[hyper]\nbalance = 3\n")
+
+
+def test_one_of_several_streams_has_no_ngrams(tmp_path):
+    with pytest.raises(SpecError, match=r"ngrams\.size: expected 0 with altup\.streams"):
+        _build(tmp_path, "gemma3n", "[ngrams]\nsize = 2\n")
+
+
+def test_an_index_beside_scores_of_relative_positions(tmp_path):
+    with pytest.raises(SpecError, match=r"indexer\.heads: expected 0 with relative position scores"):
+        _build(tmp_path, "inkling", "[indexer]\nheads = 2\nhead_dim = 8\n")
+
+
 def test_gates_by_head_are_in_no_query_matrix(tmp_path):
     with pytest.raises(SpecError, match=r"attention\.gate_by_head: expected false with attention\.gate_in_query"):
         _build(tmp_path, "laguna", "[attention]\ngate_in_query = true\n")

@@ -10,7 +10,7 @@ from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.learn.cases.build import error, run_case
 from numflow.learn.cases.cases import CASES
 from numflow.network.t5_buckets import bucket
-from numflow.ops import EXCHANGES, LOCAL, OPS, Batch, View, param
+from numflow.ops import OPS, Batch, View, param
 from numflow.reference import act, embed, linear, moe, norm, rope, select
 from numflow.reference.program import KERNELS, Program
 
@@ -30,7 +30,6 @@ def batch(tokens=(3, 1, 4, 1), positions=(0, 1, 2, 0), types=None):
 
 def test_every_op_has_a_kernel_and_a_case():
     assert set(KERNELS) == set(OPS)
-    assert {op.local for op in (*OPS.values(), *EXCHANGES.values())} == set(LOCAL)
     assert {s.op for c in CASES for steps in c.network.entries.values() for s in steps} == set(OPS)
     assert len(BY_NAME) == len(CASES)
 

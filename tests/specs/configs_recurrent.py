@@ -37,6 +37,28 @@ case("qwen3_5_multimodal", {
     "video_token_id": 201, "vision_start_token_id": 202, "vision_end_token_id": 199, "tie_word_embeddings": False,
     "vision_config": SIGHT | {"model_type": "qwen3_5"}, "text_config": NEWER | {"model_type": "qwen3_5_text"}},
      kind="multimodal")
+HASHED = NEWER | QWEN_MOE | {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention", "linear_attention", "full_attention",
+                                            "linear_attention"],
+    "hc_count": 3, "hc_lowrank": 10, "ple_layer_ids": [4, 2], "ple_embed_dim": 36, "ple_conv_kernel_size": 3,
+    "ngram_size": 3, "heads_per_ngram": 3, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8,
+    "seed": 99, "split_ngram_parts": 4, "eos_token_id": 188, "indexer_n_heads": 9, "indexer_kv_heads": 1,
+    "indexer_head_dim": 16, "indexer_budget": 12, "indexer_compress_ratio": 4, "norm_topk_prob": True}
+COUNTED = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
+case("qwen4_exp", HASHED, family("Qwen4Exp", "qwen4_exp_text"), kept=COUNTED)
+case("qwen4_exp_multimodal", {
+    "architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp", "image_token_id": 200,
+    "video_token_id": 201, "vision_start_token_id": 202, "vision_end_token_id": 199, "tie_word_embeddings": False,
+    "vision_config": SIGHT | {"model_type": "qwen4_exp_vision"}, "text_config": {
+        key: value for key, value in HASHED.items() if key not in ("layer_types", "ple_embed_dim")} | {
+        "model_type": "qwen4_exp_text", "hc_count": 2, "hc_lowrank": 24, "ple_layer_ids": [1], "ngram_size": 4,
+        "heads_per_ngram": 2, "split_ngram_parts": 1, "eos_token_id": [107, 2], "ple_conv_kernel_size": 4,
+        "indexer_budget": 10, "indexer_compress_ratio": 5, "output_gate_type": "sigmoid", "norm_topk_prob": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5,
+                            "mrope_interleaved": True, "mrope_section": [2, 2, 2]}}}, kind="multimodal", kept=COUNTED)
+case("qwen4_exp_plain", HASHED, family("Qwen4Exp", "qwen4_exp_text"), {
+    "ple_layer_ids": None, "layer_types": None, "full_attention_interval": 2, "indexer_compress_ratio": 1,
+    "indexer_budget": 7, "attention_bias": True, "linear_num_value_heads": 2, "eos_token_id": None})
 case("olmo_hybrid", GROUPED, RMS, family("OlmoHybrid", "olmo_hybrid"), {
     "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 12, "linear_num_key_heads": 4,

@@ -57,7 +57,7 @@ def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list
 
 
 def save(kind: str, config: dict, folder: Path, options: dict) -> dict[str, tuple[int, ...]]:
-    """Write a checkpoint with the derived weights; returns its tensors' names and shapes."""
+    """Write a checkpoint with the derived weights; returns names and shapes of its tensors, without kept integers."""
     extra, kept, salt = options.get("extra", {}), tuple(options.get("kept", ())), options.get("salt", "")
     (folder / "config.json").write_text(json.dumps(config))
     automatic = CLASSES[kind].from_config(transformers.AutoConfig.from_pretrained(folder))
@@ -67,9 +67,10 @@ def save(kind: str, config: dict, folder: Path, options: dict) -> dict[str, tupl
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} | extra  # noqa: SIM118
         shapes = published(shapes, options)
         own = {name: file.get_tensor(name) for name in shapes if name.endswith(kept)}
-    made = {name: own.get(name, values(name + salt, shape)).astype(np.float32) for name, shape in shapes.items()}
-    save_file(made, path, {"format": "pt"})
-    return shapes
+    made = {name: own.get(name, values(name + salt, shape)) for name, shape in shapes.items()}
+    counted = {name: array for name, array in own.items() if array.dtype == np.int64}
+    save_file({name: array.astype(np.float32) for name, array in made.items()} | counted, path, {"format": "pt"})
+    return {name: shape for name, shape in shapes.items() if name not in counted}
 
 
 def published(shapes: dict[str, tuple[int, ...]], options: dict) -> dict[str, tuple[int, ...]]:

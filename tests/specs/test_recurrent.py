@@ -10,7 +10,7 @@ from tests.specs.case import load_case
 from tests.specs.test_families import network_of
 
 NAMES = ("qwen3_5", "kimi_linear", "mamba2", "jamba", "nemotron_h_moe", "falcon_h1", "minimax", "zaya_local",
-         "inkling_text", "longcat_flash_idle")
+         "inkling_text", "longcat_flash_idle", "qwen4_exp")
 
 
 def run(program, pieces):

@@ -1,6 +1,6 @@
 """Element-wise ops: activations, sums, products, scales (`act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`,
-`scale_by_position`, `softcap`, `clamp`, `softplus`, `copy`), and ops on whole rows (`sparsify`, `match_rms`, `mix`,
-`balance`).
+`scale_by_position`, `softcap`, `clamp`, `softplus`, `signed_sqrt`, `copy`), and ops on whole rows (`sparsify`,
+`match_rms`, `mix`, `balance`).
 
 Threads share rows times vectors of 16 columns, so that a single token's row is shared too.
 """
@@ -126,6 +126,11 @@ def softplus(step: Step, ctx) -> list[Call]:
     bias = whole_vector(step, ctx, "bias", x.width, 0.0)
     return [Call.of(step, _CODE.kernel("softplus"), ctx.header, ctx.rows(y), y.width, *ctx.view(y), *ctx.view(x), bias,
                     0, 0, float(param(step, "least")), float(param(step, "most")))]
+
+
+def signed_sqrt(step: Step, ctx) -> list[Call]:
+    """x, y f32 [rows, D]."""
+    return [_bind(_CODE.kernel("signed_sqrt"), step, ctx, 0, param(step, "least"))]
 
 
 def copy(step: Step, ctx) -> list[Call]:

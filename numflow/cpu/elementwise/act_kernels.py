@@ -8,7 +8,18 @@ from numflow.cpu.elementwise.act import EXP, GELU, GELU_QUICK, GELU_TANH, MIX, R
 from numflow.cpu.elementwise.norm_kernels import sum_of, sum_of_squares
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, kernel
-from numflow.cpu.simd.float32 import fma, load_part, maximum, minimum, splat, store_part, where_less
+from numflow.cpu.simd.float32 import (
+    copysign,
+    fma,
+    load_part,
+    magnitude,
+    maximum,
+    minimum,
+    splat,
+    sqrt,
+    store_part,
+    where_less,
+)
 from numflow.cpu.simd.functions import exp, normal_cdf, sigmoid, tanh
 from numflow.cpu.simd.functions import softplus as softplus_of
 from numflow.cpu.simd.vector import inline, zero_f32
@@ -207,6 +218,18 @@ def _softmax_row(x, y, i, size, eps):
         total += math.exp(np.float64(x[i * size + j] - peak))
     for j in range(size):
         y[j * size + i] = np.float32(math.exp(np.float64(x[i * size + j] - peak)) / total) + eps
+
+
+@kernel
+def signed_sqrt(args, thread, n_threads):
+    """y = sqrt(max(|a|, factor)) with the sign of a; a itself for 0 and NaN"""
+    least = splat(f64(args, FACTOR))
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, address, _, left = _operands(args, item)
+        a = load_part(address, left)
+        root = copysign(sqrt(maximum(least, magnitude(a))), a)
+        store_part(y, where_less(zero_f32(), magnitude(a), root, a), left)
 
 
 @kernel

@@ -1,6 +1,6 @@
-"""Rows of a packed table for `embed`, decoded to the same weights as by float32 `linear`.
+"""Rows of a packed table for `embed` and `embed_ids`, decoded to the same weights as by float32 `linear`.
 
-Tokens whose row is not in the table give rows of -0.0. Nothing outside of the table is read, and the sum over devices
+Rows that are not in the table are -0.0. Nothing outside of the table is read, and the sum over devices
 that hold a part of the table each has the bits of the stored row, also of its zeros: -0.0 + v = v for all v.
 """
 
@@ -10,15 +10,12 @@ from numba.extending import intrinsic
 
 from numflow.cpu.linear.activations import F32
 from numflow.cpu.linear.kinds import code_bytes, scheme
+from numflow.cpu.linear.slots import EMBED
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import TOKENS
 from numflow.cpu.simd.value import Value, save
-from numflow.cpu.simd.vector import merged
+from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.weights.decode import code_values, column_group, load_floats, open_headers, scale_and_offset, weights
-
-# Arguments after header and rows field: codes and headers of the table, its rows and columns, bytes of codes and of
-# headers per tile, y, its stride, scale, token of the table's first row.
-CODES, HEADERS, ROWS, COLUMNS, CODE_BYTES, HEADER_BYTES, Y, STRIDE, SCALE, FIRST = range(2, 12)
 
 
 def embed(name):
@@ -30,20 +27,17 @@ def embed(name):
 
 @merged
 def embed_rows(args, thread, n_threads, kind):
-    """Threads share the tokens; `kind` as from kinds.scheme."""
-    header = i64(args, 0)
-    tokens, columns = i32_ptr(i64(header, TOKENS)), i64(args, COLUMNS)
-    factor = np.float32(f64(args, SCALE))
-    begin, end = share(i64(header, i64(args, 1)), thread, n_threads)
-    for t in range(begin, end):
-        row = np.int64(tokens[t]) - i64(args, FIRST)
-        y = i64(args, Y) + 4 * t * i64(args, STRIDE)
-        if row < 0 or row >= i64(args, ROWS):
+    """Threads share the rows; `kind` as from kinds.scheme."""
+    columns, factor = i64(args, EMBED.columns), np.float32(f64(args, EMBED.scale))
+    begin, end = share_of_rows(args, thread, n_threads)
+    for item in range(begin, end):
+        row, y = row_and_address(args, item)
+        if row < 0 or row >= i64(args, EMBED.rows):
             for k in range(columns):
                 f32_ptr(y)[k] = np.float32(-0.0)
         else:
-            codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
-            headers = i64(args, HEADERS) + row // 16 * i64(args, HEADER_BYTES)
+            codes = i64(args, EMBED.codes) + row // 16 * i64(args, EMBED.code_bytes)
+            headers = i64(args, EMBED.headers) + row // 16 * i64(args, EMBED.header_bytes)
             for unit in range(0, columns >> 5, units_of_strip(kind)):
                 _row_strip(codes + unit * code_bytes(32, kind), headers, columns, unit, row % 16, y + 128 * unit, kind)
             if columns & 16:
@@ -54,6 +48,24 @@ def embed_rows(args, thread, n_threads, kind):
             if factor != 1:
                 for k in range(columns):
                     f32_ptr(y)[k] *= factor
+
+
+@inline
+def share_of_rows(args, thread, n_threads):
+    """Begin and end of a thread's items: `count` rows for each token."""
+    return share(i64(i64(args, EMBED.header), i64(args, EMBED.rows_field)) * i64(args, EMBED.count), thread, n_threads)
+
+
+@inline
+def row_and_address(args, item):
+    """The row of the table that an item reads, which may be outside of it, and the address of the row in y."""
+    count = i64(args, EMBED.count)
+    t, n = item // count, item % count
+    ids = i64(args, EMBED.ids)
+    if ids == 0:
+        ids = i64(i64(args, EMBED.header), TOKENS)
+    row = np.int64(i32_ptr(ids)[t * i64(args, EMBED.ids_stride) + n]) - i64(args, EMBED.first)
+    return row, i64(args, EMBED.y) + 4 * (t * i64(args, EMBED.y_stride) + n * i64(args, EMBED.columns))
 
 
 @intrinsic

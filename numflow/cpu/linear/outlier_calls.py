@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from numflow.cpu.linear.slots import EXPERT_OUTLIERS, OUTLIERS
+from numflow.cpu.linear.slots import EMBED_OUTLIERS, EXPERT_OUTLIERS, OUTLIERS
 from numflow.cpu.runtime.kernel import Argument, Call, Code
 from numflow.cpu.weights.outliers import PackedOutliers
 from numflow.ops import Step
@@ -43,8 +43,7 @@ def added_to_heads(step: Step, ctx, sparse: PackedOutliers, x: Argument, heads: 
                       groups=0, joined=True)
 
 
-def added_to_rows(step: Step, ctx, sparse: PackedOutliers, rows: int, factor: float, first: int) -> Call:
-    """The call for an `embed` of a table of `rows` rows, the first of which is row `first` of the whole table."""
-    y = step.outputs[0]
-    return Call.of(None, _CODE.kernel("add_outliers_of_rows"), ctx.header, ctx.rows(y), sparse.slots, sparse.starts,
-                   rows, *ctx.view(y), factor, first, joined=True)
+def added_to_rows(sparse: PackedOutliers, shared: dict[str, Any]) -> Call:
+    """The call for an `embed` or `embed_ids`; shared: arguments that both kernels have."""
+    return Call.named(None, _CODE.kernel("add_outliers_of_rows"), EMBED_OUTLIERS, **shared, slots=sparse.slots,
+                      starts=sparse.starts, joined=True)

@@ -6,10 +6,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from numflow.cpu.linear.activations import TOKEN_TILE
+from numflow.cpu.linear.embed_kernels import row_and_address, share_of_rows
 from numflow.cpu.linear.expert_routes_kernels import rows_of_matrix
-from numflow.cpu.linear.slots import EXPERT_OUTLIERS, OUTLIERS
+from numflow.cpu.linear.slots import EMBED_OUTLIERS, EXPERT_OUTLIERS, OUTLIERS
 from numflow.cpu.runtime.access import f32_from_bits, f32_ptr, f64, i32_ptr, i64, i64_ptr, share
-from numflow.cpu.runtime.kernel import TOKENS, kernel
+from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.tile import repeat, store_tile, zeros_1, zeros_2, zeros_4, zeros_8
 from numflow.cpu.simd.value import Value, constant, fma_each, llvm_type, load
 from numflow.cpu.simd.vector import merged
@@ -108,16 +109,12 @@ def _add_expert_outliers(args, thread, n_threads):
 
 @kernel
 def _add_outliers_of_rows(args, thread, n_threads):
-    """y [t] += factor * S[tokens[t]]; threads share the tokens as in embed_kernels.embed_rows.
-
-    args: header, rows field, slots, starts, rows of S, y, its stride, factor, token of the first row of S.
-    """
-    header, starts, factor = i64(args, 0), i64_ptr(i64(args, 3)), np.float32(f64(args, 7))
-    tokens = i32_ptr(i64(header, TOKENS))
-    begin, end = share(i64(header, i64(args, 1)), thread, n_threads)
-    for t in range(begin, end):
-        row, y = np.int64(tokens[t]) - i64(args, 8), f32_ptr(i64(args, 5) + 4 * t * i64(args, 6))
-        inside = 0 <= row < i64(args, 4)
+    """y += scale * the rows of S; threads share the rows as in embed_kernels.embed_rows."""
+    starts, scale = i64_ptr(i64(args, EMBED_OUTLIERS.starts)), np.float32(f64(args, EMBED_OUTLIERS.scale))
+    begin, end = share_of_rows(args, thread, n_threads)
+    for item in range(begin, end):
+        row, address = row_and_address(args, item)
+        y, inside = f32_ptr(address), 0 <= row < i64(args, EMBED_OUTLIERS.rows)
         for slot in range(starts[row // 16] if inside else 0, starts[row // 16 + 1] if inside else 0):
-            word = i32_ptr(i64(args, 2) + slot * SLOT_BYTES)[row % 16]
-            y[word & 0xFFFF] += f32_from_bits(word & np.int32(-65536)) * factor
+            word = i32_ptr(i64(args, EMBED_OUTLIERS.slots) + slot * SLOT_BYTES)[row % 16]
+            y[word & 0xFFFF] += f32_from_bits(word & np.int32(-65536)) * scale

@@ -1,4 +1,5 @@
-"""Argument slots of the kernels that multiply matrices, that make their operands, and that add outliers."""
+"""Argument slots of the kernels that multiply matrices, that make their operands, that read rows of tables, and that
+add outliers."""
 
 from numflow.cpu.runtime.kernel import slots
 
@@ -11,6 +12,12 @@ _BOTH = ("header rows_field x aux codes headers code_bytes header_bytes bias y y
          "panel_bytes")
 LINEAR = slots(f"{_BOTH} addend addend_stride factor pairs")
 EXPERT_LINEAR = slots(f"{_BOTH} experts capacity groups pairs")
+
+# rows, columns: of the table. first: row of a larger table that is its first. ids: `count` row numbers for each token,
+# whose rows stand side by side in y; 0 for the token of the batch.
+_ROWS = "header rows_field y y_stride rows columns first scale ids ids_stride count"
+EMBED = slots(f"{_ROWS} codes headers code_bytes header_bytes")
+EMBED_OUTLIERS = slots(f"{_ROWS} slots starts")
 
 # a, b: inputs of a gated activation; a alone is the input of a norm or a plain activation. y: address to which the
 # values are stored as well, or 0. scratch: operands.SCRATCH_BYTES for each thread.

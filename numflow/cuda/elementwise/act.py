@@ -1,12 +1,12 @@
 """Element-wise ops: `act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`,
-`copy`."""
+`signed_sqrt`, `copy`."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import replace
 
 from numflow.cuda.device.call import N_TOKENS, Call, Prepared, ceil, per_row
-from numflow.cuda.lang.arithmetic import erf, exp, fabs, fmax, fmin, log, tanh
+from numflow.cuda.lang.arithmetic import erf, exp, fabs, fmax, fmin, log, sqrt, tanh
 from numflow.cuda.lang.intrinsics import block_x, block_y, grid_y, lane_index, load4, store4, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
@@ -90,6 +90,11 @@ def softcap(step: Step, ctx) -> list[Call]:
 def clamp(step: Step, ctx) -> list[Call]:
     """y = min(max(x, -limit), limit)."""
     return _bind(step, ctx, "clamp", _clamp, param(step, "limit"), 0.0)
+
+
+def signed_sqrt(step: Step, ctx) -> list[Call]:
+    """y = x / |x| * sqrt(max(|x|, least)), x itself for 0 and NaN."""
+    return _bind(step, ctx, "signed_sqrt", _signed_sqrt, param(step, "least"), 0.0)
 
 
 def copy(step: Step, ctx) -> list[Call]:
@@ -283,6 +288,12 @@ def _softcap(x, cap, q):
 @device
 def _clamp(x, limit, q):
     return fmin(fmax(x, -limit), limit)
+
+
+@device
+def _signed_sqrt(x, least, q):
+    root = sqrt(fmax(fabs(x), least))
+    return root if x > f32(0) else -root if x < f32(0) else x
 
 
 @device

@@ -1,20 +1,22 @@
-"""Embedding look-ups: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`).
+"""Embedding look-ups: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`), and rows
+of given numbers (op `embed_ids`).
 
-A device may have only a part of a table, from row `first` on. The rows of tokens outside that part become -0.0.
+A device may have only a part of a table, from row `first` on. Rows outside that part become -0.0.
 """
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from numflow.cuda.device.call import N_TOKENS, Call, Sizes, ceil, per_row
-from numflow.cuda.device.device import Launch
+from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.exchange.exchange import HostCall, copy_rows
 from numflow.cuda.lang.arithmetic import float_of, half_to_float
 from numflow.cuda.lang.intrinsic import LocalArray
 from numflow.cuda.lang.intrinsics import as_u16, block_x, block_y, load4, thread_index
 from numflow.cuda.lang.kernel import Kernel, kernel
-from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.lang.parameters import IntRows, Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.parameters import Planes, planes_of
 from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader
@@ -22,7 +24,7 @@ from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES, UNIT
 from numflow.cuda.weights.outliers import value_of
 from numflow.formats.types import to_f32
-from numflow.ops import Step, param
+from numflow.ops import Step, View, param
 
 THREADS = 128
 _NOTHING = 0x80000000  # bits of -0.0: x + -0.0 is x for every x, also for -0.0
@@ -30,33 +32,53 @@ _NOTHING = 0x80000000  # bits of -0.0: x + -0.0 is x for every x, also for -0.0
 
 def embed(step: Step, ctx) -> list[Call | HostCall]:
     """table [V, D], of the type in the file -> y f32 [T, D]."""
-    y = step.outputs[0]
     if ctx.host_embeddings:
-        return [_from_host(step, ctx)]
-    table = ctx.matrix(step.weights["table"])
-    batch = ctx.batch.ref("tokens"), ctx.batch.counts, param(step, "first"), table.shape[0]
+        return [_from_host(step, ctx, lambda count: ctx.batch.host("tokens", count))]
+    return [_looked_up(step, ctx, step.outputs[0], ctx.batch.ref("tokens"), param(step, "scale"))]
+
+
+def embed_ids(step: Step, ctx) -> list[Call | HostCall]:
+    """table [V, E], of the type in the file, ids i32 [T, N] -> y f32 [T, N * E]. One look-up for each column of ids."""
+    (ids,), (y,), (data, stride) = step.inputs, step.outputs, ctx.view(step.inputs[0])
+    if ctx.host_embeddings:
+        def on_host(count: int) -> np.ndarray:
+            rows = ctx.device.download(data, 4 * ((count - 1) * stride + ids.width)).view(np.int32)
+            return np.concatenate([rows[t * stride:t * stride + ids.width] for t in range(count)])
+        return [_from_host(step, ctx, on_host)]
+    room, width = ctx.room(ids), y.width // ids.width
+    columns = ctx.scratch("ids by column", 4 * ids.width * room)
+    apart = per_row(step, _columns_apart, ctx.rows(ids), ceil(ids.width, THREADS), columns, IntRows(data, stride),
+                    ctx.batch.counts, ctx.rows(ids), ids.width, room)
+    return [apart, *(_looked_up(step, ctx, View(y.buffer, y.start + n * width, width), columns + 4 * n * room, 1.0)
+                     for n in range(ids.width))]
+
+
+def _looked_up(step: Step, ctx, y: View, ids: Ref, scale: float) -> Call:
+    """The call that writes the rows `ids` of the step's table to y, one for each row of y."""
+    table, field = ctx.matrix(step.weights["table"]), ctx.rows(y)
+    rows = ids, ctx.batch.counts, param(step, "first"), table.shape[0]
     if table.is_float:
-        return [per_row(step, float_rows(table.kind), N_TOKENS, ceil(y.width, THREADS), *ctx.view(y),
-                        table.parts["codes"], *batch, y.width, table.pitch, param(step, "scale"))]
+        return per_row(step, float_rows(table.kind), field, ceil(y.width, THREADS), *ctx.view(y),
+                       table.parts["codes"], *rows, y.width, table.pitch, scale)
     units = table.pitch // UNIT
-    return [per_row(step, code_rows(table.kind), N_TOKENS, ceil(units, 32), ctx.view(y),
-                    planes_of(table), table.parts.get("outliers"), table.outliers, *batch, y.width,
-                    param(step, "scale"))]
+    return per_row(step, code_rows(table.kind), field, ceil(units, 32), ctx.view(y), planes_of(table),
+                   table.parts.get("outliers"), table.outliers, *rows, y.width, scale)
 
 
-def _from_host(step: Step, ctx) -> HostCall:
-    """The host converts the rows of a batch to float32 and uploads them; the table stays in host memory."""
-    y, table, scale = step.outputs[0], ctx.weights.raw(step.weights["table"]), np.float32(param(step, "scale"))
-    (to, stride), room = ctx.view(y), ctx.scratch("rows from the host", 4 * ctx.room(y) * y.width)
+def _from_host(step: Step, ctx, ids_of: Callable[[int], np.ndarray]) -> HostCall:
+    """The host converts the rows of a batch to float32 and uploads them; the table stays in host memory. ids_of: the
+    row numbers of so many rows of the batch."""
+    y, table, scale = step.outputs[0], ctx.weights.raw(step.weights["table"]), np.float32(step.params.get("scale", 1))
+    (to, stride), room, field = ctx.view(y), ctx.scratch("rows from the host", 4 * ctx.room(y) * y.width), ctx.rows(y)
 
     def act(sizes: Sizes) -> None:
-        ids = ctx.batch.host("tokens", sizes.rows[N_TOKENS]) - param(step, "first")
+        ids = ids_of(sizes.rows[field]) - param(step, "first")
         here = (ids >= 0) & (ids < len(table.rows))
-        rows = np.full((len(ids), y.width), -0.0, np.float32)
+        rows = np.full((len(ids), table.shape[-1]), -0.0, np.float32)
         rows[here] = to_f32(table.rows[ids[here]], table.type) * scale
         ctx.device.upload(room, rows)
-        ctx.device.launch(Launch(copy_rows, (len(rows), ceil(y.width, THREADS), 1), (
-            to, stride, room, y.width, ctx.batch.counts, N_TOKENS, y.width, 0)))
+        ctx.device.launch(Launch(copy_rows, (sizes.rows[field], ceil(y.width, THREADS), 1), (
+            to, stride, room, y.width, ctx.batch.counts, field, y.width, 0)))
     return HostCall(step, act)
 
 
@@ -157,3 +179,11 @@ def _add_row(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, table: f32.pt
     t, column = block_x(), block_y() * 128 + thread_index()
     if t < counts[N_TOKENS] and column < width:
         y[t * y_stride + column] = x[t * x_stride + column] + table[(indices[t] + offset) * width + column]
+
+
+@kernel("columns_apart", THREADS)
+def _columns_apart(y: i32.ptr, x: IntRows, counts: i32.ptr, rows: u32, width: u32, room: u32):
+    """y [width, room] = the columns of x, one after the other."""
+    t, column = block_x(), u32(block_y() * 128 + thread_index())
+    if t < counts[rows] and column < width:
+        y[column * room + t] = x.data[t * x.stride + column]

@@ -6,6 +6,7 @@ The cases are part of the package, not of `tests`, because the labs use them.
 import numpy as np
 
 from numflow.learn.cases.attention_cases import attention_cases
+from numflow.learn.cases.build import VOCABULARY
 from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.learn.cases.recurrent_cases import recurrent_cases
 
@@ -31,6 +32,23 @@ def _embed():
         (x,) = b.inputs(60)
         b.step(op, (x,), (x,), {"table": b.weight("table", b.normal(2 if op == "embed_type" else 40, 60))}, **params)
         yield b.case(x, (((0, 3), (1, 1)), ((1, 4), (0, 2))), types=types)
+
+
+def _ngrams():
+    """Cases of `ngram_ids` and `embed_ids`. The sixth token of the first batch is a separator."""
+    several = (((0, 3), (1, 1), (2, 9)), ((2, 1), (0, 1)), ((1, 7), (0, 2), (2, 1)), ((0, 5),))
+    for name, size, sizes, width, part in (
+            ("embed_ids-of-3-grams", 3, (41, 37, 31, 44, 29, 40), 20, {}),
+            ("embed_ids-of-4-grams", 4, (41, 37, 31), 36, {}),
+            ("embed_ids-of-2-grams-some-rows", 2, (41, 37, 31), 32, {"first": 30, "vocabulary": 109})):
+        b = Builder(name)
+        ids, y = b.buffer(len(sizes), dtype="i32"), b.buffer(len(sizes) * width)
+        separator = np.random.default_rng(len(name)).integers(0, VOCABULARY, 13, dtype=np.int32)[5].item()
+        b.step("ngram_ids", (), (ids,), state=b.state(size - 1), sizes=sizes, separator=separator,
+               multipliers=tuple(b.rng.integers(1 << 55, size=size).tolist()))
+        table = b.normal(50 if part else sum(sizes), width)
+        b.step("embed_ids", (ids,), (y,), {"table": b.weight("table", table)}, **part)
+        yield b.case(y, several)
 
 
 def _norm():
@@ -137,7 +155,7 @@ def _elementwise():
         b.step("act_mul", (gate, up), (y,), kind=kind, **params)
         yield b.case(y)
     for op, params in (("scale", {"scale": 0.3}), ("softcap", {"cap": 3.0}), ("clamp", {"limit": 1.5}),
-                       ("copy", {})):
+                       ("signed_sqrt", {"least": 0.5}), ("copy", {})):
         for in_place in (False, True) if op != "copy" else (False,):
             b = Builder(op + "-in-place" * in_place)
             x, _ = b.inputs(60, 8, spread=4.0)
@@ -332,5 +350,5 @@ def _causal_conv():
         yield b.case(y, schedule)
 
 
-CASES = [*_embed(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_rows(), *_balance(), *_route(),
-         *_experts(), *_causal_conv(), *attention_cases(), *recurrent_cases()]
+CASES = [*_embed(), *_ngrams(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_rows(), *_balance(),
+         *_route(), *_experts(), *_causal_conv(), *attention_cases(), *recurrent_cases()]

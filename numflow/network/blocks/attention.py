@@ -119,6 +119,11 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         for module in ("attn_k", "attn_v", "attn_k_norm"):  # mark as used: some files have them without need
             b.names.find(module, "weight", b.layer, b.stack)
         cache = b.caches[f"{b.prefix_of(owner)}self"]
+    if b.option("indexer", "heads"):
+        if biases[0]:
+            raise SpecError(f"{b.where}: indexer.heads: expected 0 with relative position scores",
+                            ("indexer.heads", "attention.distances", "attention.relative"))
+        biases = (index(b, x, x), {})
     y = b.view("attention", shape.heads * shape.value_dim)
     attend(b, q, y, cache, shape.heads, biases)
     return _difference(b, y, shape) if b.option("attention", "differential") else y

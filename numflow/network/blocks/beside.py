@@ -124,12 +124,11 @@ def log_scaled(b: Builder, module: str, x: View, heads: int) -> None:
 
 
 def index(b: Builder, x: View, low_query: View) -> tuple[View]:
-    """Select the top_k keys for each query by an index with small keys, or the tokens of the top_k entries.
+    """Select the top_k keys for each query by an index with small keys, or the tokens of the top_k windows.
 
     Returns a bit mask i32 [T, context / 32]: of this layer, or of the last layer before that has an index.
     """
-    heads, size, every = (b.option("indexer", key) for key in ("heads", "head_dim", "every"))
-    rope_dim, context = b.option("latent", "rope_dim"), _indexed(b)
+    every, context = b.option("indexer", "every"), _indexed(b)
     if b.option("rope", "scaling") == "dynamic":  # the longest text after scaling
         context = max(context, int(b.option("rope", "original_context") * b.option("rope", "factor")))
     chosen = b.view("chosen", -(-context // 32), dtype="i32")
@@ -137,6 +136,19 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
         if not any(chosen in step.outputs for step in b.entries[b.entry]):
             raise SpecError(f"{b.where}: indexer.own: the first layer needs its own indexer", ("indexer.own",))
         return (chosen,)
+    q, name = (_mean_keys if b.option("indexer", "pooling") == "mean" else _keys)(b, x, low_query)
+    if every == 1:
+        _select(b, x, q, name, chosen)
+    else:
+        best = _select(b, x, q, name, b.view("chosen_entries", -(-context // (32 * every)), dtype="i32"))
+        b.emit("index_tokens", (best,), (chosen,), "index_tokens", every=every)
+    return (chosen,)
+
+
+def _keys(b: Builder, x: View, low_query: View) -> tuple[View, str]:
+    """Index queries, and the name of the cache of index keys: of tokens, or of windows, pooled by gates."""
+    heads, size, every = (b.option("indexer", key) for key in ("heads", "head_dim", "every"))
+    rope_dim = b.option("latent", "rope_dim")
     if rope_dim > size or (rope_dim and every > 1):
         raise SpecError(f"{b.where}: latent.rope_dim: expected up to indexer.head_dim {size}, and 0 with "
                         f"indexer.every, found {rope_dim}", ("indexer.head_dim", "latent.rope_dim", "indexer.every"))
@@ -150,25 +162,52 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
         low_query = b.norm("index_q_norm", x, b.view("index_q_in", x.width), kind="layer",
                            eps=b.option("indexer", "norm_eps"))
     q = b.linear("index_q", low_query, b.view("index_q", heads * size), rows)
-    both = b.view("index_rows", (1 + (every > 1)) * size)  # with entries, a key stands behind its gate
-    k = b.linear("index_k", x, View(both.buffer, both.width - size, size), order)
+    both, k = _gates_and_key(b, size, every)
+    b.linear("index_k", x, k, order)
     norm = {role: b.vector("index_k_norm", role, size, order) for role in ("weight", "bias")}
     b.emit("layer_norm", (k,), (k,), "index_k_norm", norm, eps=b.option("indexer", "norm_eps"))
     if b.option("indexer", "log_scaled"):
         log_scaled(b, "index", q, heads)
     for view, count, label in ((q, heads, "index_rope_q"), (k, 1, "index_rope_k")) if rope_dim else ():
         rotate(b, view, count, size, label, b.option("indexer", "pairing"))
-    if every == 1:
-        name = f"{b.prefix}index"
-        b.caches[name] = Cache(name, 1, size, 0, prefix=size)
-        b.emit("cache_write", (k,), (), "index_write", cache=name)
-        _select(b, x, q, name, chosen)
-        return (chosen,)
-    b.linear("index_pool_gate", x, View(both.buffer, 0, size))
-    name = _stored(b, "index_pool", _pooled(b, "index_pool", both, size, every, 1), every)
-    best = _select(b, x, q, name, b.view("chosen_entries", -(-context // (32 * every)), dtype="i32"))
-    b.emit("index_tokens", (best,), (chosen,), "index_tokens", every=every)
-    return (chosen,)
+    if every > 1:
+        b.linear("index_pool_gate", x, View(both.buffer, 0, size))
+        k = _pooled(b, "index_pool", both, size, every, 1)
+    return q, _stored_keys(b, k, every)
+
+
+def _mean_keys(b: Builder, x: View, low_query: View) -> tuple[View, str]:
+    """Index queries, and the name of the cache of index keys: the normalised means of the keys of each window."""
+    heads, size, every = (b.option("indexer", key) for key in ("heads", "head_dim", "every"))
+    q, (both, k) = b.view("index_q", heads * size), _gates_and_key(b, size, every)
+    if b.has("index_qk.weight"):
+        b.expect_rows("index_qk", q.width + size, exactly=True)
+        b.linear("index_qk", x, q, range(q.width), ".q")
+        b.linear("index_qk", x, k, range(q.width, q.width + size), ".k")
+    else:
+        b.linear("index_q", low_query, q)
+        b.linear("index_k", x, k)
+    if every > 1:  # equal gates make a mean
+        b.emit("scale", (k,), (View(both.buffer, 0, size),), "index_pool_gate", scale=0.0)
+        k = _pooled(b, "index_pool", both, size, every, 1,
+                    b.constant(f"index_pool_bias.{every}x{size}", np.zeros((every, size), np.float32)))
+    b.norm("index_head_norm", q, q, groups=heads)
+    b.norm("index_k_norm", k, k)
+    if b.option("rope", "enabled"):
+        rotate(b, q, heads, size, "index_rope_q")
+        rotate(b, k, 1, size, "index_rope_k", ago=every - 1)  # the position of the window's first token
+    return q, _stored_keys(b, k, every)
+
+
+def _gates_and_key(b: Builder, size: int, every: int) -> tuple[View, View]:
+    """A row [gates, key] of each token, of the key alone without windows; and the key, its last columns."""
+    both = b.view("index_rows", (1 + (every > 1)) * size)
+    return both, View(both.buffer, both.width - size, size)
+
+
+def _stored_keys(b: Builder, k: View, every: int) -> str:
+    """Write index keys, of tokens or of windows, to a cache; its name."""
+    return _stored(b, "index_pool", k, every) if every > 1 else _stored(b, "index", k, 0)
 
 
 def index_of_entries(b: Builder, x: View, low: View) -> tuple[View]:
@@ -195,9 +234,13 @@ def _indexed(b: Builder) -> int:
 
 
 def _select(b: Builder, x: View, q: View, name: str, chosen: View) -> View:
-    """chosen = the top_k keys in cache `name` for index queries q, heads weighed by index_weights(x)."""
-    heads = b.option("indexer", "heads")
-    weights = b.linear("index_weights", x, b.view("index_weights", heads))
+    """chosen = the top_k keys in cache `name` for index queries q, heads weighed by index_weights(x) or equally."""
+    heads, weights = b.option("indexer", "heads"), b.view("index_weights", b.option("indexer", "heads"))
+    if b.option("indexer", "weighted"):
+        b.linear("index_weights", x, weights)
+    else:
+        b.emit("scale", (View(q.buffer, q.start, heads),), (weights,), "index_weights",
+               {"shift": b.constant(f"index_weights.{heads}", np.ones(heads, np.float32))}, scale=0.0)
     b.emit("index_select", (q, weights), (chosen,), "index_select", cache=name, heads=heads,
            top_k=b.option("indexer", "top_k"))
     return chosen
@@ -217,15 +260,16 @@ def entries(b: Builder, x: View, module: str, size: int) -> str:
     return _stored(b, module, y, every)
 
 
-def _pooled(b: Builder, module: str, rows: View, size: int, every: int, series: int) -> View:
-    """Entries [T, size] of windows that end, pooled from rows [gates, values].
+def _pooled(b: Builder, module: str, rows: View, size: int, every: int, series: int, bias: str = "") -> View:
+    """Entries [T, size] of windows that end, pooled from rows [gates, values]. bias: name of the weight, if it is no
+    tensor.
 
     Rows of the last tokens are in a cache. Its window is the tokens that an entry covers.
     """
     last, y = f"{b.prefix}{module}_rows", b.view(f"{module}_entry", size)
     b.caches[last] = Cache(last, 1, rows.width, 0, prefix=rows.width, every=1)
     b.emit("cache_write", (rows,), (), f"{module}_rows", cache=last)
-    b.emit("pool", (), (y,), module, {"bias": b.matrix(f"{module}_bias", every, series * size)}, cache=last,
+    b.emit("pool", (), (y,), module, {"bias": bias or b.matrix(f"{module}_bias", every, series * size)}, cache=last,
            every=every, series=series)
     return y
 

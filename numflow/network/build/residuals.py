@@ -6,7 +6,8 @@ residual beside it (LAuReL, arXiv 2411.07501).
 
 Hyper-connections (arXiv 2409.19606): a block reads a gated sum of all streams, and its output is added to each stream
 by further gates. Gates are computed from all streams. The streams may also be mixed by a doubly stochastic matrix,
-whose rows and columns sum to 1 (arXiv 2512.24880).
+whose rows and columns sum to 1 (arXiv 2512.24880). With a rank, a block reads the mean of the normalised streams, each
+column times a gate of its own, from two matrices of that rank.
 
 Passes (arXiv 2506.21734): a pass reads the sum of two streams and replaces one of them. Passes repeat the same layers.
 
@@ -161,14 +162,12 @@ def begin_hyper(b: Builder, x: View) -> View:
 def hyper_layer(b: Builder, streams: View, x: View, blocks: Iterable[tuple[str, Callable]]) -> None:
     """One layer on all streams. x [T, D]: buffer of a block's input. blocks: ("attn", block), ("ffn", block)."""
     _check_layer(b, "hyper", _ONLY_HYPER)
-    count, times = b.option("hyper", "streams"), b.option("hyper", "balance")
+    count, rank = b.option("hyper", "streams"), b.option("hyper", "rank")
+    if rank and b.option("hyper", "balance"):
+        raise SpecError(f"{b.where}: hyper.balance: expected 0 with hyper.rank", ("hyper.balance", "hyper.rank"))
     for name, block in blocks:
-        gates = _gates(b, f"hyper_{name}", streams, (count, count, count ** 2) if times else (count, count))
-        read_write, write = View(gates.buffer, 0, 2 * count), View(gates.buffer, count, count)
-        b.emit("act", (read_write,), (read_write,), f"hyper_{name}_act", kind="sigmoid")
-        _read(b, f"hyper_{name}", streams, View(gates.buffer, 0, count), x)
-        base = _mixed(b, f"hyper_{name}", streams, View(gates.buffer, 2 * count, count ** 2)) if times else streams
-        y = block(b, b.norm(f"{name}_norm", x, b.view("normed", x.width)))
+        base, write, h = (_read_columns if rank else _read_streams)(b, f"hyper_{name}", streams, x)
+        y = block(b, h if rank else b.norm(f"{name}_norm", h, b.view("normed", x.width)))
         if (magnitude := b.option("hyper", "magnitude")) != 1.0:
             b.emit("scale", (write,), (write,), f"hyper_{name}_magnitude", scale=magnitude)
         b.emit("mix", (base, y, write), (streams,), f"hyper_{name}_write", parts=count,
@@ -179,13 +178,58 @@ def end_hyper(b: Builder, streams: View, x: View) -> None:
     """x = gated sum of the streams, with gates of the head; or their mean."""
     count = b.option("hyper", "streams")
     if b.option("hyper", "head") == "mean":
-        b.emit("scale", (_one(streams, x.width, 0),), (x,), "hyper_head_first", scale=1 / count)
-        for i in range(1, count):
-            b.emit("add", (x, _one(streams, x.width, i)), (x,), f"hyper_head_{i}", scale=1 / count)
-        return
-    gates = _gates(b, "hyper_head", streams, (count,))
-    b.emit("act", (gates,), (gates,), "hyper_head_act", kind="sigmoid")
-    _read(b, "hyper_head", streams, gates, x)
+        _mean(b, "hyper_head", streams, x)
+    elif b.option("hyper", "rank"):
+        _mean(b, "hyper_head", _gated_columns(b, "hyper_head", streams)[0], x)
+    else:
+        gates = _gates(b, "hyper_head", streams, (count,))
+        b.emit("act", (gates,), (gates,), "hyper_head_act", kind="sigmoid")
+        _read(b, "hyper_head", streams, gates, x)
+
+
+def _read_streams(b: Builder, module: str, streams: View, x: View) -> tuple[View, View, View]:
+    """The streams that a block's output is added to, the gates of that [T, S], and the block's input: x, a sum of the
+    streams with a gate for each."""
+    count, times = b.option("hyper", "streams"), b.option("hyper", "balance")
+    gates = _gates(b, module, streams, (count, count, count ** 2) if times else (count, count))
+    read_write = View(gates.buffer, 0, 2 * count)
+    b.emit("act", (read_write,), (read_write,), f"{module}_act", kind="sigmoid")
+    _read(b, module, streams, View(gates.buffer, 0, count), x)
+    base = _mixed(b, module, streams, View(gates.buffer, 2 * count, count ** 2)) if times else streams
+    return base, View(gates.buffer, count, count), x
+
+
+def _read_columns(b: Builder, module: str, streams: View, x: View) -> tuple[View, View, View]:
+    """The same, where x is the mean of the normalised streams with a gate for each column."""
+    gated, normed = _gated_columns(b, module, streams)
+    count = b.option("hyper", "streams")
+    mixed = b.linear(f"{module}_write", normed, b.view("hyper_mixed", count))
+    write = b.view("hyper_gates", count)  # a product with a constant, as in _gates: the matrix is not quantised
+    b.emit("linear", (mixed,), (write,), f"{module}_write_scaled",
+           {"weight": b.constant(f"hyper_write_factors.{count}", np.eye(count, dtype=np.float32) / count)})
+    b.emit("act", (write,), (write,), f"{module}_write_act", kind="sigmoid")
+    _mean(b, module, gated, x)
+    return streams, write, x
+
+
+def _gated_columns(b: Builder, module: str, streams: View) -> tuple[View, View]:
+    """sigmoid(up(silu(down(normed) / S))) * normed, and normed, the normalised streams: [T, S * D] each."""
+    count = b.option("hyper", "streams")
+    normed = b.norm(f"{module}_norm", streams, b.view("streams_normed", streams.width), groups=count)
+    low = b.linear(f"{module}_down", normed, b.view("hyper_low", b.option("hyper", "rank")))
+    b.emit("scale", (low,), (low,), f"{module}_down_scale", scale=1 / count)
+    b.emit("act", (low,), (low,), f"{module}_down_act", kind="silu")
+    gates = b.linear(f"{module}_up", low, b.view("hyper_columns", streams.width))
+    b.emit("act_mul", (gates, normed), (gates,), f"{module}_gated", kind="sigmoid")
+    return gates, normed
+
+
+def _mean(b: Builder, label: str, streams: View, x: View) -> None:
+    """x = mean of the streams."""
+    count = streams.width // x.width
+    b.emit("scale", (_one(streams, x.width, 0),), (x,), f"{label}_first", scale=1 / count)
+    for i in range(1, count):
+        b.emit("add", (x, _one(streams, x.width, i)), (x,), f"{label}_{i}", scale=1 / count)
 
 
 def _read(b: Builder, label: str, streams: View, gates: View, x: View) -> None:

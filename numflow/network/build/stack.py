@@ -29,6 +29,7 @@ from numflow.network.blocks.linear_attention import (
     state_space,
     state_space_beside_attention,
 )
+from numflow.network.blocks.ngrams import add_ngrams
 from numflow.network.blocks.rope import sinusoids
 from numflow.network.build.residuals import (
     altup_layer,
@@ -67,6 +68,10 @@ def decoder_or_encoder(b: Builder) -> None:
     passes = begin_passes(b, x) if b.option("passes", "layers") else None
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
+        if b.option("ngrams", "size"):
+            if streams is not None:
+                raise SpecError(f"{b.where}: ngrams.size: expected 0 with altup.streams", ("ngrams.size",))
+            add_ngrams(b, x if hyper is None else hyper, b.option("hyper", "streams") or 1)
         if hyper is not None:
             hyper_layer(b, hyper, x, (("attn", _mixer), ("ffn", feed_forward)))
         elif streams is None:

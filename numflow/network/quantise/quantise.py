@@ -88,7 +88,8 @@ def matrices(network: Network) -> dict[str, tuple[str, ...]]:
     for steps in network.entries.values():
         for step in steps:
             for role, name in step.weights.items():
-                wanted = (role == "weight" and step.op in PRODUCTS) or (role, step.op) == ("table", "embed")
+                wanted = (role == "weight" and step.op in PRODUCTS) or (
+                    role == "table" and step.op in ("embed", "embed_ids"))
                 router = step.op == "linear" and step.outputs[0] in routers
                 weight = network.weights[name]
                 wanted, parts = wanted and not weight.project, list(weight.parts)

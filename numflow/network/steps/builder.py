@@ -150,6 +150,19 @@ class Builder:
                 types.append(tensor.type.name)
         return self._add(Weight(f"{self.prefix}{module}.weight", (rows, columns), tuple(parts), types=tuple(types)))
 
+    def stacked_rows(self, module: str, rows: int, columns: int) -> str:
+        """Declare a matrix of all rows, `rows` or more, of one tensor, or of several that are numbered from 0 on."""
+        key = (module, "weight", self.layer, self.stack)
+        whole = self.names.find(*key)
+        tensors = [whole or self.names.need(*key, 0)]
+        while whole is None and (tensor := self.names.find(*key, len(tensors))):
+            tensors.append(tensor)
+        for tensor in tensors:
+            if tensor.columns != columns or sum(each.rows for each in tensors) < rows:
+                raise self._wrong_shape(tensor, f"[>= {rows} in all, {columns}]")
+        return self._add(Weight(f"{self.prefix}{module}.weight", (sum(each.rows for each in tensors), columns),
+                                tuple(Part(each.name) for each in tensors), types=tuple(t.type.name for t in tensors)))
+
     def stack_of_matrices(self, module: str, groups: int, rows: int, columns: int, select: Any = None,
                           transpose: bool = False, suffix: str = "") -> str:
         """Declare `groups` matrices [rows, columns], stored as one tensor [groups, N, columns], one tensor

@@ -122,9 +122,31 @@ def _table(step: Step, network: Network) -> None:
     expect(step, "columns of table", step.outputs[0].width, network.weights[step.weights["table"]].shape[-1])
 
 
+def _ngram_ids(step: Step, network: Network) -> None:
+    y, state, count = step.outputs[0], network.states[param(step, "state")], len(param(step, "multipliers")) - 1
+    expect(step, "dtype of the output", "i32", network.buffers[y.buffer].dtype)
+    expect(step, "rows", "tokens", rows(step, network, y))
+    expect(step, "width of the output", len(param(step, "sizes")), y.width)
+    expect(step, f"shape of {state.name!r}", (count,), state.shape)
+    if count < 1 or y.width % count or min(param(step, "sizes")) < 1:
+        raise NetworkError(f"{step}: {y.width} parts with rows should be shared by n-grams of 2 .. {count + 1} tokens")
+
+
+def _embed_ids(step: Step, network: Network) -> None:
+    (ids,), (y,), table = step.inputs, step.outputs, network.weights[step.weights["table"]]
+    expect(step, "dtype of ids", "i32", network.buffers[ids.buffer].dtype)
+    expect(step, "rows of the output", rows(step, network, ids), rows(step, network, y))
+    expect(step, "width of the output", ids.width * table.shape[-1], y.width)
+    _part(step, network)
+
+
 def _embed(step: Step, network: Network) -> None:
-    """The table is complete, or consists of rows of a table of `vocabulary` rows."""
     _table(step, network)
+    _part(step, network)
+
+
+def _part(step: Step, network: Network) -> None:
+    """The table is complete, or consists of rows of a table of `vocabulary` rows."""
     rows, first, vocabulary = (network.weights[step.weights["table"]].shape[0], param(step, "first"),
                                param(step, "vocabulary"))
     if not vocabulary:
@@ -343,14 +365,15 @@ def _adapt(step: Step, network: Network) -> None:
 
 
 _SHAPES = {
-    "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
-    "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
+    "embed": _embed, "ngram_ids": _ngram_ids, "embed_ids": _embed_ids, "embed_position": _table, "embed_type": _table,
+    "rms_norm": _norm, "layer_norm": _norm, "linear": _linear,
+    "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "head_linear": _head_linear, "cache_write": cache_write, "pool": pool, "index_select": index_select,
     "index_tokens": index_tokens, "attention": attention, "act": _act, "act_mul": _act, "gate_rows": _by_group,
     "permute": _permute, "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale,
     "scale_by_position": _scale_by_position,
     "sparsify": _same, "match_rms": _by_group, "mix": _mix, "balance": _balance,
-    "softcap": _same, "clamp": _same, "copy": _same,
+    "softcap": _same, "clamp": _same, "copy": _same, "signed_sqrt": _same,
     "select_rows": _select, "adapt": _adapt, "adapt_rows": _adapt,
     "moe_route": _route, "expert_scale": _combine, "expert_linear": _expert_linear, "expert_combine": _combine,
     "linear_attention": _linear_attention, **dict.fromkeys(("softplus", "gated_recurrence", "wkv"), _by_channel),

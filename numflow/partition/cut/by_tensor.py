@@ -223,6 +223,8 @@ class _Emitter:
 
     def _tokens(self, step: Step, spans: Spans) -> Layout:
         table = self.network.weights[step.weights["table"]]
+        for view in step.inputs:
+            self.whole(view)
         for i in holders(spans):
             self._append(i, step, weights={"table": rows_of(table, *spans[i])},
                          params={**step.params, "first": spans[i][0], "vocabulary": table.shape[0]})

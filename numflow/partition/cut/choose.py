@@ -271,6 +271,9 @@ class _Chooser:
         rows = self._rows(self.network.weights[step.weights["table"]].shape[0])
         return Sharding(TOKENS, rows) if self.embedding == "split" else Sharding(FIRST)
 
+    def _embed_ids(self, at: int, step: Step, spans: Spans | None) -> Sharding:
+        return Sharding(TOKENS, self._rows(self.network.weights[step.weights["table"]].shape[0]))
+
     def _experts(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         experts = self.network.weights[step.weights["weight"]].groups
         return Sharding(EXPERTS, even_spans(experts, self.shares))
@@ -278,7 +281,7 @@ class _Chooser:
     RULES: ClassVar = {
         **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
         "scale_by_position": _elementwise,  # also depends on the row's position
-        **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "permute", "select_rows",
+        **dict.fromkeys(("ngram_ids", "embed_position", "embed_type", "rope_angles", "permute", "select_rows",
                          "moe_route", "index_select", "index_tokens", "sparsify", "match_rms", "mix", "balance", "pool",
                          "expert_scale",
                          "expert_combine"), _whole),
@@ -287,6 +290,7 @@ class _Chooser:
         "head_concat": _head_concat, "head_linear": _head_linear, "gate_rows": _gate_rows, "attention": _attention,
         "cache_write": _cache_write, "causal_conv": _channels, "softplus": _channels,
         **dict.fromkeys(RECURRENT, _recurrent), "linear": _linear, "embed": _embed,
+        "embed_ids": _embed_ids,
         "expert_linear": _experts,
     }
 

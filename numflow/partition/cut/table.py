@@ -77,7 +77,7 @@ def _sharing(same: list[Step | None], parts: list[DevicePart]) -> tuple[str, tup
         return "heads", tuple(f"{param(other, 'heads')} heads" for other in there)
     if step.op in RECURRENT:
         return "channels", tuple(f"{other.outputs[0].width} channels" for other in there)
-    how = "row-parallel" if "columns" in kinds else "tokens" if step.op == "embed" else "column-parallel"
+    how = "row-parallel" if "columns" in kinds else "tokens" if step.op in ("embed", "embed_ids") else "column-parallel"
     return how, tuple(", ".join(f"{name} {'columns ' * (kind == 'columns')}{span}" for name, kind, span in spans)
                       for spans in weights)
 
