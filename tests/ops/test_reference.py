@@ -266,48 +266,51 @@ def test_attention_against_loops(case):
 
 
 def _loops(case):
-    """Attention of a case by loops over rows, heads and keys, with the cache as a dict of rows."""
-    steps = {s.op: s for entry in case.network.entries.values() for s in entry}
-    step, write = steps["attention"], steps["cache_write"]
+    """Attention of a case by loops over rows, heads and keys, with the caches as dicts of rows by entry."""
+    writes = {entry: step for entry, steps in case.network.entries.items() for step in steps if step.op == "cache_write"}
+    step = next(step for step in case.network.entries["main"] if step.op == "attention")
     weights = {role: case.weights.f32(name).astype(np.float64) for role, name in step.weights.items()}
     shape = case.network.caches[step.params["cache"]]
-    table = {e: case.weights.f32(s[0].weights["table"]).astype(np.float64) for e, s in case.network.entries.items()}
-    memory, results = {}, []
+    memory, results = {"encode": {}, "main": {}}, []
     for run in case.runs(4):
-        x = {v: table[run.entry][run.batch.tokens][:, v.start:v.start + v.width] for v in (*write.inputs, *step.inputs)
-             if v.start + v.width <= table[run.entry].shape[1]}
+        table = case.weights.f32(case.network.entries[run.entry][0].weights["table"]).astype(np.float64)
+        x, write = table[run.batch.tokens], writes.get(run.entry)
         rows = [(run.sequences[b], t) for b in range(len(run.sequences))
                 for t in range(run.batch.starts[b], run.batch.starts[b + 1])]
-        if run.entry == "encode" or shape.kind == "self":
-            for s, t in rows:
-                memory.setdefault(s, {})[int(run.batch.positions[t])] = tuple(
-                    x[v][t].reshape(shape.kv_heads, -1) for v in write.inputs)
+        for s, t in rows if write else ():
+            memory[run.entry].setdefault(s, {})[int(run.batch.positions[t])] = tuple(
+                _columns(x, v)[t].reshape(shape.kv_heads, -1) for v in write.inputs)
         if run.entry == "main":
-            results.append(np.array([_row(step, weights, x[step.inputs[0]][t], int(run.batch.positions[t]), memory[s],
-                                          shape) for s, t in rows]))
+            q = _columns(x, step.inputs[0])
+            results.append(np.array([_row(step, weights, q[t], int(run.batch.positions[t]), *(
+                memory[entry].get(s, {}) for entry in ("main", "encode")), shape) for s, t in rows]))
     return results
 
 
-def _row(step, weights, q, at, memory, shape):
+def _columns(x, view):
+    return x[:, view.start:view.start + view.width]
+
+
+def _row(step, weights, q, at, own, others, shape):
+    """own: keys of the sequence. others: keys of the encoder, without masks and biases."""
     heads, out = param(step, "heads"), []
     for h in range(heads):
         g = h // (heads // shape.kv_heads)
         query, scores, values = q.reshape(heads, -1)[h], [], []
-        for position, (k, *v) in memory.items():
+        for is_own, (position, (k, *v)) in ((mine, item) for mine, keys in ((True, own), (False, others))
+                                            for item in keys.items()):
             distance = position - at
             hidden = param(step, "causal") and distance > 0
             far = param(step, "window") and abs(distance) >= param(step, "window")
             chunk = param(step, "chunk")
-            if chunk and position // chunk != at // chunk:
-                continue
-            if shape.kind == "self" and (hidden or far):
+            if is_own and (hidden or far or (chunk and position // chunk != at // chunk)):
                 continue
             score = param(step, "scale") * float(query @ k[g])
             if param(step, "softcap"):
                 score = param(step, "softcap") * math.tanh(score / param(step, "softcap"))
-            if "slopes" in weights:
+            if is_own and "slopes" in weights:
                 score -= weights["slopes"][h] * abs(distance)
-            if "buckets" in weights:
+            if is_own and "buckets" in weights:
                 score += weights["buckets"][_bucket(distance, 8, 16, param(step, "causal")), h]
             scores.append(score)
             values.append(v[0][g] if v else k[g][:shape.prefix])
