@@ -13,6 +13,7 @@ pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet"
 
 HEADS, ROWS = 3, 2
 SIZES = ((2, 128), (5, 96), (33, 160), (MOST_PARTS, 32))
+TWO = ((2, 2, 20), (32, 3, 130), (5, 32, 64))  # parts over one cache, parts over the other, columns
 
 
 @pytest.mark.parametrize(("parts", "width", "kind"), [
@@ -50,7 +51,7 @@ def test_parts_are_joined(parts, width, kind):
         _check_operand(device, codes, aux, units, found[:ROWS, :HEADS * width])
 
 
-@pytest.mark.parametrize(("own", "other", "width"), [(2, 2, 20), (32, 3, 130), (5, 32, 64)])
+@pytest.mark.parametrize(("own", "other", "width"), TWO)
 def test_parts_over_two_caches_are_joined(own, other, width):
     """As one softmax over the keys of both. Rows beyond the batch stay unchanged."""
     rng, device = np.random.default_rng(own), Simulated(seed=own)
