@@ -41,7 +41,7 @@ case("fsmt_tied", "FSMTForConditionalGeneration", "fsmt", FSMT, {
      kept=("embed_positions.weight",))
 GEMMA2 = {"vocab_size": 203, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 12,
           "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
-          "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 10, "sliding_window": 4, "pad_token_id": 0,
+          "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 60, "sliding_window": 4, "pad_token_id": 0,
           "final_logit_softcapping": 6.0, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
           "rope_parameters": {
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
