@@ -296,8 +296,8 @@ OPS = {op.name: op for op in (
        "position_buckets[d + R] is the embedding of relative position d = key - query, clipped to -R .. R; q k^T of "
        "query i and key j gets + c2p[i, h, n] + p2c[j, h, n]; c2p, p2c [T, H*N] are inputs in place of `selected`, "
        "with the whole sequence in the batch; or c2p alone. entries: a cache of entries; one softmax over keys and "
-       "entries of complete windows, with `selected` bits of the entries. cross: a cross cache; one softmax over keys and "
-       "all keys of that cache, whose scores have no bias", ("q", "selected or c2p?", "p2c?"), ("y",),
+       "entries of complete windows, with `selected` bits of the entries. cross: a cross cache; one softmax over keys "
+       "and all keys of that cache, whose scores have no bias", ("q", "selected or c2p?", "p2c?"), ("y",),
        ("slopes?", "sinks?", "buckets?", "position_buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
         "bucket_distance": 0, "chunk": 0, "entries": "", "cross": ""}),

@@ -65,12 +65,13 @@ def test_side_by_side(alone, folder, options):
     own, expected = alone
     with numflow.load(folder, **own) as model:
         if "preemption" in options:
-            options = {**options, "kv_memory": 20 * (model.program.block_bytes + model.program.cross_block_bytes)}
+            options = {**options, "kv_memory": 12 * (model.program.block_bytes + model.program.cross_block_bytes)}
         with numflow.Engine(model, **options) as engine:
             for _ in range(2):  # the second time all prompts are in the prefix cache
                 handles = [engine.submit(source, priority=number % 2, **GREEDY, **settings)
                            for number, (source, settings) in enumerate((p, s) for p in SOURCES for s in SETTINGS)]
                 assert [[one.ids for one in handle.results()] for handle in handles] == expected
+            assert (engine.stats["preemptions"] > 0) == ("preemption" in options)
 
 
 def test_the_decoder_starts_with_the_token_that_begins_texts(folder):

@@ -267,14 +267,15 @@ def test_attention_against_loops(case):
 
 def _loops(case):
     """Attention of a case by loops over rows, heads and keys, with the caches as dicts of rows by entry."""
-    writes = {entry: step for entry, steps in case.network.entries.items() for step in steps if step.op == "cache_write"}
+    writes = {entry: next((step for step in steps if step.op == "cache_write"), None)
+              for entry, steps in case.network.entries.items()}
     step = next(step for step in case.network.entries["main"] if step.op == "attention")
     weights = {role: case.weights.f32(name).astype(np.float64) for role, name in step.weights.items()}
     shape = case.network.caches[step.params["cache"]]
     memory, results = {"encode": {}, "main": {}}, []
     for run in case.runs(4):
         table = case.weights.f32(case.network.entries[run.entry][0].weights["table"]).astype(np.float64)
-        x, write = table[run.batch.tokens], writes.get(run.entry)
+        x, write = table[run.batch.tokens], writes[run.entry]
         rows = [(run.sequences[b], t) for b in range(len(run.sequences))
                 for t in range(run.batch.starts[b], run.batch.starts[b + 1])]
         for s, t in rows if write else ():

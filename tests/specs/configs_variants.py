@@ -268,7 +268,8 @@ OTHERS |= {
     # An odd window, its smallest value, and rotary frequencies of both kinds of layers.
     "t5gemma2_odd_window": ("t5gemma2", {"encoder": _ENCODER | {"text_config": _T5 | {
         "sliding_window": 5, "rms_norm_eps": 1e-3, "attention_bias": True, "query_pre_attn_scalar": 20, "head_dim": 8,
-        "rope_parameters": {SLIDING: LINEAR | {"rope_theta": 70.0}, FULL: {"rope_type": "default", "rope_theta": 9e3}}}}}),
+        "rope_parameters": {SLIDING: LINEAR | {"rope_theta": 70.0},
+                            FULL: {"rope_type": "default", "rope_theta": 9e3}}}}}),
     "t5gemma2_smallest_window": ("t5gemma2", {"encoder": _ENCODER | {"text_config": _T5 | {"sliding_window": 1}}}),
     "t5gemma2_window_of_two": ("t5gemma2", {"encoder": _ENCODER | {"text_config": _T5 | {"sliding_window": 2}}}),
     "t5gemma2_by_class": ("t5gemma2", {

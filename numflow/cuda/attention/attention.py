@@ -55,7 +55,7 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     leaves: the matrix operand, int8 or f16, to which the kernels write y as well, for the `linear` step that follows;
     no unit of the operand crosses a head.
     """
-    (y,), cache = step.outputs, ctx.caches[param(step, "cache")]
+    cache = ctx.caches[param(step, "cache")]
     if name := param(step, "cross"):
         own, others = _over(step, ctx, cache, least=2), _over(step, ctx, ctx.caches[name], least=2)
         return [*own.calls, *others.calls, _join_two(step, ctx, own, others)]
