@@ -64,7 +64,7 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
 
 
 class _Share(NamedTuple):
-    """What limits the number of parts: scratch memory of `most` rows of (token, head, part), and the fewest parts."""
+    """Limits of the number of parts: scratch memory for `most` rows of (token, head, part), and the fewest parts."""
 
     heads: int
     kv_heads: int
