@@ -39,6 +39,13 @@ case("fsmt", "FSMTForConditionalGeneration", "fsmt", FSMT, {"src_vocab_size": 19
 case("fsmt_tied", "FSMTForConditionalGeneration", "fsmt", FSMT, {
     "tie_word_embeddings": True, "scale_embedding": False, "encoder_layers": 2, "num_hidden_layers": 2},
      kept=("embed_positions.weight",))
+NLLB = BART | {"activation_function": "relu", "scale_embedding": True, "num_experts": 5, "encoder_sparse_step": 2,
+               "decoder_sparse_step": 2, "moe_token_dropout": 0.2, "tie_word_embeddings": True}
+case("nllb_moe", "NllbMoeForConditionalGeneration", "nllb-moe", NLLB)
+case("nllb_moe_biased", "NllbMoeForConditionalGeneration", "nllb-moe", NLLB, {
+    "router_bias": True, "normalize_router_prob_before_dropping": True, "batch_prioritized_routing": True,
+    "moe_token_dropout": 0.0, "encoder_sparse_step": 1, "decoder_sparse_step": 3, "decoder_layers": 3, "num_experts": 3,
+    "scale_embedding": False, "tie_word_embeddings": False, "activation_function": "gelu"})
 GEMMA2 = {"vocab_size": 203, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 12,
           "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
           "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 60, "sliding_window": 4, "pad_token_id": 0,

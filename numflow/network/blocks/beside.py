@@ -79,9 +79,12 @@ def uneven_window(b: Builder, q: View, heads: int) -> Beside:
     window of the longer side, and a score that excludes the keys of the other side which are beyond its reach.
 
     Raises:
-        SpecError: no window, causal attention, or a softcap, which would bound that score.
+        SpecError: no window, a huge one, causal attention, or a softcap, which would bound that score.
     """
     window, ahead = (b.option("attention", key) for key in ("window", "ahead"))
+    if max(window, ahead) > _FARTHEST:
+        raise SpecError(f"{b.where}: attention.ahead: expected a window of up to {_FARTHEST} keys on each side, found "
+                        f"{window} and {ahead}", ("attention.window", "attention.ahead"))
     if not window or b.option("attention", "causal") or b.option("attention", "softcap"):
         raise SpecError(f"{b.where}: attention.ahead: expected a window that is not causal, without a softcap",
                         ("attention.ahead",))
