@@ -12,15 +12,17 @@ import re
 from pathlib import Path
 
 from numflow.cuda.compiler.compat import versions
-from numflow.cuda.compiler.compile import cached, is_cached
+from numflow.cuda.compiler.compile import assembled, cached, is_cached
 from numflow.cuda.compiler.sass import disassembler, instructions
-from tests.cuda.kernels import all_kernels
+from tests.cuda.kernels import NEWER, TENSOR, all_kernels
+from tests.cuda.on_ptx.device import assembly
 
-CAPABILITY = (9, 0)
+CAPABILITIES = ((9, 0), *NEWER, TENSOR)    # a kernel is compiled for the first of them on which it runs
 LEGEND = """\
-Compiled for sm_90; made by `python -m experiments.cuda_kernels`. `per weight`: instructions of a lane in the longest
-loop, over the weights it reads there, for all tokens of the kernel (the number at the end of its name). `128-bit`:
-loads of weights and activations of 16 bytes a lane. docs/cuda.md says what follows for speed.
+Made by `python -m experiments.cuda_kernels`. `sm`: the compute capability that a kernel is compiled for, 9.0 if it runs
+there. `per weight`: instructions of a lane in the longest loop, over the weights it reads there, for all tokens of the
+kernel (the number at the end of its name). `128-bit`: loads of weights and activations of 16 bytes a lane. docs/cuda.md
+says what follows for speed.
 """
 
 
@@ -34,19 +36,23 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for name, kernel in all_kernels().items():
-        if not re.search(options.match, name) or (options.compiled and not is_cached(kernel, CAPABILITY)):
+        capability = next(one for one in CAPABILITIES if kernel.runs_on(one))
+        if not re.search(options.match, name) or (options.compiled and not is_cached(kernel, capability)):
             continue
-        rows.append(row_of(name, cached(kernel, CAPABILITY), kernel.threads))
+        binary = (cached(kernel, capability) if is_cached(kernel, capability) else
+                  assembled(kernel, assembly(kernel), capability))
+        rows.append(row_of(name, capability, binary, kernel.threads))
         print(rows[-1], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "kernels.json").write_text(json.dumps({"versions": versions(), "kernels": rows}, indent=1))
+    text = ",\n".join(json.dumps(row) for row in rows)
+    (options.out / "kernels.json").write_text(f'{{"versions": {json.dumps(versions())},\n"kernels": [\n{text}\n]}}\n')
     (options.out / "README.md").write_text(page(rows))
 
 
-def row_of(name: str, binary, threads: int) -> dict:
+def row_of(name: str, capability: tuple[int, int], binary, threads: int) -> dict:
     """Facts of a kernel."""
-    facts = {"kernel": name, "threads": threads, "registers": binary.registers, "spills": binary.spills,
-             "shared": binary.shared, "stack": binary.stack}
+    facts = {"kernel": name, "sm": "{}.{}".format(*capability), "threads": threads, "registers": binary.registers,
+             "spills": binary.spills, "shared": binary.shared, "stack": binary.stack}
     if disassembler() is None:
         return facts
     found = instructions(binary)

@@ -1,6 +1,7 @@
 """The PTX interpreter of tests/cuda/ptx: planted bugs are found, correct kernels have no findings, and instructions and
 fragments follow the PTX ISA. A compiler is needed only to run a Numba kernel."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,9 @@ from tests.cuda.ptx.planted import BUGS, COPY, LOAD, Bug, is_found, run_plain
 from tests.cuda.ptx.planted_bulk import BULK_BUGS, BulkBug, run_bulk
 from tests.cuda.ptx.planted_tensor import SCALED_BUGS, TENSOR_BUGS, ScaledBug, TensorBug, run_tensor
 from tests.cuda.ptx.planted_tiles import TILE_BUGS, TileBug, run_tiles
-from tests.cuda.ptx.timeline import FAR, MIDDLE, NEAR
+from tests.cuda.ptx.timeline import USUAL, Latencies
+
+FAR, MIDDLE, NEAR = USUAL
 
 
 @pytest.mark.parametrize("bug", (*BUGS, *TILE_BUGS, *BULK_BUGS, *TENSOR_BUGS, *SCALED_BUGS), ids=lambda bug: bug.name)
@@ -238,9 +241,9 @@ def test_counters():
     assert banked.ways("write") == 4
 
 
-def clocks(body: str, threads: int = 32, blocks: int = 1) -> float:
+def clocks(body: str, threads: int = 32, blocks: int = 1, latencies: Latencies = USUAL) -> float:
     """Cycles of all blocks of a kernel that runs `body`; %rd1 points to 4 KB of memory."""
-    memory, checks = GlobalMemory(1 << 20), Checks(counted=True)
+    memory, checks = GlobalMemory(1 << 20), Checks(counted=True, latencies=latencies)
     x = memory.allocate(4096)
     memory.mark_written(x)
     text = f""".visible .entry k(.param .u64 p_x) {{ .reg .b32 %r<20>; .reg .pred %p<3>; .reg .b64 %rd<9>;
@@ -314,6 +317,22 @@ def test_the_time_of_a_launch_that_is_there_before_its_turn():
     waits = {"blocks": 10, "touched": 10 << 10, "clocks": 10 * 16000.0, "early_clocks": 10 * 1000.0}
     assert predict(card, has, Counters(**waits), 132 * 16).waiting == pytest.approx(31000 / 1.75e9)
     assert predict(old, has, Counters(**waits), 132 * 16).waiting == pytest.approx(32000 / 1.75e9)
+
+
+def test_each_gpu_has_latencies_of_its_own():
+    """A first load takes as long as the GPU's DRAM, a load of another block's sector as long as its L2."""
+    slow, use = Latencies(1100, 570), LOADS[0] + "add.u32 %r8, %r0, 1;"
+    assert 1100 < clocks(use, latencies=slow) < 1120
+    assert 4 * 570 < clocks(use, blocks=4, latencies=slow) < 4 * 570 + 60
+
+
+def test_products_of_each_instruction_take_their_time():
+    """A B200 multiplies bytes twice, and 4-bit floats four times, as fast as float16."""
+    card, has = CARDS["B200"], Resources(168, 100 << 10, 288)
+    full = card.multiprocessors * card.clock * card.pairs              # float16 multiplications a second
+    for name, pairs in (("tcgen05 of bytes", 2), ("tcgen05 of fours", 4), ("mma", card.sync)):
+        found = predict(card, has, Counters(blocks=1, products=Counter({name: full * pairs})), 1)
+        assert found.tensor == pytest.approx(1) and found.bound_by == "tensor"
 
 
 def test_what_is_asked_for_early_comes_from_the_second_cache():

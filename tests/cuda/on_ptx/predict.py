@@ -23,9 +23,10 @@ from tests.cuda.ptx.lanes import Grid
 from tests.cuda.ptx.machine import Machine
 from tests.cuda.ptx.model import CARDS, Prediction, Resources, predict
 from tests.cuda.ptx.parse import parse
+from tests.cuda.ptx.timeline import USUAL, Latencies
 
 LANES = 4096     # lanes of a launch that run
-HOPPERS = ("H200", "H100")
+HOPPERS, BLACKWELLS = ("H200", "H100"), ("B200",)
 CODES = {"RTX 4090": "fp8", "RTX 5090": "nvfp4"}  # activations with the fewest bits that a GPU has (code_gemm.py)
 
 
@@ -33,7 +34,8 @@ class Options(NamedTuple):
     """Options of a prediction.
 
     early: programmatic dependent launch, as from sm_90 on. wgmma: kernels for Hopper. tma: with bulk copies. lanes: of
-    a launch that run. codes: the activations of CODES, else "".
+    a launch that run. codes: the activations of CODES, else "". tcgen05: kernels for compute capability 10.x.
+    latencies: of loads.
     """
 
     early: bool = True
@@ -41,11 +43,15 @@ class Options(NamedTuple):
     lanes: int = LANES
     tma: bool = True
     codes: str = ""
+    tcgen05: bool = False
+    latencies: Latencies = USUAL
 
     @classmethod
     def for_card(cls, name: str, lanes: int = LANES) -> "Options":
         """The options for a GPU of CARDS."""
-        return cls(CARDS[name].dependent is not None, name in HOPPERS, lanes, codes=CODES.get(name, ""))
+        card = CARDS[name]
+        return cls(card.dependent is not None, name in HOPPERS, lanes, codes=CODES.get(name, ""),
+                   tcgen05=name in BLACKWELLS, latencies=card.latencies)
 
 
 ANY = Options()
@@ -56,7 +62,7 @@ class Sampling(PtxDevice):
 
     def __init__(self, nbytes: int, how: Options):
         super().__init__(nbytes=nbytes, wgmma=how.wgmma, tma=how.tma, float8=bool(how.codes),
-                         float4=how.codes == "nvfp4")
+                         float4=how.codes == "nvfp4", tcgen05=how.tcgen05)
         self.how = how
         self.found: list[tuple[Launch, Checks]] = []
         self.counts = False
@@ -72,7 +78,8 @@ class Sampling(PtxDevice):
         """Count a launch, after the model is loaded."""
         if isinstance(work, Order) or not self.counts:
             return
-        checks, kernel, total = Checks(False, False, counted=True), work.kernel, int(np.prod(work.grid))
+        checks = Checks(False, False, counted=True, latencies=self.how.latencies)
+        kernel, total = work.kernel, int(np.prod(work.grid))
         count = min(total, max(self.how.lanes // kernel.threads // work.cluster, 1) * work.cluster)
         first = (total - count) // 2 // work.cluster * work.cluster
         grid = Grid(work.grid, kernel.threads, first, count, kernel.dynamic, work.cluster)
@@ -140,11 +147,11 @@ def main() -> None:
     card, context = CARDS[options.card], -1 if options.prompt else options.context
     if options.no_dependent:
         card = replace(card, dependent=None)
+    how = Options.for_card(options.card, options.lanes)
+    how = how._replace(early=card.dependent is not None, wgmma=how.wgmma and not options.no_wgmma,
+                       tma=not options.no_tma)
     for weights in options.weights:
-        found = layer(options.shape, weights, options.tokens, context,
-                      Options(card.dependent is not None, options.card in HOPPERS and not options.no_wgmma,
-                              options.lanes, not options.no_tma, CODES.get(options.card, "")),
-                      activations=options.activations)
+        found = layer(options.shape, weights, options.tokens, context, how, activations=options.activations)
         print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, "
               f"{'a prompt' if options.prompt else f'context {context}'}, {card.name} (a prediction)\n\n"
               "| kernel | blocks | resident warps | KB in flight | MB | us | bound by | share | TFLOP/s |\n"

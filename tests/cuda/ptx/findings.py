@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .counters import Counters
+from .timeline import USUAL, Latencies
 
 
 class Fault(Exception):
@@ -18,6 +19,7 @@ class Checks:
     unwritten:   report reads of uninitialised memory and registers.
     approximate: give approximate instructions the error that NVIDIA documents.
     counted:     count instructions and memory transactions.
+    latencies:   of the GPU, if `counted`.
     steps:       number of executed basic blocks after which a kernel counts as endless.
     notes:       the notes by their text, and how often each occurred.
     counters:    by kernel, if `counted`.
@@ -27,6 +29,7 @@ class Checks:
     unwritten: bool = True
     approximate: bool = True
     counted: bool = False
+    latencies: Latencies = USUAL
     steps: int = 2_000_000
     notes: Counter = field(default_factory=Counter)
     counters: dict[str, Counters] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class Lanes:
         self.mask, self.rng, self.where = None, None, ""
         self.log_global, self.log_shared = log, Log(True)
         self.counters = checks.counters.setdefault(name, Counters()) if checks.counted else None
-        self.timeline = Timeline(blocks, grid.threads // WARP) if checks.counted else None
+        self.timeline = Timeline(blocks, grid.threads // WARP, checks.latencies) if checks.counted else None
         self._specials, self._sectors, self._coming = {}, {}, np.zeros(0, np.int64)
         self.tiles = None                                         # for kernels with wgmma or tcgen05 (tiles.py)
         self.tensor = None                                        # for kernels with tcgen05 (tensor.py)

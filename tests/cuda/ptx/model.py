@@ -23,14 +23,14 @@ import math
 from dataclasses import dataclass
 
 from .counters import Counters
-from .timeline import FAR, MIDDLE
+from .timeline import USUAL, Latencies
 
 
 @dataclass(frozen=True)
 class Card:
     """The limits of a GPU, and of one of its multiprocessors.
 
-    clock: Hz. bandwidth: bytes a second that a copy kernel reaches. latency: cycles of a load from DRAM.
+    clock: Hz. bandwidth: bytes a second that a copy kernel reaches. latencies: of loads, in cycles.
     boundary: seconds between two kernels of a graph. dependent: the same with programmatic dependent launch, None if
     the GPU does not have it. Both are assumptions: 1.3 us for kernels of a graph; for the end of a wait, little more
     than a round trip through L2.
@@ -39,13 +39,18 @@ class Card:
     mma.sync reaches (0.62 on Hopper, by published measurements). fours: multiplications of 4-bit floats that take as
     long as one of float16. l2: bytes a second of L2; for Hopper, those that published kernels without clusters move:
     610 TFLOP/s with tiles of 128 x 256, 480 with 128 x 128.
+
+    B200: 148 multiprocessors, 2.25 PFLOP/s at 1.86 GHz and 7.7 TB/s by the data sheet; asynchronous copies reach 6.6
+    TB/s in published measurements. A published kernel without clusters reaches 1050 TFLOP/s with tiles of 128 x 256,
+    which is 12 TB/s of L2. A load from the other die takes some 300 cycles longer; a warp waits for the slowest of its
+    lines, so both latencies include them. mma.sync is assumed to be as fast as on Hopper, for want of a measurement.
     """
 
     name: str
     multiprocessors: int
     clock: float
     bandwidth: float
-    latency: int = FAR
+    latencies: Latencies = USUAL
     boundary: float = 1.3e-6
     dependent: float | None = None
     issue: int = 4
@@ -66,7 +71,8 @@ CARDS = {card.name: card for card in (
     Card("A100", 108, 1.41e9, 1.75e12, shared=163 << 10, pairs=1024),
     Card("RTX 4090", 128, 2.5e9, 0.93e12, shared=99 << 10, threads=1536, blocks=24, pairs=256),
     Card("RTX 5090", 170, 2.4e9, 1.66e12, dependent=0.7e-6, shared=99 << 10, threads=1536, blocks=24, pairs=256,
-         fours=8, l2=7.0e12))}
+         fours=8, l2=7.0e12),
+    Card("B200", 148, 1.86e9, 6.6e12, Latencies(1100, 570), dependent=0.7e-6, pairs=4096, sync=0.31, l2=12e12))}
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,12 @@ def resident_blocks(card: Card, resources: Resources) -> int:
 
 
 def _products(counters: Counters, card: Card) -> float:
-    """Tensor-core work, in float16 multiplications of wgmma that take as long: bytes count half, mma more, 4-bit floats
-    1 / fours."""
+    """Tensor-core work, in float16 multiplications of wgmma or tcgen05 that take as long: bytes count half, 4-bit
+    floats 1 / fours, mma more."""
     products = counters.products
     synchronous = products["mma"] + products["mma of bytes"] / 2 + products["mma of fours"] / card.fours
-    return products["wgmma"] + products["wgmma of bytes"] / 2 + synchronous / card.sync
+    bytes_ = products["wgmma of bytes"] + products["tcgen05 of bytes"]
+    return products["wgmma"] + bytes_ / 2 + products["tcgen05 of fours"] / card.fours + synchronous / card.sync
 
 
 def predict(card: Card, resources: Resources, counters: Counters, blocks: int) -> Prediction:
@@ -145,12 +152,13 @@ def predict(card: Card, resources: Resources, counters: Counters, blocks: int) -
     waves = max(blocks / (card.multiprocessors * resident), 1)      # waves of blocks
     of_block = max(counters.blocks, 1) * card.clock
     waiting = (waves * counters.clocks - (0 if card.dependent is None else counters.early_clocks)) / of_block
-    bytes_moved, latency = min(counters.touched * scale, counters.allocated or math.inf), card.latency / card.clock
+    bytes_moved = min(counters.touched * scale, counters.allocated or math.inf)
     boundary, memory = card.boundary if card.dependent is None else card.dependent, bytes_moved / card.bandwidth
+    latency = card.latencies.far / card.clock
     if counters.prefetched and card.dependent is not None:
         prefetched = counters.prefetched * min(scale, card.multiprocessors * resident / max(counters.blocks, 1))
         memory -= min(prefetched / card.bandwidth, boundary)
-        latency = MIDDLE / card.clock
+        latency = card.latencies.middle / card.clock
     return Prediction(
         memory=memory, issue=scale * counters.instructions / (card.issue * clocks),
         l1=scale * 32 * counters.passes("global") / (card.l1 * clocks),

@@ -17,6 +17,7 @@ SWIZZLES = {0: 0, 2: 1, 4: 2, 6: 3}             # layout types of a matrix descr
 KINDS = {"kind_f8f6f4": ({0: "e4m3", 1: "e5m2"}, 32), "kind_mxf4nvf4": ({1: "e2m1"}, 64),
          "kind_mxf4": ({1: "e2m1"}, 64)}        # by kind: formats of the operands, columns of a product
 HALVES = {"kind_f8f6f4": 2, "kind_mxf4nvf4": 4, "kind_mxf4": 4}   # multiplications that take as long as one of float16
+OPERANDS = {2: "bytes", 4: "fours"}
 VECTORS = {"kind_mxf4nvf4": ("scale_vec_4X", 4, 0), "kind_mxf4": ("scale_vec_2X", 2, 1)}  # scales of a row, and format
 QUARTER, SCALES = 32, 4                         # lanes of a warp; columns of the scales of 128 rows
 NONE = np.zeros(0, np.int64)
@@ -63,7 +64,7 @@ def _multiply(step):
             words[:] = words + product if accumulates else product
             written[:] = True
             if machine.counters:
-                machine.counters.products[f"tcgen05 {kind}"] += LANES * across * depth
+                machine.counters.products[f"tcgen05 of {OPERANDS[HALVES[kind]]}"] += LANES * across * depth
                 machine.timeline.product(lane // WARP, LANES * across * depth / HALVES[kind])
     return run
 

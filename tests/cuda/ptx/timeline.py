@@ -11,13 +11,13 @@ into L2.
 """
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
 from .parse import Instruction, Negated, Pair, Register, Vector
 
 WARP = 32
-FAR, MIDDLE, NEAR = 800, 270, 40      # latency in cycles of a load from DRAM, from L2 and from L1
 RESULT = {"shfl": 25, "movmatrix": 25, "ldmatrix": 30, "mma": 33, "ld": 30, "ex2": 20, "lg2": 20, "rcp": 20,
           "rsqrt": 20, "sqrt": 20, "sin": 20, "cos": 20, "tanh": 20}
 PAIRS = 512              # float16 multiplications of one tensor core of sm_90 in a cycle
@@ -26,6 +26,17 @@ TENSOR_PAIRS = 4096      # float16 multiplications of a multiprocessor of sm_100
 BLOCKS = 1 << 16         # more than the number of blocks that run side by side
 PLAIN = 4                # latency in cycles of any other instruction
 STORES = {"st", "red", "bra", "ret", "exit", "cp", "bar", "barrier", "fence"}  # opcodes that write no register
+
+
+class Latencies(NamedTuple):
+    """The cycles that a load takes from DRAM (`far`), from L2 (`middle`) and from L1 (`near`)."""
+
+    far: int = 800
+    middle: int = 270
+    near: int = 40
+
+
+USUAL = Latencies()
 
 
 class Touched:
@@ -49,8 +60,8 @@ class Touched:
 class Timeline:
     """The cycle counts of the warps of some blocks."""
 
-    def __init__(self, blocks: int, warps: int):
-        self.shape = blocks, warps
+    def __init__(self, blocks: int, warps: int, latencies: Latencies = USUAL):
+        self.shape, self.latencies = (blocks, warps), latencies
         self.clock = np.zeros(blocks * warps)             # when the last instruction of each warp has started
         self._begun, self._given = (np.zeros(blocks * warps) for _ in range(2))   # since the last branch: clock, number
         self._ready: dict[int, np.ndarray] = {}           # by register: when its value is ready
@@ -71,12 +82,12 @@ class Timeline:
         warp, places, known = lanes // WARP, (offset >> (7 if passing else 5)).astype(np.int64), self._known[passing]
         own = places * BLOCKS + warp // self.shape[1]
         new = known.between(own, own + 1) == 0
-        self._arrival = np.full(self.clock.size, float(MIDDLE if passing else NEAR))
+        self._arrival = np.full(self.clock.size, float(self.latencies.middle if passing else self.latencies.near))
         if new.any():
             known.add(np.unique(own[new]))
             alone = known.between(places * BLOCKS, (places + 1) * BLOCKS) == 1
-            self._arrival[warp[new]] = np.maximum(self._arrival[warp[new]], MIDDLE)
-            self._arrival[warp[new & alone & ~np.isin(offset >> 7, self._asked)]] = FAR
+            self._arrival[warp[new]] = np.maximum(self._arrival[warp[new]], self.latencies.middle)
+            self._arrival[warp[new & alone & ~np.isin(offset >> 7, self._asked)]] = self.latencies.far
 
     def bring(self, offset: np.ndarray, lane: int) -> float:
         """Latency of a bulk copy of a lane from these offsets."""
