@@ -71,7 +71,7 @@ def test_side_by_side(alone, folder, options):
                 handles = [engine.submit(source, priority=number % 2, **GREEDY, **settings)
                            for number, (source, settings) in enumerate((p, s) for p in SOURCES for s in SETTINGS)]
                 assert [[one.ids for one in handle.results()] for handle in handles] == expected
-            assert (engine.stats["preemptions"] > 0) == ("preemption" in options)
+            assert engine.stats["preemptions"] > 0 or "preemption" not in options
 
 
 def test_the_decoder_starts_with_the_token_that_begins_texts(folder):
