@@ -71,7 +71,10 @@ class Timeline:
         self._busy = np.zeros(blocks * warps)             # when the tensor core has finished the products of each warp
         self._pipe = np.zeros(blocks)                     # when the products of each block by tcgen05 are complete
         self._open = np.zeros(blocks * warps)             # when the copies of the open group arrive
+        # By warp, when the copies of each group, and of all groups before it, have arrived; by lane, the number of its
+        # groups: lanes that diverge commit their parts of a group one after the other.
         self._groups: list[list[float]] = [[] for _ in range(blocks * warps)]
+        self._committed = np.zeros((blocks * warps, WARP), np.int64)
 
     def prefetch(self, offset: np.ndarray) -> None:
         """Prefetch the cache lines with these offsets; they count as being in L2 from now on."""
@@ -112,7 +115,7 @@ class Timeline:
             if number in self._ready:
                 now = np.maximum(now, self._ready[number][warps])
         if step.opcode == "cp":
-            now = self._copy(step, warps, now, arrival)
+            now = self._copy(step, warps, now, arrival, active.reshape(-1, WARP))
         elif step.opcode == "wgmma":
             now = self._multiply(step, warps, now)
         self._given[warps] += 1
@@ -123,18 +126,21 @@ class Timeline:
             ready = self._ready.setdefault(number, np.zeros(self.clock.size))
             ready[warps] = now + latency
 
-    def _copy(self, step: Instruction, warps: np.ndarray, now: np.ndarray, arrival) -> np.ndarray:
-        """cp.async, commit_group or wait_group: the clocks at which the warps continue."""
+    def _copy(self, step: Instruction, warps: np.ndarray, now: np.ndarray, arrival, lanes: np.ndarray) -> np.ndarray:
+        """cp.async, commit_group or wait_group: the clocks at which the warps continue. lanes: bool [warps, 32]."""
         if "commit_group" in step.parts:
             for warp in warps.tolist():
-                self._groups[warp].append(self._open[warp])
+                groups, at = self._groups[warp], int(self._committed[warp, lanes[warp]].max())
+                groups += groups[-1:] * (at - len(groups) + 1) or [0.0] * (at - len(groups) + 1)
+                groups[at:] = [max(arrived, self._open[warp]) for arrived in groups[at:]]
+            self._committed[warps] += lanes[warps]
             self._open[warps] = 0
         elif "wait_group" in step.parts or "wait_all" in step.parts:
             stay = int(step.operands[0].text) if "wait_group" in step.parts else 0
             for warp in warps.tolist():
-                groups = self._groups[warp]
-                self.clock[warp] = max([self.clock[warp], *groups[:len(groups) - stay]])
-                self._groups[warp] = groups[len(groups) - stay:] if stay else []
+                count = int(self._committed[warp, lanes[warp]].max()) - stay
+                if count > 0:
+                    self.clock[warp] = max(self.clock[warp], self._groups[warp][count - 1])
             self.part(warps)
             return self.clock[warps]
         elif arrival is not None:
