@@ -21,6 +21,7 @@ ROWS = {
     "routes": "T * S, one per (token, chosen expert), token-major",
 }
 
+CACHES = ("cache", "entries", "cross")  # parameters of steps that name a cache
 CONV_KINDS = ("none", "silu")  # activation functions fused into causal_conv
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "exp",
                "swiglu_clamp", "silu_clamp", "xielu")
@@ -293,10 +294,11 @@ OPS = {op.name: op for op in (
        "position_buckets[d + R] is the embedding of relative position d = key - query, clipped to -R .. R; q k^T of "
        "query i and key j gets + c2p[i, h, n] + p2c[j, h, n]; c2p, p2c [T, H*N] are inputs in place of `selected`, "
        "with the whole sequence in the batch; or c2p alone. entries: a cache of entries; one softmax over keys and "
-       "entries of complete windows, with `selected` bits of the entries", ("q", "selected or c2p?", "p2c?"), ("y",),
+       "entries of complete windows, with `selected` bits of the entries. cross: a cross cache; one softmax over keys "
+       "and all keys of that cache, whose scores have no bias", ("q", "selected or c2p?", "p2c?"), ("y",),
        ("slopes?", "sinks?", "buckets?", "position_buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
-        "bucket_distance": 0, "chunk": 0, "entries": ""}),
+        "bucket_distance": 0, "chunk": 0, "entries": "", "cross": ""}),
     Op("causal_conv", "batch", "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); `state` "
        "[K - 1, C] has the rows of x before the batch, and then the last rows. kind: silu or none",
        ("x",), ("y",), ("weight", "bias?"), {"state": REQUIRED, "kind": "none"}),
@@ -379,8 +381,8 @@ def states_of(step: Step) -> dict[str, str]:
 
 
 def caches_of(step: Step) -> dict[str, str]:
-    """Caches that a step reads and writes, by parameter: "cache" and "entries"."""
-    return {key: step.params[key] for key in ("cache", "entries") if step.params.get(key)}
+    """Caches that a step reads and writes, by parameter: "cache", "entries" and "cross"."""
+    return {key: step.params[key] for key in CACHES if step.params.get(key)}
 
 
 def local(step: Step) -> str:

@@ -168,10 +168,12 @@ class _Finder:
         return tuple(found)
 
     def joins(self, index: int, demand: tuple[str, str]) -> bool:
-        """Whether an attention, or the join of its parts, can write this operand: a linear reads it, and heads fill
-        whole units."""
-        (y,), cache = self.steps[index].outputs, self.network.caches[param(self.steps[index], "cache")]
-        return demand in self.wanted(index) and y.start % 4 == 0 and cache.value_dim % UNIT == 0
+        """Whether an attention, or the join of its parts, can write this operand: a linear reads it, heads fill whole
+        units, and there is no cross cache beside the attention's own."""
+        step = self.steps[index]
+        (y,), cache = step.outputs, self.network.caches[param(step, "cache")]
+        return demand in self.wanted(index) and y.start % 4 == 0 and cache.value_dim % UNIT == 0 \
+            and not param(step, "cross")
 
     def kind_of_unit(self, index: int) -> str | None:
         """Kind of operand that readers of a step need for few tokens: "int8", "rows" or "both"; None: another kind."""

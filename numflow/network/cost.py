@@ -172,6 +172,8 @@ def _attention(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
     else:
         window = reach(step)
         keys, pairs = load.keys(window), load.pairs(param(step, "causal"), window)
+    if param(step, "cross"):
+        keys, pairs = keys + load.sequences * load.encoded, pairs + load.tokens * load.encoded
     read = keys * cache.kv_heads * (cache.k_dim + cache.v_dim) * kv_bytes
     if name := param(step, "entries"):
         entries, most = network.caches[name], _top_k(network, step)

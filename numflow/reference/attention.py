@@ -41,7 +41,7 @@ def index_tokens(x, *, batch, every, width):
 
 
 def attention(q, *beside, slopes=None, sinks=None, buckets=None, position_buckets=None, batch, cache, heads, scale,
-              causal, window, softcap, bucket_distance, chunk=0, entries=""):
+              causal, window, softcap, bucket_distance, chunk=0, entries="", cross=""):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
     slopes [H]:       ALiBi bias -slope * |key position - query position|.
@@ -52,6 +52,7 @@ def attention(q, *beside, slopes=None, sinks=None, buckets=None, position_bucket
                       of queries and p2c of keys with learned position embeddings, [T, H * N] each.
     position_buckets: index of the embedding for each relative position -R .. R.
     entries:          a cache of entries. A row also sees the entries of complete windows, or the selected of them.
+    cross:            a cross cache. A row also sees all its keys, without a bias.
     """
     selected = beside[0] if beside and position_buckets is None else None
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
@@ -84,6 +85,11 @@ def attention(q, *beside, slopes=None, sinks=None, buckets=None, position_bucket
             entry_scores[:, ~visible] = -np.inf
             scores = np.concatenate([scores, entry_scores], axis=2)
             v = np.concatenate([v, pooled[:, None, :v.shape[2]]])
+        if cross:
+            k, values = cross.read(cross.table(batch)[b], cross.lengths(batch)[b])
+            products = _by_head(q[rows], heads) @ _by_query_head(k, heads).transpose(0, 2, 1)
+            scores = np.concatenate([scores, _scores(products, scale, softcap)], axis=2)
+            v = np.concatenate([v, values])
         y[rows] = _merge(_softmax(scores, sinks) @ _by_query_head(v, heads))
     return y
 

@@ -143,6 +143,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "softcap": _float(0.0, "scores become softcap * tanh(score / softcap); 0 = off", 0, 1e30),
         "window": _int(0, "sliding window w: a query attends to its own key and to the w - 1 keys before it; if not "
                        "causal, also to the w - 1 keys after it; 0 = all keys", 0),
+        "ahead": _int(0, "not causal, with a window: keys after its own that a query attends to; 0 = window - 1", 0),
+        "merged": _bool(False, "decoder beside an encoder: one softmax over its own keys and those of the encoder's "
+                        "output, which attn_k, attn_v and the norm of keys make; no separate cross-attention"),
         "chunk": _int(0, "chunked attention, length of a chunk in positions: a query attends only to keys of its own "
                       "chunk; 0 = all keys", 0),
         "causal": _bool(True, "a query attends to no later keys"),

@@ -71,12 +71,13 @@ def every_bias():
 def attention_kernels() -> dict[str, Kernel]:
     """Attention kernels by name: those on tensor cores, and the exact ones for decoding.
 
-    All biases; every type of keys and values at an ordinary size; wide heads; latent attention; and entries.
+    All biases; every type of keys and values at an ordinary size; wide heads; latent attention; entries; and a cross
+    cache beside the own one.
     """
     found, usual, wide = {}, attention_case(4, 1, 128, 128), attention_case(4, 1, 256, 256)
-    buckets, far = (next(case for case in attention_cases() if case.name == f"attention-{name}")
-                    for name in ("buckets-both-ways", "distances"))
-    for case in (every_bias(), buckets, far, attention_case(4, 1, 64, 64)):
+    buckets, far, merged = (next(case for case in attention_cases() if case.name == f"attention-{name}")
+                            for name in ("buckets-both-ways", "distances", "merged"))
+    for case in (every_bias(), buckets, far, merged, attention_case(4, 1, 64, 64)):
         found |= kernels_of(case.network, case.weights, kv_type="f16")
     for kind in ("f16", *CODED):
         found |= kernels_of(usual.network, usual.weights, kv_type=kind)

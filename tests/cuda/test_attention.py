@@ -45,6 +45,17 @@ def test_tensor_cores_of_an_encoder(name):
     _compare(CASES[name], HALF)
 
 
+@pytest.mark.parametrize(("name", "schedule"), [("", ALONE), ("-window", FEW), ("-biased", MIXED)])
+def test_own_keys_and_those_of_an_encoder(name, schedule, monkeypatch):
+    """Two parts over each cache, and several of 8 keys."""
+    case = replace(CASES[f"attention-merged{name}"], schedule=schedule, encoder=(17, 2)[:1 + (schedule is not ALONE)])
+    _compare(case, HALF)
+    monkeypatch.setattr("numflow.cuda.attention.attention.PART_KEYS", 8)
+    _compare(case, HALF)
+    if schedule is FEW:
+        _compare(case, 2e-5, "f32", "q4", "f32")
+
+
 @pytest.mark.parametrize("case", [
     attention_case(1, 1, 256, 256, ALONE), attention_case(1, 1, 24, 8, (((0, 70),), ((0, 1),))),
     attention_case(3, 3, 80, 40, FEW), attention_case(16, 1, 16, 16, FEW), attention_case(20, 1, 8, 8, FEW),

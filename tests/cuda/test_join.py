@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numflow.cuda.attention.join import MOST_PARTS, join
+from numflow.cuda.attention.join import MOST_PARTS, join, join_two
 from numflow.cuda.device.device import Launch, Simulated
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.patterns import together
@@ -13,6 +13,7 @@ pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet"
 
 HEADS, ROWS = 3, 2
 SIZES = ((2, 128), (5, 96), (33, 160), (MOST_PARTS, 32))
+TWO = ((2, 2, 20), (32, 3, 130), (5, 32, 64))  # parts over one cache, parts over the other, columns
 
 
 @pytest.mark.parametrize(("parts", "width", "kind"), [
@@ -48,6 +49,29 @@ def test_parts_are_joined(parts, width, kind):
         assert (device.download(aux.at(), 4 * ROWS).view(np.float32) == 1).all()
     elif kind:
         _check_operand(device, codes, aux, units, found[:ROWS, :HEADS * width])
+
+
+@pytest.mark.parametrize(("own", "other", "width"), TWO)
+def test_parts_over_two_caches_are_joined(own, other, width):
+    """As one softmax over the keys of both. Rows beyond the batch stay unchanged."""
+    rng, device = np.random.default_rng(own), Simulated(seed=own)
+    partial = rng.standard_normal((ROWS + 1, HEADS, own + other, width + 2)).astype(np.float32)
+    partial[..., 0] *= 8
+    partial[..., 1] = 0.5 + rng.random((ROWS + 1, HEADS, own + other))
+    partial[:, :, own + 1, 0], partial[:, :, own + 1, 1:] = -3e38, 0  # a part without keys
+    halves = [np.ascontiguousarray(half) for half in np.split(partial, [own], axis=2)]
+    y, first, second, counts = (device.alloc(n) for n in (
+        4 * (ROWS + 1) * HEADS * width, *(half.nbytes for half in halves), 64))
+    for memory, values in ((y, np.full((ROWS + 1, HEADS * width), 9, np.float32)), (first, halves[0]),
+                           (second, halves[1]), (counts, np.array([ROWS, 0, 0, 0], np.int32))):
+        device.upload(memory.at(), values)
+    device.launch(Launch(join_two(), (HEADS, ROWS + 1, 1), (
+        Rows(y.at(), HEADS * width), first.at(), own, second.at(), other, counts.at(), HEADS, width)))
+    weights = np.exp(partial[..., :1].astype(float) - partial[..., :1].max(2, keepdims=True))
+    expected = (weights * partial[..., 2:]).sum(2) / (weights[..., 0] * partial[..., 1]).sum(2)[..., None]
+    found = device.download(y.at(), y.nbytes).view(np.float32).reshape(ROWS + 1, HEADS, width)
+    np.testing.assert_allclose(found[:ROWS], expected[:ROWS], rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    assert (found[ROWS] == 9).all()
 
 
 def _check_operand(device, codes, aux, units: int, y: np.ndarray) -> None:

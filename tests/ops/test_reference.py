@@ -15,8 +15,7 @@ from numflow.reference import act, embed, linear, moe, norm, rope, select
 from numflow.reference.program import KERNELS, Program
 
 BY_NAME = {case.name: case for case in CASES}
-ATTENTION = [case for case in CASES if any(s.op == "attention" and s.inputs[1:] == () and not param(s, "entries")
-                                           for s in case.network.entries["main"])]
+
 
 
 def rng(*shape, seed=0, spread=1.0):
@@ -255,81 +254,6 @@ def test_experts(shared):
 def test_buckets(causal, expected):
     distance = np.array(list(expected))
     assert bucket(distance, 8, 16, causal).tolist() == list(expected.values())
-
-
-@pytest.mark.parametrize("case", ATTENTION, ids=str)
-@pytest.mark.thin(3)
-def test_attention_against_loops(case):
-    for actual, expected in zip(run_case(case, Program, block_size=4), _loops(case), strict=True):
-        assert error(actual, expected) < 1e-5
-
-
-def _loops(case):
-    """Attention of a case by loops over rows, heads and keys, with the cache as a dict of rows."""
-    steps = {s.op: s for entry in case.network.entries.values() for s in entry}
-    step, write = steps["attention"], steps["cache_write"]
-    weights = {role: case.weights.f32(name).astype(np.float64) for role, name in step.weights.items()}
-    shape = case.network.caches[step.params["cache"]]
-    table = {e: case.weights.f32(s[0].weights["table"]).astype(np.float64) for e, s in case.network.entries.items()}
-    memory, results = {}, []
-    for run in case.runs(4):
-        x = {v: table[run.entry][run.batch.tokens][:, v.start:v.start + v.width] for v in (*write.inputs, *step.inputs)
-             if v.start + v.width <= table[run.entry].shape[1]}
-        rows = [(run.sequences[b], t) for b in range(len(run.sequences))
-                for t in range(run.batch.starts[b], run.batch.starts[b + 1])]
-        if run.entry == "encode" or shape.kind == "self":
-            for s, t in rows:
-                memory.setdefault(s, {})[int(run.batch.positions[t])] = tuple(
-                    x[v][t].reshape(shape.kv_heads, -1) for v in write.inputs)
-        if run.entry == "main":
-            results.append(np.array([_row(step, weights, x[step.inputs[0]][t], int(run.batch.positions[t]), memory[s],
-                                          shape) for s, t in rows]))
-    return results
-
-
-def _row(step, weights, q, at, memory, shape):
-    heads, out = param(step, "heads"), []
-    for h in range(heads):
-        g = h // (heads // shape.kv_heads)
-        query, scores, values = q.reshape(heads, -1)[h], [], []
-        for position, (k, *v) in memory.items():
-            distance = position - at
-            hidden = param(step, "causal") and distance > 0
-            far = param(step, "window") and abs(distance) >= param(step, "window")
-            chunk = param(step, "chunk")
-            if chunk and position // chunk != at // chunk:
-                continue
-            if shape.kind == "self" and (hidden or far):
-                continue
-            score = param(step, "scale") * float(query @ k[g])
-            if param(step, "softcap"):
-                score = param(step, "softcap") * math.tanh(score / param(step, "softcap"))
-            if "slopes" in weights:
-                score -= weights["slopes"][h] * abs(distance)
-            if "buckets" in weights:
-                score += weights["buckets"][_bucket(distance, 8, 16, param(step, "causal")), h]
-            scores.append(score)
-            values.append(v[0][g] if v else k[g][:shape.prefix])
-        extra = math.exp(weights["sinks"][h]) if "sinks" in weights else 0.0
-        total = math.fsum(map(math.exp, scores)) + extra
-        out.append(sum(math.exp(s) / total * v for s, v in zip(scores, values, strict=True)))
-    return np.concatenate(out)
-
-
-def _bucket(distance, count, furthest, causal):
-    """T5's bucket of one relative position."""
-    first = 0
-    if not causal:
-        count //= 2
-        first = count if distance > 0 else 0
-    back = max(-distance, 0) if causal else abs(distance)
-    exact = count // 2
-    if back < exact:
-        return first + back
-    steps = 0  # number of logarithmic borders exact * (furthest / exact)^(i / n) that are at or below `back`
-    while steps < count - exact - 1 and back >= exact * (furthest / exact) ** ((steps + 1) / (count - exact)) - 1e-9:
-        steps += 1
-    return first + exact + steps
 
 
 def test_reserve_keeps_what_is_cached():

@@ -260,6 +260,25 @@ LEFT_OUT |= {
     "stablelm_by_class": ("stablelm_parallel", {}, ("use_parallel_residual",)),
     "starcoder2_by_class": ("starcoder2", {}, ("tie_word_embeddings",)),
 }
+_ENCODER, _DECODER = (CASES["t5gemma2"][1][part] for part in ("encoder", "decoder"))
+_T5 = _ENCODER["text_config"]
+OTHERS |= {
+    "t5gemma2_untied": ("t5gemma2", {"tie_word_embeddings": False, "decoder": _DECODER | {
+        "sliding_window": 1, "final_logit_softcapping": None, "attention_bias": True, "num_key_value_heads": 4}}),
+    # An odd window, its smallest value, and rotary frequencies of both kinds of layers.
+    "t5gemma2_odd_window": ("t5gemma2", {"encoder": _ENCODER | {"text_config": _T5 | {
+        "sliding_window": 5, "rms_norm_eps": 1e-3, "attention_bias": True, "query_pre_attn_scalar": 20, "head_dim": 8,
+        "rope_parameters": {SLIDING: LINEAR | {"rope_theta": 70.0},
+                            FULL: {"rope_type": "default", "rope_theta": 9e3}}}}}),
+    "t5gemma2_smallest_window": ("t5gemma2", {"encoder": _ENCODER | {"text_config": _T5 | {"sliding_window": 1}}}),
+    "t5gemma2_window_of_two": ("t5gemma2", {"encoder": _ENCODER | {"text_config": _T5 | {"sliding_window": 2}}}),
+    "t5gemma2_by_class": ("t5gemma2", {
+        "encoder": _ENCODER | {"text_config": {
+            key: value for key, value in (_T5 | {"num_hidden_layers": 7}).items() if key not in (
+                "layer_types", "rope_parameters", "query_pre_attn_scalar", "head_dim")}},
+        "decoder": {key: value for key, value in (_DECODER | {"num_hidden_layers": 7}).items() if key not in (
+            "layer_types", "rope_parameters", "query_pre_attn_scalar", "rms_norm_eps")}}),
+}
 QWEN = CASES["qwen3_5_multimodal"][1]["text_config"]
 OTHERS |= {
     "apertus_long": ("apertus", {"rope_scaling": {

@@ -19,6 +19,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeSparseMLP
 
 from tests.specs.case import FOLDER, VARIANT_FOLDER
 from tests.specs.configs import CASES
@@ -32,6 +33,17 @@ CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transforme
            "translate": transformers.AutoModelForSeq2SeqLM, "describe": transformers.AutoModelForImageTextToText}
 ARGUMENTS = {"ids": "input_ids", "types": "token_type_ids", "decoder_ids": "decoder_input_ids"}
 SPARE_KEYS = ("transformers_version", "_name_or_path", "id2label", "label2id", "task_specific_params")
+
+
+def experts_by_index(layer, hidden_states, padding_mask=None):
+    """The forward pass of NLLB-MoE's sparse layer. transformers 5.24 gives its experts a mask of zeros and ones, which
+    they read as indices of experts; earlier versions gave each of the two chosen experts its gate."""
+    rows = hidden_states.view(-1, hidden_states.shape[-1])
+    gates, chosen = layer.router(rows, padding_mask)[1].topk(2)
+    return layer.experts(rows, chosen, gates).reshape(hidden_states.shape)
+
+
+NllbMoeSparseMLP.forward = experts_by_index
 
 
 def token_ids(count: int, vocabulary: int, seed: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Softmax attention over the paged cache (op `attention`), for prefill and decoding alike.
 
-A step with entries is two attentions of each row, over the keys and over the entries. Their results are joined by their
-maxima and sums of exponentials.
+A step with entries or with a cross cache beside its own is two attentions of each row, one over each cache. Their
+results are joined by their maxima and sums of exponentials.
 
 A tile is up to 8 rows, (token, query head) pairs that share a key/value head; tile.py computes a tile. Threads take
 tiles one by one. If there are too few tiles (decoding at a long context), threads take single spans of 128 keys, and
@@ -36,28 +36,32 @@ _CODE, _INDEX = Code("numflow.cpu.attention.attention_kernels"), Code("numflow.c
 def attention(step: Step, ctx) -> list[Call]:
     """q f32 [T, H*E], selected i32 [T, W] or products with position embeddings c2p, p2c f32 [T, H*N] -> y f32
     [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]; position_buckets f32 [2R + 1]."""
-    y, heads, entries = step.outputs[0], param(step, "heads"), param(step, "entries")
+    y, heads, beside = step.outputs[0], param(step, "heads"), param(step, "entries") or param(step, "cross")
     selected = ctx.view(step.inputs[1]) if len(step.inputs) == 2 and "position_buckets" not in step.weights else (0, 0)
-    if not entries:
-        return [_attention(step, ctx, ctx.caches[param(step, "cache")], selected, ctx.strided("y", y))]
-    other = ctx.scratch("attention of entries", 4 * ctx.max_rows(y) * y.width)
+    cache = ctx.caches[param(step, "cache")]
+    if not beside:
+        return [_attention(step, ctx, cache, selected, ctx.strided("y", y))]
+    of_keys, of_others = (selected, (0, 0)) if param(step, "cross") else ((0, 0), selected)
+    other = ctx.scratch("attention beside", 4 * ctx.max_rows(y) * y.width)
     sums, other_sums = (ctx.scratch(f"sums of {part}", 8 * ctx.max_rows(y) * heads)
-                        for part in ("attention", "entries"))
-    return [_attention(step, ctx, ctx.caches[param(step, "cache")], (0, 0), ctx.strided("y", y), sums),
-            _attention(step, ctx, ctx.caches[entries], selected, {"y": other, "y_stride": y.width}, other_sums),
+                        for part in ("attention", "attention beside"))
+    return [_attention(step, ctx, cache, of_keys, ctx.strided("y", y), sums),
+            _attention(step, ctx, ctx.caches[beside], of_others, {"y": other, "y_stride": y.width}, other_sums, False),
             Call.named(step, _CODE.kernel("attention_join"), JOIN, header=ctx.header, rows=ctx.rows(y),
                        **ctx.strided("y", y), other=other, other_stride=y.width, sums=sums,
                        other_sums=other_sums, heads=heads, width=y.width // heads)]
 
 
-def _attention(step: Step, ctx, cache: KVCache, selected: tuple[int, int], y: dict[str, Any], sums: Any = 0) -> Call:
+def _attention(step: Step, ctx, cache: KVCache, selected: tuple[int, int], y: dict[str, Any], sums: Any = 0,
+               biased: bool = True) -> Call:
     """Attention over one cache, of keys or of entries.
 
-    selected: address and stride of the bits of visible keys. y, sums: slots and memory of the results.
+    selected: address and stride of the bits of visible keys. y, sums: slots and memory of the results. biased: scores
+    have the biases of the step, and sinks take part.
     """
     shape, heads = cache.shape, param(step, "heads")
     is_self, every = shape.kind == "self", shape.every
-    weights = {} if every else step.weights
+    weights = step.weights if biased else {}
     slopes, sinks = (ctx.vector(weights[role]) if role in weights else 0 for role in ("slopes", "sinks"))
     causal, reach = param(step, "causal"), param(step, "bucket_distance")
     window, chunk = (param(step, key) if is_self and not every else 0 for key in ("window", "chunk"))
@@ -80,12 +84,13 @@ def _attention(step: Step, ctx, cache: KVCache, selected: tuple[int, int], y: di
         causal=is_self and causal, window=window, softcap=float(param(step, "softcap")), slopes=slopes, sinks=sinks,
         bias=bias, reach=reach, scratch=scratch, scratch_bytes=per_thread, partials=partials, max_slots=MAX_SLOTS,
         counters=counters, decoded=decoded, **cache.row_fields, transposed=transposed, chunk=chunk,
-        selected=selected[0], selected_stride=selected[1], every=every, sums=sums, **_relative(step, ctx))
+        selected=selected[0], selected_stride=selected[1], every=every, sums=sums,
+        **_relative(step if biased else None, ctx))
 
 
-def _relative(step: Step, ctx) -> dict[str, Any]:
-    """Slots of relative-position scores."""
-    if "position_buckets" not in step.weights:
+def _relative(step: Step | None, ctx) -> dict[str, Any]:
+    """Slots of relative-position scores; zeros without a step or without such scores."""
+    if step is None or "position_buckets" not in step.weights:
         return dict.fromkeys(RELATIVE, 0)
     _, c2p, *p2c = step.inputs
     bucket_table = ctx.vector(step.weights["position_buckets"]).astype(np.int32)

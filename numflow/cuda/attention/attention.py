@@ -10,16 +10,18 @@ y = softmax(softcap(scale * q k^T) + bias, over the visible keys of the sequence
     attention_many    tensor cores. For prompts: the other sequences of the batch
 
 If the grid would have too few blocks to fill the GPU, the keys of a head are split into parts (split-KV, as in
-flash-decoding), whose partial results attention_join combines.
+flash-decoding), whose partial results attention_join combines. Attention over a step's own cache and a cross cache
+beside it is two runs of these kernels, of two or more parts each, which attention_join_two combines.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from numflow.cuda.attention.exact import exact_kernel
 from numflow.cuda.attention.few import WIDEST, few_kernel, slices_of
-from numflow.cuda.attention.join import MOST_PARTS, join
+from numflow.cuda.attention.join import MOST_PARTS, join, join_two
 from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
 from numflow.cuda.attention.parameters import BatchTables, Biases, Entries, Halves, Heads, RelativeScores, Scores
 from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Prepared, Sizes, ceil
@@ -53,13 +55,55 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     leaves: the matrix operand, int8 or f16, to which the kernels write y as well, for the `linear` step that follows;
     no unit of the operand crosses a head.
     """
-    (q, *extra), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
-    chosen, relative = ([], extra) if "position_buckets" in step.weights else (extra, [])
     cache = ctx.caches[param(step, "cache")]
+    if name := param(step, "cross"):
+        own, others = _over(step, ctx, cache, least=2), _over(step, ctx, ctx.caches[name], least=2)
+        return [*own.calls, *others.calls, _join_two(step, ctx, own, others)]
+    found = _over(step, ctx, cache, leaves)
+    return [*found.calls, *_joins(step, ctx, found)]
+
+
+class _Share(NamedTuple):
+    """Limits of the number of parts: scratch memory for `most` rows of (token, head, part), and the fewest parts."""
+
+    heads: int
+    kv_heads: int
+    most: int
+    least: int
+
+    def of(self, sizes: Sizes, wanted: int) -> int:
+        """`wanted` parts, within these limits. A single part needs no scratch memory."""
+        room = self.most // (sizes.rows[N_TOKENS] * self.heads)
+        return max(self.least, min(MOST_PARTS // self.least, wanted, room))
+
+
+class _Over(NamedTuple):
+    """Attention over one cache: the calls, and scratch memory for the results of so many parts.
+
+    leaves: as in `attention`; None also if only a pass over the row finds the operand's scale. made: whether the
+    calls have written that operand already.
+    """
+
+    calls: list[Call]
+    parts: Callable[[Sizes], int]
+    made: Callable[[Sizes], bool] | None
+    partial: Ref
+    leaves: Prepared | None
+
+
+def _over(step: Step, ctx, cache, leaves: Prepared | None = None, least: int = 1) -> _Over:
+    """Attention over a cache: the step's own, or the cross cache beside it, whose scores have no bias.
+
+    least: fewest parts; with two or more, the kernels never write y.
+    """
+    (q, *extra), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
+    is_own = cache is ctx.caches[param(step, "cache")]
+    weights, extra = (step.weights, extra) if is_own else ({}, [])
+    chosen, relative = ([], extra) if "position_buckets" in weights else (extra, [])
     shape, causal, window = cache.shape, param(step, "causal"), param(step, "window")
-    slopes, sinks, buckets = (ctx.vector(step.weights[role]) if role in step.weights else None
+    slopes, sinks, buckets = (ctx.vector(weights[role]) if role in weights else None
                               for role in ("slopes", "sinks", "buckets"))
-    n_buckets = ctx.network.weights[step.weights["buckets"]].shape[0] if buckets else 0
+    n_buckets = ctx.network.weights[weights["buckets"]].shape[0] if buckets else 0
     is_self = shape.kind == "self"
     exact = (n_buckets if causal else n_buckets // 2) // 2
     spread = math.log(param(step, "bucket_distance") / exact) if buckets else 1.0
@@ -67,7 +111,8 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None or bool(extra) \
         or entries is not None or max(shape.k_dim, shape.value_dim) > MOST_COLUMNS
     most = max(EXACT_ROWS * heads * MOST_PARTS, ROWS * BLOCKS) if is_exact else ROWS * BLOCKS
-    partial = ctx.scratch("parts of attention", 4 * most * (shape.value_dim + 2))
+    most = most if least == 1 else max(most, least * heads * ctx.room(y))
+    partial = ctx.scratch(f"parts of attention{' to an encoder' * (not is_own)}", 4 * most * (shape.value_dim + 2))
     tables = BatchTables(
         positions=batch.ref("positions"), sequence_of=batch.ref("sequence_of"), starts=batch.ref("starts"),
         table=batch.ref(cache.table), table_stride=batch.stride, lengths=batch.ref(cache.lengths), counts=batch.counts)
@@ -83,15 +128,13 @@ def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
             scores)
     cache_sizes = cache.types + tuple(width(*of) for of in zip(cache.types, (shape.k_dim, shape.value_dim)))
     flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
+    share = _Share(heads, shape.kv_heads, most, least)
     if is_exact:
         bits = IntRows(*(ctx.view(chosen[0]) if chosen else (None, 0)))
         kernel = exact_kernel(*cache_sizes, *flags, cache.v_row, bool(chosen), bool(relative), entries is not None)
         args = (*args, bits, _relative_scores(step, ctx, relative), _entries(ctx, entries))
-        calls, parts = _exact(step, args, kernel, heads, most, _seen(step, entries))
-        made = None
-    else:
-        calls, parts, made = _tensor(step, args, cache_sizes, flags, heads, shape.kv_heads, cache.v_row, most, halves)
-    return [*calls, *_joins(step, ctx, parts, partial, leaves, made)]
+        return _Over(*_exact(step, args, kernel, share, _seen(step, entries)), None, partial, leaves)
+    return _Over(*_tensor(step, args, cache_sizes, flags, share, cache.v_row, halves), partial, leaves)
 
 
 def _relative_scores(step: Step, ctx, products: list[View]) -> RelativeScores:
@@ -112,13 +155,9 @@ def _entries(ctx, cache) -> Entries:
                    cache.shape.every)
 
 
-def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves: Prepared | None,
-           made: Callable[[Sizes], bool] | None) -> list[Call]:
-    """The calls that follow the attention kernels: join the parts, or make the operand if there is only one part.
-
-    leaves: as in `attention`. made: whether the attention kernel has written the operand already.
-    """
-    (y,), heads = step.outputs, param(step, "heads")
+def _joins(step: Step, ctx, over: _Over) -> list[Call]:
+    """The calls that follow the attention kernels: join the parts, or make the operand if there is only one part."""
+    (y,), heads, (_, parts, made, partial, leaves) = step.outputs, param(step, "heads"), over
     operand = ctx.place(y, leaves.kind) if leaves else (None, None)
 
     def joined(sizes: Sizes) -> Launch:
@@ -132,6 +171,18 @@ def _joins(step: Step, ctx, parts: Callable[[Sizes], int], partial: Ref, leaves:
     return calls
 
 
+def _join_two(step: Step, ctx, own: _Over, others: _Over) -> Call:
+    """The join of attention over two caches."""
+    (y,), heads = step.outputs, param(step, "heads")
+
+    def joined(sizes: Sizes) -> Launch:
+        return Launch(join_two(), (heads, sizes.rows[N_TOKENS], 1), (
+            ctx.view(y), own.partial, own.parts(sizes), others.partial, others.parts(sizes), ctx.batch.counts, heads,
+            y.width // heads))
+
+    return Call(step, joined)
+
+
 def _seen(step: Step, entries) -> Callable[[Sizes], int]:
     """Keys and entries that the last query of the longest sequence sees; the number of parts follows from the sum."""
     if entries is None:
@@ -140,25 +191,18 @@ def _seen(step: Step, entries) -> Callable[[Sizes], int]:
     return lambda sizes: min(filter(None, (window, sizes.keys)), default=0) + sizes.keys // every
 
 
-def _exact(step: Step, args: tuple, exact: Kernel, heads: int, most: int, seen: Callable[[Sizes], int]):
-    """The call of attention_exact, and the number of parts. most: rows of (token, head, part) that scratch holds."""
+def _exact(step: Step, args: tuple, exact: Kernel, share: _Share, seen: Callable[[Sizes], int]):
+    """The call of attention_exact, and the number of parts."""
     def parts(sizes: Sizes) -> int:
-        many = sizes.rows[N_TOKENS] > EXACT_ROWS
-        return 1 if many else max(1, min(MOST_PARTS, seen(sizes) // PART_KEYS, _room(sizes, heads, most)))
+        return share.of(sizes, 1 if sizes.rows[N_TOKENS] > EXACT_ROWS else seen(sizes) // PART_KEYS)
 
-    return [Call(step, lambda sizes: Launch(exact, (heads, sizes.rows[N_TOKENS], parts(sizes)), args))], parts
-
-
-def _room(sizes: Sizes, heads: int, most: int) -> int:
-    """Most parts for which scratch memory of `most` rows suffices. A single part needs no scratch memory."""
-    return most // (sizes.rows[N_TOKENS] * heads)
+    return [Call(step, lambda sizes: Launch(exact, (share.heads, sizes.rows[N_TOKENS], parts(sizes)), args))], parts
 
 
-def _tensor(step: Step, args: tuple, cache_sizes: tuple, flags: tuple, heads: int, kv_heads: int, v_row: int, most: int,
-            halves: Halves):
+def _tensor(step: Step, args: tuple, cache_sizes: tuple, flags: tuple, share: _Share, v_row: int, halves: Halves):
     """The calls of attention_few and attention_many, the number of parts, and whether attention_few writes the operand
-    `halves`. most: as in `_exact`."""
-    group = heads // kv_heads
+    `halves`."""
+    kv_heads, group = share.kv_heads, share.heads // share.kv_heads
     is_wide, slices = max(cache_sizes[2:]) > WIDEST, slices_of(cache_sizes[1], cache_sizes[3])
     few = ANY if is_wide else max(FEW_ROWS // group, 1)  # most new tokens of a sequence that attention_few takes
     rows = ROWS // warps_across(cache_sizes[1], cache_sizes[3])
@@ -186,12 +230,12 @@ def _tensor(step: Step, args: tuple, cache_sizes: tuple, flags: tuple, heads: in
     def parts(sizes: Sizes) -> int:
         if is_wide:
             blocks = across(sizes) * sizes.rows[N_SEQUENCES]
-            return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, BLOCKS // blocks, _room(sizes, heads, most)))
+            return share.of(sizes, min(sizes.keys // PART_KEYS, BLOCKS // blocks))
         blocks = kv_heads * (has_few(sizes) * sizes.rows[N_SEQUENCES] + has_many(sizes) * tiles(sizes))
         if blocks >= ENOUGH and sizes.keys <= ALONE_KEYS:
-            return 1
+            return share.of(sizes, 1)
         room = BLOCKS // 2 if has_many(sizes) else BLOCKS
-        return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, room // max(blocks, 1), _room(sizes, heads, most)))
+        return share.of(sizes, min(sizes.keys // PART_KEYS, room // max(blocks, 1)))
 
     def made(sizes: Sizes) -> bool:
         return halves.wanted != 0 and parts(sizes) == 1 and not has_many(sizes)

@@ -92,6 +92,55 @@ def join(kind: str = "") -> Kernel:
     return _join
 
 
+@functools.cache
+def join_two() -> Kernel:
+    """Combine the parts of attention over two caches. Grid (heads, rows).
+
+    own, others: as `partial` of `join`, with up to 32 parts each. A lane has one part of each; a thread takes a column.
+    """
+    @kernel("attention_join_two", 32 * WARPS)
+    def _join_two(y: Rows, own: f32.ptr, own_parts: u32, others: f32.ptr, other_parts: u32, counts: i32.ptr, heads: u32,
+                  v_dim: u32):
+        head, t, lane, thread = block_x(), u32(block_y()), u32(lane_index()), u32(thread_index())
+        valid = t < stream1(counts, N_TOKENS)
+        after_previous()
+        if not valid:
+            return
+        width = u32(v_dim + 2)
+        first, second = own + (t * heads + head) * own_parts * width, others + (t * heads + head) * other_parts * width
+        # In every warp: the scale factors of all parts, and the overall total.
+        at = u32(lane * width)
+        maximum, maximum2, total, total2 = f32(LOWEST), f32(LOWEST), f32(0), f32(0)
+        if lane < own_parts:
+            maximum, total = first[at], first[at + 1]
+        if lane < other_parts:
+            maximum2, total2 = second[at], second[at + 1]
+        overall = warp_max(fmax(maximum, maximum2))
+        weight = exp(maximum - overall) if lane < own_parts else f32(0)
+        weight2 = exp(maximum2 - overall) if lane < other_parts else f32(0)
+        factor = f32(1) / warp_sum(weight * total + weight2 * total2)
+        # The sum of the rescaled values of all parts, 128 columns at a time.
+        begin = u32(0)
+        while begin < v_dim:
+            column, value, part = u32(begin + thread), f32(0), u32(0)
+            while part < own_parts:
+                scale = shuffle(weight, part)
+                if column < v_dim:
+                    value += scale * first[part * width + 2 + column]
+                part = u32(part + 1)
+            part = u32(0)
+            while part < other_parts:
+                scale = shuffle(weight2, part)
+                if column < v_dim:
+                    value += scale * second[part * width + 2 + column]
+                part = u32(part + 1)
+            if column < v_dim:
+                y.data[t * y.stride + head * v_dim + column] = value * factor
+            begin = u32(begin + 128)
+
+    return _join_two
+
+
 def _put(kind: str) -> DeviceFunction:
     """put(sums, factor, y, head, begin, width, to, aux, units, t, warp): write 128 columns of a head."""
     put = putter(kind) if kind else None

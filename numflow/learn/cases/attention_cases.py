@@ -56,6 +56,9 @@ def attention_cases():
     yield _distances_before("attention-distances-before-window", 6, 1, 20, 6, {"window": 5})
     yield _cross("attention-cross", causal=False)
     yield _cross("attention-cross-window", causal=True, window=2)
+    yield _merged("attention-merged", 4, 2, 16, {}, ())
+    yield _merged("attention-merged-window", 6, 1, 32, {"window": 3, "softcap": 2.0}, ())
+    yield _merged("attention-merged-biased", 3, 3, 20, {}, ("slopes", "sinks"))
     for heads, size, top_k, schedule in ((3, 16, 5, SCHEDULE), (2, 24, 60, LONG), (1, 8, 300, SHORT)):
         yield _indexed(heads, size, top_k, schedule)
     for every, series, heads, size, top_k, schedule in (
@@ -179,3 +182,14 @@ def _cross(name, **params):
     y = b.buffer(64)
     b.step("attention", (q,), (y,), cache=cache, heads=4, scale=0.25, **params)
     return b.case(y, (((0, 3), (1, 1), (2, 4)), ((1, 2), (0, 1)), ((2, 1),)), encoder=(9, 33, 2), bound=2e-5)
+
+
+def _merged(name, heads, kv_heads, size, params, weights):
+    """One softmax over the decoder's own keys, which alone have masks and biases, and all keys of the encoder."""
+    b = Builder(name)
+    cross = b.cache(kv_heads=kv_heads, k_dim=size, kind="cross")
+    k, v = b.inputs(kv_heads * size, kv_heads * size, entry="encode")
+    b.step("cache_write", (k, v), (), entry="encode", cache=cross)
+    q, k, v = b.inputs(heads * size, kv_heads * size, kv_heads * size)
+    _attend(b, q, k, v, heads, size, b.cache(kv_heads=kv_heads, k_dim=size), params | {"cross": cross}, weights)
+    return b.case(b.last, (((0, 37), (1, 1), (2, 4)), ((1, 2), (0, 1)), ((2, 1),)), encoder=(9, 133, 2), bound=2e-5)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.blocks.beside import Beside, distances, index, log_scaled, relative
+from numflow.network.blocks.beside import Beside, distances, index, log_scaled, relative, uneven_window
 from numflow.network.blocks.channels import add_convolution
 from numflow.network.blocks.projections import Heads, clip, convolved, projections, query_and_gate_rows
 from numflow.network.blocks.rope import alibi_slopes, rotate
@@ -86,8 +86,11 @@ def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besid
                    offset=b.option("attention", "temperature_offset"))
     if b.option("attention", "log_scaled"):
         log_scaled(b, "attn", q, heads)
+    window = b.option("attention", "window")
     b.emit("attention", (q, *beside[0]), (y,), "attention", weights, cache=cache.name, heads=heads,
-           **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
+           window=max(window, b.option("attention", "ahead") + 1) if window else 0,
+           **{key: b.option("attention", key) for key in ("scale", "causal", "softcap")},
+           **({"cross": f"{b.prefix}cross"} if b.option("attention", "merged") else {}),
            **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
            **({"chunk": chunk} if chunk else {}))
 
@@ -110,7 +113,8 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
             q, k = _biased_keys(b, q, k, v, shape)
         cache = b.caches[name] = Cache(name, shape.kv_heads, k.width // shape.kv_heads, shape.value_dim)
         b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
-        biases = distances(b, q, k, shape.heads) if b.option("attention", "distances") else relative(b, x, shape.heads)
+        biases = (distances(b, q, k, shape.heads) if b.option("attention", "distances") else
+                  uneven_window(b, q, shape.heads) if b.option("attention", "ahead") else relative(b, x, shape.heads))
     else:
         biases = relative(b, x, shape.heads)
         q = b.linear("attn_q", x, b.view("qkv", shape.heads * shape.head_dim))
@@ -187,24 +191,35 @@ def _owner(b: Builder) -> int | None:
 
 def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None:
     """Emit norm and rotation of queries and keys in the spec's order. views: name, view and number of heads of each."""
-    kind, late = b.option("attention", "q_norm"), b.option("attention", "norm_after_rope")
-    for step in ("rope", "norm") if late else ("norm", "rope"):
+    for step in ("rope", "norm") if b.option("attention", "norm_after_rope") else ("norm", "rope"):
         for name, view, heads in views:
-            if step == "norm" and kind != "none":
-                b.norm(f"attn_{name}_norm", view, view, groups=heads if kind == "head" else 1,
-                       eps=b.option("attention", "q_norm_eps") or None, kind=b.option("attention", "q_norm_kind"))
+            if step == "norm":
+                normed(b, name, view, heads)
             elif step == "rope" and b.option("rope", "enabled"):
                 rotate(b, view, heads, shape.head_dim, f"rope_{name}")
 
 
+def normed(b: Builder, name: str, view: View, heads: int) -> None:
+    """Emit the norm of queries ("q") or keys ("k"), if the spec has one."""
+    if (kind := b.option("attention", "q_norm")) != "none":
+        b.norm(f"attn_{name}_norm", view, view, groups=heads if kind == "head" else 1,
+               eps=b.option("attention", "q_norm_eps") or None, kind=b.option("attention", "q_norm_kind"))
+
+
 def cross_memory(b: Builder, memory: View) -> None:
-    """In entry "encode": write keys and values of the encoder's output for one decoder layer's cross-attention."""
-    shape = _cross_shape(b)
+    """In entry "encode": write keys and values of the encoder's output for one decoder layer's cross-attention, or for
+    its merged attention."""
+    shape, merged = _cross_shape(b), b.option("attention", "merged")
+    if merged and not _plain_keys(b):
+        raise SpecError(f"{b.where}: attention.merged: expected one matrix each for keys and values, which only a norm "
+                        "of keys and a rotation may follow", ("attention.merged",))
     kv = b.view("cross_kv", shape.kv_heads * (shape.head_dim + shape.value_dim))
     k = View(kv.buffer, 0, shape.kv_heads * shape.head_dim)
     v = View(kv.buffer, k.width, shape.kv_heads * shape.value_dim)
-    b.linear("cross_k", memory, k)
-    b.linear("cross_v", memory, v)
+    for name, view in (("k", k), ("v", v)):
+        b.linear(f"{'attn' if merged else 'cross'}_{name}", memory, view)
+    if merged:
+        normed(b, "k", k, shape.kv_heads)
     cache = f"{b.prefix}cross"
     b.caches[cache] = Cache(cache, shape.kv_heads, shape.head_dim, shape.value_dim, kind="cross")
     b.emit("cache_write", (k, v), (), "cross_write", cache=cache)
@@ -238,6 +253,14 @@ def position_biases(b: Builder, heads: int) -> dict[str, str]:
 
 def _cross_shape(b: Builder) -> Heads:
     return Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
+
+
+def _plain_keys(b: Builder) -> bool:
+    """Whether keys and values are those of attn_k and attn_v, but for a norm of keys and a rotation."""
+    usual = {"qkv": "separate", "v_norm": "none", "key_scale": 1.0, "clip": 0.0, "convolved": 0, "in_scale": 1.0,
+             "differential": 0.0, "kv_convolved": False, "key_bias": False}
+    return all(b.option("attention", key) == value for key, value in usual.items()) and \
+        _owner(b) == b.layer and not b.option("latent", "rank")
 
 
 def _latent_heads(b: Builder, x: View, s: Heads) -> View:

@@ -21,6 +21,7 @@ from numflow.ops import Cache, View
 
 Beside = tuple[tuple[View, ...], dict[str, str]]  # further inputs and weights of an attention step
 _FARTHEST = 1 << 20  # limit of the bucket table
+_EXCLUDED = -1e30  # a score whose exponential is 0 beside any other
 _MOST_INDEXED = 1 << 22  # limit of positions: each row of a batch has one bit per position
 
 
@@ -70,6 +71,33 @@ def relative(b: Builder, x: View, heads: int) -> Beside:
     name = f"position_buckets_before.{reach}"
     if name not in b.weights:
         b.constant(name, np.where((distance >= 0) & (distance < reach), distance, reach).astype(np.float32))
+    return (y,), {"position_buckets": name}
+
+
+def uneven_window(b: Builder, q: View, heads: int) -> Beside:
+    """Further input and weight of `attention` for a window with other numbers of keys on the two sides of a query: the
+    window of the longer side, and a score that excludes the keys of the other side which are beyond its reach.
+
+    Raises:
+        SpecError: no window, a huge one, causal attention, or a softcap, which would bound that score.
+    """
+    window, ahead = (b.option("attention", key) for key in ("window", "ahead"))
+    if max(window, ahead) > _FARTHEST:
+        raise SpecError(f"{b.where}: attention.ahead: expected a window of up to {_FARTHEST} keys on each side, found "
+                        f"{window} and {ahead}", ("attention.window", "attention.ahead"))
+    if not window or b.option("attention", "causal") or b.option("attention", "softcap"):
+        raise SpecError(f"{b.where}: attention.ahead: expected a window that is not causal, without a softcap",
+                        ("attention.ahead",))
+    distance = np.arange(-max(window - 1, ahead), max(window - 1, ahead) + 1)
+    excluded = (distance > ahead) | (distance <= -window)
+    if not excluded.any():
+        return (), {}
+    y = b.view("window_scores", 2 * heads)
+    shift = b.constant(f"window_scores.{heads}", np.tile(np.array([0, _EXCLUDED], np.float32), heads))
+    b.emit("scale", (View(q.buffer, q.start, y.width),), (y,), "window_scores", {"shift": shift}, scale=0.0)
+    name = f"position_buckets_around.{window}.{ahead}"
+    if name not in b.weights:
+        b.constant(name, excluded.astype(np.float32))
     return (y,), {"position_buckets": name}
 
 

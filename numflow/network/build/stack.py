@@ -114,7 +114,7 @@ def encoder_and_decoder(b: Builder) -> None:
     x = embeddings(b)
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
-        x = transformer_layer(b, x, cross=True)
+        x = transformer_layer(b, x, cross=not b.option("attention", "merged"))
     b.layer = None
     head(b, x)
 

@@ -70,6 +70,14 @@ def attention(step: Step, network: Network) -> None:
                                "relative-position bias")
         expect(step, "columns of entries", (cache.k_dim, cache.value_dim, 1),
                (entries.k_dim, entries.value_dim, cache.kv_heads))
+    if name := param(step, "cross"):
+        cross = _cache(step, network, name)
+        expect(step, "kinds of both caches", ("self", "cross"), (cache.kind, cross.kind))
+        expect(step, "heads and columns of the cross cache", (cache.kv_heads, cache.k_dim, cache.v_dim, cache.prefix),
+               (cross.kv_heads, cross.k_dim, cross.v_dim, cross.prefix))
+        if param(step, "entries") or cache.prefix:
+            raise NetworkError(f"{step}: attention over a cross cache beside its own needs stored values, without "
+                               "entries")
     if heads % cache.kv_heads:
         raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
     expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)

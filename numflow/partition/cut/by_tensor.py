@@ -320,10 +320,10 @@ class _Emitter:
                 device.weight(self.network.weights[name])
         names = step.weights if weights is None else {role: device.weight(each) for role, each in weights.items()}
         if "cache" in step.params:
-            name = param(step, "cache")
-            whole = self.network.caches[name]
-            begin, end = self.caches[name].kv_heads[i] if cache is not None else (0, whole.kv_heads)
-            device.caches[name] = replace(whole, kv_heads=end - begin)
+            for name in filter(None, (param(step, "cache"), step.params.get("cross"))):
+                whole = self.network.caches[name]
+                begin, end = self.caches[name].kv_heads[i] if cache is not None else (0, whole.kv_heads)
+                device.caches[name] = replace(whole, kv_heads=end - begin)
             if entries := step.params.get("entries"):  # one head: every device has it
                 device.caches[entries] = self.network.caches[entries]
         for name in states_of(step).values():

@@ -66,7 +66,8 @@ def cut_caches(network: Network, shares: tuple[float, ...]) -> dict[str, CacheCu
                 cache = network.caches[param(step, "cache")]
                 found, reader = _output_projection(steps[at + 1:], step.outputs[0])
                 weight = network.weights[reader.weights["weight"]] if reader else None
-                cuts[cache.name] = _cache_cut(param(step, "heads"), cache, found.width, weight, shares)
+                cut = _cache_cut(param(step, "heads"), cache, found.width, weight, shares)
+                cuts |= dict.fromkeys(filter(None, (cache.name, param(step, "cross"))), cut)
     return cuts
 
 

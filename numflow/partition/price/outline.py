@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from numflow.ops import EXCHANGES, Network, Step, Weight
+from numflow.ops import CACHES, EXCHANGES, Network, Step, Weight
 
 Stretch = tuple[tuple[int, int], ...]
 
@@ -42,7 +42,7 @@ def outline(network: Network, entry: str, weigh: Callable[[Weight], float],
         key = (step.op, tuple([(view.buffer, view.width) for view in step.inputs]),
                tuple([(view.buffer, view.width) for view in step.outputs]),
                tuple([(role, weights[name]) for role, name in step.weights.items()]),
-               tuple([(name, caches.get(value) if name in ("cache", "entries") else value)
+               tuple([(name, caches.get(value) if name in CACHES else value)
                       for name, value in step.params.items()]),
                name_of(step) if name_of else None)
         kind = kinds.setdefault(key, len(steps))

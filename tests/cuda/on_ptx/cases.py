@@ -322,7 +322,9 @@ def _functions() -> Iterator[Job]:
         for kind in ("", "int8", "f16"):
             name = f"attention_join{f'_{kind}' * bool(kind)}"
             yield _function(test_join, f"{name}-{parts}", (name,), "test_parts_are_joined", parts, width, kind)
-
+    for sizes in test_join.TWO:
+        yield _function(test_join, f"attention_join_two-{sizes[0]}", ("attention_join_two",),
+                        "test_parts_over_two_caches_are_joined", *sizes)
     for width in (33, 700):
         yield _function(test_sample, f"sample-{width}", ("sample",), "test_the_same_tokens_as_on_the_host", width)
     yield _function(test_sample, "sample-pieces", ("sample",), "test_a_vocabulary_in_several_pieces")
