@@ -10,7 +10,7 @@ from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.learn.cases.build import error, run_case
 from numflow.learn.cases.cases import CASES
 from numflow.network.t5_buckets import bucket
-from numflow.ops import OPS, Batch, View, param
+from numflow.ops import OPS, Batch, View
 from numflow.reference import act, embed, linear, moe, norm, rope, select
 from numflow.reference.program import KERNELS, Program
 

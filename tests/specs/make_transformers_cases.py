@@ -103,7 +103,8 @@ def compute(kind: str, folder: Path, options: dict, inputs: list[dict], rows: li
     model.eval()
     stored = model.state_dict()
     with safe_open(folder / "model.safetensors", "pt") as file:
-        for name in stored.keys() & set(file.keys()):  # noqa: SIM118; some classes begin with other numbers once more
+        # Some classes begin with other numbers once more.
+        for name in stored.keys() & set(file.keys()):
             stored[name].copy_(file.get_tensor(name))
     part = model.get_submodule(options.get("part", ""))
     arrays = {}
