@@ -3,11 +3,10 @@ over weights. Needs no GPU, but the compiler (extra `cuda-compile`), and nvdisas
 
     python -m experiments.cuda_kernels --out reports/cuda-kernels/ [--match REGEX] [--compiled]
 
---compiled: only kernels in the cache. Writes kernels.json and README.md.
+--compiled: only kernels in the cache. Writes README.md.
 """
 
 import argparse
-import json
 import re
 from pathlib import Path
 
@@ -44,8 +43,6 @@ def main() -> None:
         rows.append(row_of(name, capability, binary, kernel.threads))
         print(rows[-1], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    text = ",\n".join(json.dumps(row) for row in rows)
-    (options.out / "kernels.json").write_text(f'{{"versions": {json.dumps(versions())},\n"kernels": [\n{text}\n]}}\n')
     (options.out / "README.md").write_text(page(rows))
 
 
