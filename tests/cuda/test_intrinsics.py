@@ -243,6 +243,30 @@ def test_background_copies_land_when_they_are_waited_for():
     assert set(run(_probe, (1,), np.zeros(32, np.uint32), x, 0)[0].tolist()) == {0xFFFFFFFF}
 
 
+@pytest.mark.parametrize(("wait", "landed"), [(0, 0), (1, 1), (2, 2)])
+def test_groups_of_copies_land_from_the_oldest_on(wait, landed):
+    """Of three groups, copy_wait_third waits for the first, and copy_wait_older for the first two."""
+    memory = SharedArray(u32, 384)
+
+    @kernel(f"groups_probe_{wait}", 32)
+    def _probe(y: u32.ptr, x: u32.ptr, wait: u32):
+        lane, shared = i.lane_index(), memory()
+        for group in range(3):
+            i.copy_async(shared, 128 * group + 4 * lane, x, 4 * lane)
+            i.copy_commit()
+        if wait == 1:
+            i.copy_wait_third()
+        elif wait == 2:
+            i.copy_wait_older()
+        i.sync_warp()
+        for group in range(3):
+            y[32 * group + lane] = shared[128 * group + 4 * lane]
+
+    found = run(_probe, (1,), np.zeros(96, np.uint32), np.arange(128, dtype=np.uint32), wait)[0].reshape(3, 32)
+    for group, words in enumerate(found.tolist()):
+        assert words == ([4 * n for n in range(32)] if group < landed else [0xFFFFFFFF] * 32)
+
+
 def test_vectors_must_be_aligned():
     words = np.zeros(16, np.uint32)
     assert i.load4(SimulatedPointer(words[:8]), 0) == (0, 0, 0, 0) or words.ctypes.data % 16
