@@ -98,7 +98,7 @@ def test_tensor_memory(kind):
         assert found(name, "UTCQMMA", TENSOR) == 4 and found(name, "UTCBAR", TENSOR) == 1
         assert found(name, r"LDTM\.x8", TENSOR) == (16 if kind.endswith("row") else 32)
         assert not found(name, "LDL|STL|QMMA|HMMA", TENSOR)
-        assert found(name, r"UBLKCP\.S\.G\.MULTICAST", TENSOR) == 3 * (form == "_tma")
+        assert found(name, r"UBLKCP\.S\.G\.MULTICAST", TENSOR) == 2 * (form == "_tma")
 
 
 @pytest.mark.parametrize("kind", FLOAT4)
