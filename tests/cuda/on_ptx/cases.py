@@ -164,6 +164,10 @@ def _attention() -> Iterator[Job]:
                 kv_type="f16")
     narrow = attention_case(4, 1, 64, 64, (((0, 40), (1, 3)), ((0, 1), (1, 1))))
     yield _case("attention-64", narrow, HALF, kv_type="f16")
+    narrowest = attention_case(4, 1, 16, 16, (((0, 40), (1, 3)), ((0, 1), (1, 1))))
+    yield _case("attention-16", narrowest, HALF, kv_type="f16")
+    for case in (case for case in CASES if case.name.startswith("attention-merged")):
+        yield _case(f"{case.name}-half", case, HALF, kv_type="f16")
 
 
 def _matrices(kind: str) -> Iterator[Job]:
