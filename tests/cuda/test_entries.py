@@ -1,4 +1,5 @@
-"""DeepSeek V4 on the simulator: entries of windows, an index over them, balanced streams, experts chosen by a table."""
+"""DeepSeek V4 and Qwen4-Exp on the simulator: entries of windows, an index over them or over means of keys, streams
+that are balanced or gated by column, experts chosen by a table, hashed n-grams (test_ngrams.py has their ops)."""
 
 import json
 from dataclasses import replace
@@ -72,7 +73,8 @@ def test_pieces_and_company(schedule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "prompt"), [
-    ("deepseek_v4", 0), ("deepseek_v4_ratios", 0), ("deepseek_v4_heavy", 1), ("deepseek_v4_default_layers", 1)])
+    ("deepseek_v4", 0), ("deepseek_v4_ratios", 0), ("deepseek_v4_heavy", 1), ("deepseek_v4_default_layers", 1),
+    ("qwen4_exp", 1), ("qwen4_exp_multimodal", 1), ("qwen4_exp_plain", 1)])
 def test_numbers_of_transformers(name, prompt):
     case, built, weights = _model(name)
     program = Program(built, weights, activations="f32", gpu=Simulated(seed=2))
@@ -82,9 +84,10 @@ def test_numbers_of_transformers(name, prompt):
 
 
 @pytest.mark.slow
-def test_the_engine_s_tokens(tmp_path):
+@pytest.mark.parametrize("name", ["deepseek_v4_default_layers", "qwen4_exp"])
+def test_the_engine_s_tokens(tmp_path, name):
     """The tokens of the CPU: prompts in pieces, then token by token, with a known prefix, and with quantised keys."""
-    case = load_case("deepseek_v4_default_layers")
+    case = load_case(name)
     save_file({name: values(name, shape).astype(np.float32) for name, shape in case.tensors.items()},
               tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(case.configs[0]))

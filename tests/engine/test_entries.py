@@ -8,16 +8,15 @@ import pytest
 from safetensors.numpy import save_file
 
 import numflow
+from tests.engine.beside import ENGINES, EXECUTORS, check_side_by_side, ids_alone
 from tests.specs.case import load_case, relative_error
 from tests.specs.weights import values
 
 TEXT = [5 + (7 * i * i + i) % 190 for i in range(200)]
 PROMPTS = [TEXT[:150], TEXT[:61], TEXT[30:100], [*TEXT[:130], 5, 6], [9, 8]]
-GREEDY = {"max_tokens": 12, "ignore_eos": True}
+CLOSE = {"deepseek_v4": 1e-5, "qwen4_exp": 3e-5}  # of the reference, which multiplies whole batches
+BLOCKS = {"deepseek_v4": 40, "qwen4_exp": 60}  # of keys and values, too few for all requests
 SETTINGS = [{}, {"n": 3, "temperature": 1.0, "seed": 5}, {"num_beams": 3}, {"speculate": "ngram"}]
-CPU = {"backend": "cpu", "activations": "f32", "threads": 1}
-EXECUTORS = {"reference": {"backend": "reference", "block_size": 16}, "cpu": {**CPU, "threads": 2},
-             "layers": {**CPU, "devices": "0;1"}, "tensors": {**CPU, "devices": "0&1"}}
 
 
 @pytest.fixture(scope="module", params=["deepseek_v4", "qwen4_exp"])
@@ -46,29 +45,19 @@ def test_pieces_of_any_size_give_the_numbers_of_the_whole_text(folder, executor)
         if executor != "reference":
             np.testing.assert_array_equal(found, whole)
         else:
-            assert relative_error(found, whole) < 3e-5
+            assert relative_error(found, whole) < CLOSE[folder.name]
 
 
 @pytest.fixture(scope="module", params=list(EXECUTORS))
 def alone(request, folder):
-    """Options, and each prompt by each of SETTINGS by itself."""
-    with numflow.load(folder, **EXECUTORS[request.param]) as model, numflow.Engine(model, prefix_cache=False) as engine:
-        found = [[one.ids for one in engine.submit(prompt, **GREEDY, **own).results()]
-                 for prompt in PROMPTS for own in SETTINGS]
-    return EXECUTORS[request.param], found
+    """An executor, and each prompt by each of SETTINGS by itself."""
+    return request.param, ids_alone(folder, request.param, PROMPTS, SETTINGS)
 
 
-@pytest.mark.parametrize("options", [{}, {"preemption": "swap"}, {"preemption": "recompute"}, {"max_step_tokens": 7}],
-                         ids=str)
+@pytest.mark.parametrize("options", ENGINES, ids=str)
 @pytest.mark.merge
 def test_side_by_side(alone, folder, options):
     """Samples, beams, guesses, swapped and read again, begun where another text is known: each as by itself."""
-    own, expected = alone
-    with numflow.load(folder, **own) as model:
-        if "preemption" in options:
-            options = {**options, "kv_memory": 60 * model.program.block_bytes}
-        with numflow.Engine(model, **options) as engine:
-            for _ in range(2):  # the second time all prompts are in the prefix cache
-                handles = [engine.submit(prompt, priority=number % 2, **GREEDY, **settings)
-                           for number, (prompt, settings) in enumerate((p, s) for p in PROMPTS for s in SETTINGS)]
-                assert [[one.ids for one in handle.results()] for handle in handles] == expected
+    executor, expected = alone
+    check_side_by_side(folder, executor, PROMPTS, SETTINGS, options, expected,
+                       lambda program: BLOCKS[folder.name] * program.block_bytes)

@@ -7,17 +7,14 @@ import pytest
 from safetensors.numpy import save_file
 
 import numflow
+from tests.engine.beside import ENGINES, EXECUTORS, check_side_by_side, ids_alone
 from tests.specs.case import load_case, relative_error
 from tests.specs.weights import values
 
 TEXT = [5 + (7 * i * i + i) % 190 for i in range(64)]
 SOURCES = [TEXT[:20], TEXT, TEXT[30:33], TEXT[:20], [9]]
-GREEDY = {"max_tokens": 12, "ignore_eos": True}
 SETTINGS = [{}, {"decoder_ids": TEXT[3:40]}, {"n": 3, "temperature": 1.0, "seed": 5}, {"num_beams": 3},
             {"speculate": "ngram", "decoder_ids": [*TEXT[:9], *TEXT[:9]]}]
-CPU = {"backend": "cpu", "activations": "f32", "threads": 1}
-EXECUTORS = {"reference": {"backend": "reference", "block_size": 16}, "cpu": {**CPU, "threads": 2},
-             "layers": {**CPU, "devices": "0;1"}, "tensors": {**CPU, "devices": "0&1"}}
 
 
 @pytest.fixture(scope="module")
@@ -50,28 +47,17 @@ def test_pieces_of_any_size_give_the_numbers_of_the_whole_text(folder, executor)
 
 @pytest.fixture(scope="module", params=list(EXECUTORS))
 def alone(request, folder):
-    """Options, and each source by each of SETTINGS by itself."""
-    with numflow.load(folder, **EXECUTORS[request.param]) as model, numflow.Engine(model, prefix_cache=False) as engine:
-        found = [[one.ids for one in engine.submit(source, **GREEDY, **own).results()]
-                 for source in SOURCES for own in SETTINGS]
-    return EXECUTORS[request.param], found
+    """An executor, and each source by each of SETTINGS by itself."""
+    return request.param, ids_alone(folder, request.param, SOURCES, SETTINGS)
 
 
-@pytest.mark.parametrize("options", [{}, {"preemption": "swap"}, {"preemption": "recompute"}, {"max_step_tokens": 7}],
-                         ids=str)
+@pytest.mark.parametrize("options", ENGINES, ids=str)
 @pytest.mark.merge
 def test_side_by_side(alone, folder, options):
     """Samples, beams, guesses, swapped and read again, begun where another text is known: each as by itself."""
-    own, expected = alone
-    with numflow.load(folder, **own) as model:
-        if "preemption" in options:
-            options = {**options, "kv_memory": 12 * (model.program.block_bytes + model.program.cross_block_bytes)}
-        with numflow.Engine(model, **options) as engine:
-            for _ in range(2):  # the second time all prompts are in the prefix cache
-                handles = [engine.submit(source, priority=number % 2, **GREEDY, **settings)
-                           for number, (source, settings) in enumerate((p, s) for p in SOURCES for s in SETTINGS)]
-                assert [[one.ids for one in handle.results()] for handle in handles] == expected
-            assert engine.stats["preemptions"] > 0 or "preemption" not in options
+    executor, expected = alone
+    check_side_by_side(folder, executor, SOURCES, SETTINGS, options, expected,
+                       lambda program: 12 * (program.block_bytes + program.cross_block_bytes))
 
 
 def test_the_decoder_starts_with_the_token_that_begins_texts(folder):

@@ -40,7 +40,7 @@ def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20)
     """Measure each rate as the best of `repeat` short runs; takes about a third of a second on all threads.
 
     Reads are the faster of two forms: one stream of a thread with software prefetch, or four without. With one thread,
-    a Zen 3 reads 19 and 30 GB/s.
+    a Zen 3 reads 19 and 28 GB/s.
     """
     memory = Arena().zeros(read_bytes)
     memory[:] = 1

@@ -41,8 +41,8 @@ class Card:
     610 TFLOP/s with tiles of 128 x 256, 480 with 128 x 128.
 
     B200: 148 multiprocessors, 2.25 PFLOP/s at 1.86 GHz and 7.7 TB/s by the data sheet; asynchronous copies reach 6.6
-    TB/s in published measurements. A published kernel without clusters reaches 1050 TFLOP/s with tiles of 128 x 256,
-    which is 12 TB/s of L2. A load from the other die takes some 300 cycles longer; a warp waits for the slowest of its
+    TB/s in published measurements. A published kernel without clusters reaches 1050 TFLOP/s, which is 12 TB/s of L2 if
+    its tiles are 128 x 256. A load from the other die takes some 300 cycles longer; a warp waits for the slowest of its
     lines, so both latencies include them. mma.sync is assumed to be as fast as on Hopper, for want of a measurement.
     """
 
