@@ -82,6 +82,7 @@ class BatchMemory:
 
     def chosen(self, count: int) -> np.ndarray:
         """The tokens sampled for the first `count` rows. The caller synchronises with the device first."""
+        self._is_sending = False
         return self._chosen[:count].copy()
 
     def chosen_by_step(self, steps: int, count: int) -> np.ndarray:
@@ -105,11 +106,12 @@ class BatchMemory:
             self.device.free(memory)
 
     def load(self, arrays: dict[str, np.ndarray], counts: tuple[int, ...]) -> None:
-        """Send a batch to the device."""
-        self.device.until(self._sent)
+        """Send a batch to the device. Arrays that no kernel reads are left out."""
+        if self._is_sending:
+            self.device.until(self._sent)
         pack_into(f"{len(counts)}i", self._host, 0, *counts)
         for name, array in arrays.items():
-            if not array.size:
+            if not array.size or name not in self._arrays:
                 continue
             if array.ndim == 1:
                 self._arrays[name][:array.size] = array
@@ -119,4 +121,4 @@ class BatchMemory:
 
     def _send(self) -> None:
         self.device.copy(self._memory.at(), self._pinned.at(), self._pinned.nbytes)
-        self._sent = self.device.mark(self._sent)
+        self._sent, self._is_sending = self.device.mark(self._sent), True

@@ -282,19 +282,16 @@ class Program(OneDevice):
     def _load(self, batch: Batch, entry: str, settings: Mapping[str, np.ndarray] | None = None) -> Sizes:
         """Check the batch, reallocate memory if needed, and send the batch and sampling settings to the device."""
         arrays, rows = self._checked(batch, entry), self._rows(batch)
-        sequences, limits = arrays["lengths"].size, arrays["limits"]
-        counts = (rows["tokens"], rows["logits"], rows["routes"], sequences)
-        needed = {**rows, "sequences": sequences,
-                  "table": max(array.shape[1] for array in arrays.values() if array.ndim == 2)}
+        counts = (rows["tokens"], rows["logits"], rows["routes"], arrays["lengths"].size)
+        needed = {**rows, "sequences": counts[-1],
+                  "table": max([array.shape[1] for array in arrays.values() if array.ndim == 2])}
         if (capacity := grown(self._ctx.capacity, needed)) is not None:
             self._ctx.reset(capacity)
             self._bind()
-        arrays = {name: array for name, array in arrays.items() if name != "limits"}
+        more = {name: words.reshape(-1).view(np.int32) for name, words in settings.items()} if settings else {}
         if self._ctx.by_length.width:
-            arrays["frequencies"] = self._ctx.by_length.rows(limits).reshape(-1).view(np.int32)
-        for name, words in (settings or {}).items():
-            arrays[name] = words.reshape(-1).view(np.int32)
-        self._ctx.batch.load(arrays, counts)
+            more["frequencies"] = self._ctx.by_length.rows(arrays["limits"]).reshape(-1).view(np.int32)
+        self._ctx.batch.load(arrays | more, counts)
         self._sizes = Sizes(counts, max(ends(arrays["lengths"])[1], ends(arrays["cross_lengths"])[1]))
         return self._sizes
 

@@ -63,10 +63,12 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
     if positions.size != tokens.size or types.size != tokens.size:
         raise RequestError(f"a batch of {tokens.size} tokens has {positions.size} positions and {types.size} types")
     decoding = starts.size == tokens.size + 1 and starts.tolist() == [*range(starts.size)]
-    counts, sequence_of = (np.ones_like(tokens), starts[:-1]) if decoding else _sequences(starts, tokens.size)
-    for what, values, limit in (("token id", tokens, limits.tokens), ("token type", types, limits.types),
-                                ("position", positions, limits.positions or 1 << 31), ("logit row", rows, tokens.size)):
-        _check_range(what, values, limit)
+    counts, sequence_of = (starts[1:] - starts[:-1], starts[:-1]) if decoding else _sequences(starts, tokens.size)
+    _check_range("token id", tokens, limits.tokens)
+    _check_range("position", positions, limits.positions or 1 << 31)
+    _check_range("logit row", rows, tokens.size)
+    if batch.types is not None:
+        _check_range("token type", types, limits.types)
     lengths = positions + np.int32(1) if decoding else _lengths(positions, starts, counts)
     tables = {"blocks": _table(batch.blocks, counts.size)}
     sequence_limits = lengths if batch.limits is None else _of_sequences("limits", batch.limits, counts.size)
@@ -81,7 +83,7 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
         cross_lengths = lengths if limits.writes_cross else _of_sequences("cross_lengths", batch.cross_lengths,
                                                                                  counts.size)
         _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
-    adapter_of = np.full(tokens.size, -1, np.int32)
+    adapter_of = ~np.zeros(tokens.size, np.int32)
     if batch.adapters is not None:
         adapter_of = _of_sequences("adapters", batch.adapters, counts.size)[sequence_of]
         _check_range("adapter", adapter_of + 1, adapters + 1)
@@ -219,8 +221,8 @@ def _slots(slots: np.ndarray | None, counts: np.ndarray, available: int) -> np.n
 def ends(values: np.ndarray) -> tuple[int, int]:
     """Minimum and maximum of an array."""
     if values.size <= FEW:
-        items = values.ravel().tolist()
-        return min(items), max(items)
+        items = (values if values.ndim == 1 else values.ravel()).tolist()
+        return (min(items), max(items)) if len(items) > 1 else (items[0], items[0])
     return int(values.min()), int(values.max())
 
 

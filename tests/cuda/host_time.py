@@ -2,7 +2,8 @@
 
 Measures numflow's runtime with the published cuda.bindings over a C stub of the driver that does nothing, with CUDA
 graphs. The model is a decoder of toy width with the number of layers of an 8B model. Prints the median processor time
-of `Program.sample` and `Program.decode`, greedy and sampled.
+of `Program.sample` and `Program.decode`, greedy and sampled. `sample` runs a new batch for each token, and a batch that
+goes on (Batch.go_on), which the engine makes.
 """
 
 import os
@@ -15,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-TOKENS = 200
+TOKENS = 400
+BLOCK = 64  # tokens of a KV block
 
 
 def main(layers: int, weights: str) -> None:
@@ -34,16 +36,22 @@ def main(layers: int, weights: str) -> None:
     gpu = Gpu(compat.driver(), 0, lambda kernel, capability: Binary(kernel.name, "probe", b"image", 1, 0, 0, 0))
     program = Program(network, WeightSource(network, checkpoint), gpu=gpu)
     program.reserve(64)
-    table = np.arange(64)[None]
+    table = np.arange(64, dtype=np.int32)[None]
     for name, choice in {"greedy": Choice(), "drawn": Choice(0.8, 0.5, (("top_p", 0.9),))}.items():
-        times = []
-        for position in range(TOKENS):
-            batch = Batch(np.array([7]), np.array([position]), np.array([0, 1]), table, np.array([0]))
-            begun = time.process_time_ns()
-            program.sample(batch, [choice])
-            times.append((time.process_time_ns() - begun) / 1e3)
-        print(f"{layers} layers, {weights}, {name}: {statistics.median(times[TOKENS // 4:]):.0f} us a token")
-    table, drawn = table.astype(np.int32), Choice(0.8, 0.5, (("top_p", 0.9),), (0.5,) * (MOST_STEPS - 1))
+        for goes_on in (False, True):
+            times = []
+            for position in range(TOKENS):
+                if goes_on and position % BLOCK:
+                    batch.go_on([7])
+                else:
+                    batch = Batch(*(np.array(one, np.int32) for one in ([7], [position], [0, 1])), table,
+                                  np.zeros(1, np.int32), limits=np.array([4096], np.int32))
+                begun = time.process_time_ns()
+                program.sample(batch, [choice])
+                times.append((time.process_time_ns() - begun) / 1e3)
+            print(f"{layers} layers, {weights}, {name}, {'a batch that goes on' if goes_on else 'new batches'}: "
+                  f"{statistics.median(times[TOKENS // 4:]):.0f} us a token")
+    drawn = Choice(0.8, 0.5, (("top_p", 0.9),), (0.5,) * (MOST_STEPS - 1))
     for name, choices in {"greedy": None, "drawn": [drawn]}.items():
         times = []
         for position in range(0, MOST_STEPS * TOKENS, MOST_STEPS):
