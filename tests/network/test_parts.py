@@ -43,6 +43,9 @@ def part(kind, **keys):
      "--spec multimodal runs its text_config as Qwen1.5 and Qwen2"),
     (part("granite", logits_scaling=8.0),
      "is detected by multimodal on granite, but the condition `when` does not hold: `head_scale == 1 "),
+    ({"architectures": ["Gemma3ForConditionalGeneration"],
+      "text_config": {"vocab_size": 8, "use_bidirectional_attention": True}},
+     "`when` does not hold: `not both_ways` (from use_bidirectional_attention)"),
     ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
      "`when` does not hold: `not both_ways` (from use_bidirectional_attention)"),
 ])

@@ -238,6 +238,10 @@ FEWER_AND_MORE: dict[str, tuple] = {
                       SHORT_TEXTS),
     "mixtral_no_expert": ("mixtral", {"num_experts_per_tok": 0}),
     "qwen2_moe_no_expert": ("qwen2_moe", {"num_experts_per_tok": 0}),
+    "bailing_hybrid_fractional_bound": ("bailing_hybrid", {"kda_lower_bound": -1.5}),
+    "ctrl_last_norm": ("ctrl", {"layer_norm_epsilon": 1e-3}),
+    "jina_embeddings_v3_untied": ("jina_embeddings_v3", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
+    "led_scale_passed_over": ("led", {"scale_embedding": True}, (), SHORT_TEXTS),
     "seamless_m4t_untied": ("seamless_m4t", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
 }
 POSITIONS: dict[str, tuple] = {
