@@ -20,7 +20,7 @@ OPTIONS = {
                  "set_", "stop_", "num_beams"),
     "Constraints": ("json_schema", "regex", "grammar"),
     "Speed and memory": ("threads", "activations", "weights", "imatrix", "calibration", "kv", "kv_k", "kv_v",
-                         "state_type", "kv_memory", "context", "max_batch", "prefix_disk", "session_",
+                         "state_type", "iq", "kv_memory", "context", "max_batch", "prefix_disk", "session_",
                          "host_embeddings", "host_kv_percent", "speculate"),
     "Listening": ("host", "port", "api_key", "allow_host", "log", "traces"),
     "Requests": ("tool_format", "overflow", "max_queue", "slot_save_path"),

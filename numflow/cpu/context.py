@@ -30,12 +30,14 @@ class Weights:
     source: the network's WeightSource.
     loaded: called with the number of weights in memory after each.
     beside: weights of another program, whose equal matrices are shared.
+    spread: grid types have a code per weight.
     """
 
-    def __init__(self, source, n_threads: int, loaded: Callable[[int], None], beside: "Weights | None" = None):
+    def __init__(self, source, n_threads: int, loaded: Callable[[int], None], beside: "Weights | None" = None,
+                 spread: bool = False):
         self._source, self._n_threads, self._loaded, self._beside = source, n_threads, loaded, beside
         self._shared: set[str] = set()  # matrices that belong to the other program
-        self._prepared = Prepared.open(source, n_threads)
+        self._prepared, self.spread = Prepared.open(source, n_threads, spread), spread
         self.matrices: dict[str, Packed] = {}
         self.vectors: dict[str, np.ndarray] = {}
 
@@ -53,7 +55,7 @@ class Weights:
                 self._shared.add(name)
             elif self._prepared is not None:
                 matrix = self._prepared.take(name)
-            self.matrices[name] = matrix or pack(self._source.raw(name), self._n_threads)
+            self.matrices[name] = matrix or pack(self._source.raw(name), self._n_threads, self.spread)
             self._loaded(len(self.matrices) + len(self.vectors))
         return self.matrices[name]
 
@@ -119,7 +121,7 @@ class Context:
         Raises:
             NetworkError: its scheme is not the one that the network's types imply, which decided the groups of steps.
         """
-        packed, plan = self.weights.packed(name), planned(self.network.weights[name])
+        packed, plan = self.weights.packed(name), planned(self.network.weights[name], self.weights.spread)
         if (packed.kind, packed.outliers is None) != (plan.kind, plan.outliers is None):
             types = ", ".join(self.network.weights[name].types)
             raise NetworkError(f"matrix {name!r} is packed as {packed.kind}, its types ({types}) tell {plan.kind}")

@@ -8,6 +8,7 @@ from numflow.cpu.attention.attention import multiplies_pairs
 from numflow.cpu.batch import fill_header, table_fields
 from numflow.cpu.bind import Bound
 from numflow.cpu.context import Context, Weights
+from numflow.cpu.estimate import spread_pays
 from numflow.cpu.exchange.exchange import by_host
 from numflow.cpu.exchange.world import World
 from numflow.cpu.linear.activations import BF16, INT8, INT16, OPERANDS
@@ -32,6 +33,7 @@ from numflow.network.passes.grouping import Group
 from numflow.network.windows import cache_windows, windows
 from numflow.ops import Batch, Network, Step, View, param
 
+FORMS = ("compact", "fast", "auto")
 _WANTED_ROWS = 8  # initial capacity for rows of outputs
 
 
@@ -49,6 +51,9 @@ class Program(OneDevice):
                  all weights are floats and activations are not bf16; f16 with "int16", and for keys that are values
                  too; else bf16.
     state_type:  type of matrix states, of quant.state.STATE_TYPES, or "auto": the network's choice.
+    iq:          "compact": weights of GGML's grid types (IQ1, IQ2, IQ3) are as large as in the file. "fast": they have
+                 a code per weight, which takes more memory. "auto": "fast" if estimate.spread_pays. Results have the
+                 same bits.
     rows:        initial capacity in tokens of a batch; larger batches make the program grow.
     fused:       fuse neighbouring steps (patterns.py); the results have the same bits.
     progress:    called as progress("weights" or "kernels", done, total) while the program is made.
@@ -65,8 +70,9 @@ class Program(OneDevice):
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_k: str = "auto", kv_v: str = "auto", rows: int = 512,
                  fused: bool = True, progress: Progress | None = None, world: World | None = None, device: int = 0,
-                 state_type: str = "auto", beside: "Program | None" = None):
+                 state_type: str = "auto", iq: str = "auto", beside: "Program | None" = None):
         check_choice("activations", activations, OPERANDS)
+        check_choice("iq", iq, FORMS)
         exact = activations == "f32" or (activations != "bf16" and all_floats(network))
         auto = "f32" if exact else "f16" if activations == "int16" else "bf16"
         kv = kv_types(auto, kv_k, kv_v)
@@ -79,7 +85,9 @@ class Program(OneDevice):
         self._alone = world is None  # else devices wait for all threads of each other, so none may be left out
         self._groups = {entry: groups(network, entry, activations) if fused else () for entry in network.entries}
         report = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
-        self._weights: Weights = Weights(weights, n_threads, report, None if beside is None else beside._weights)
+        self._weights: Weights = Weights(weights, n_threads, report, None if beside is None else beside._weights,
+                                         iq == "fast" or (iq == "auto" and spread_pays(
+                                             network, 1 if world is None else len(world.threads))))
         window_of, self._tables = cache_windows(network), table_fields(windows(network))
         # Keys that are values too are transposed to float32, so pairs of bfloat16 do not help them.
         prefix_kv = kv_types("f16" if auto == "bf16" else auto, kv_k, kv_v)

@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections import namedtuple
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ import numflow
 from numflow import formats, kernel_cache
 from numflow.cpu import context
 from numflow.cpu.memory import array_file
+from numflow.cpu.program import Program
 from numflow.cpu.weights import prepared
 from numflow.engine.quantise.quantize import quantize
+from numflow.lab.shapes import Shape, random_network
+from numflow.network import WeightSource
 from numflow.quant.recipe import read_recipe
 from tests.conftest import real_model
 from tests.quant.small import write_model
@@ -53,9 +57,9 @@ def packed(monkeypatch):
     """Names of the matrices that are packed."""
     names, pack = [], context.pack
 
-    def recorded(raw, threads):
+    def recorded(raw, threads, spread):
         names.append(raw.name)
-        return pack(raw, threads)
+        return pack(raw, threads, spread)
 
     monkeypatch.setattr(context, "pack", recorded)
     return names
@@ -277,3 +281,22 @@ def test_a_real_model(tmp_path, kept, packed):
     found, none = run(target, packed)
     assert count > 100 and none == 0
     np.testing.assert_array_equal(found, expected)
+
+
+def test_each_form_of_a_grid_type_has_a_file(kept, packed, monkeypatch, tmp_path):
+    network, checkpoint = random_network(Shape(1, 256, 4, 2, 256, 97, 64), "IQ2_S")
+    (tmp_path / "model").write_bytes(b"1")
+    source = WeightSource(network, replace(checkpoint, path=tmp_path / "model"))
+    monkeypatch.setattr(prepared.container, "identity", lambda checkpoint: "one")
+    first = {}
+    for forms in (("compact", "fast"), ("compact", "fast")):
+        for form in forms:
+            program = Program(network, source, threads=1, iq=form)
+            matrices = dict(program._weights.matrices)
+            for name, matrix in first.setdefault(form, matrices).items():
+                np.testing.assert_array_equal(matrices[name].codes, matrix.codes)
+                np.testing.assert_array_equal(matrices[name].headers, matrix.headers)
+                assert repr(matrices[name]) == repr(matrix)
+            program.close()
+        assert len(os.listdir(kept)) == 2
+    assert len(packed) == 2 * len(first["fast"]) and first["fast"].keys() == first["compact"].keys()

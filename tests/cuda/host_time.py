@@ -37,15 +37,19 @@ def main(layers: int, weights: str) -> None:
     program = Program(network, WeightSource(network, checkpoint), gpu=gpu)
     program.reserve(64)
     table = np.arange(64, dtype=np.int32)[None]
+
+    def new_batch(position: int) -> Batch:
+        return Batch(*(np.array(one, np.int32) for one in ([7], [position], [0, 1])), table, np.zeros(1, np.int32),
+                     limits=np.array([4096], np.int32))
+
     for name, choice in {"greedy": Choice(), "drawn": Choice(0.8, 0.5, (("top_p", 0.9),))}.items():
         for goes_on in (False, True):
-            times = []
+            times, batch = [], new_batch(0)
             for position in range(TOKENS):
                 if goes_on and position % BLOCK:
                     batch.go_on([7])
                 else:
-                    batch = Batch(*(np.array(one, np.int32) for one in ([7], [position], [0, 1])), table,
-                                  np.zeros(1, np.int32), limits=np.array([4096], np.int32))
+                    batch = new_batch(position)
                 begun = time.process_time_ns()
                 program.sample(batch, [choice])
                 times.append((time.process_time_ns() - begun) / 1e3)
@@ -55,8 +59,7 @@ def main(layers: int, weights: str) -> None:
     for name, choices in {"greedy": None, "drawn": [drawn]}.items():
         times = []
         for position in range(0, MOST_STEPS * TOKENS, MOST_STEPS):
-            several = Batch(*(np.array(one, np.int32) for one in ([7], [position], [0, 1])), table,
-                            np.zeros(1, np.int32), limits=np.array([4096], np.int32))
+            several = new_batch(position)
             begun = time.process_time_ns()
             program.decode(several, MOST_STEPS, choices)
             times.append((time.process_time_ns() - begun) / 1e3 / MOST_STEPS)

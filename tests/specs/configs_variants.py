@@ -242,6 +242,9 @@ FEWER_AND_MORE: dict[str, tuple] = {
     "ctrl_last_norm": ("ctrl", {"layer_norm_epsilon": 1e-3}),
     "jina_embeddings_v3_untied": ("jina_embeddings_v3", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
     "led_scale_passed_over": ("led", {"scale_embedding": True}, (), SHORT_TEXTS),
+    "mistral_large4_epsilon": ("mistral_large4", {"rms_norm_eps": 1e-3}),
+    "seamless_m4t_v2_epsilon": ("seamless_m4t_v2", {"layer_norm_eps": 1e-2}, (), SHORT_TEXTS),
+    "switch_all_untied": ("switch_all", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
     "seamless_m4t_untied": ("seamless_m4t", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
 }
 POSITIONS: dict[str, tuple] = {

@@ -272,7 +272,7 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
     for group in groups:
         vector = column_group(codes, scheme, first + group, hold=hold, cache=cache)
         dot.add(vector, each_word(x + 4 * m * group, m), scheme.largest)
-        if group % 4 == 3 or isinstance(scheme, Panel) or (scheme.grid and scheme.grid.width == 4):
+        if group % 4 == 3 or isinstance(scheme, Panel) or scheme.grid_width == 4:
             codes = dot.before(codes)
     return dot.sums()
 

@@ -59,7 +59,7 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
         return unpack_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
     if scheme.in_fours:
         return unpack_four(pair_codes(codes, group // 4, row, hold), group % 4, hold)
-    if scheme.grid:
+    if scheme.indexed:
         grid_codes = looked_up(codes, scheme, group, row, hold, {} if cache is None else cache)
         return _book_entries(grid_codes, levels_of(scheme), scheme.zero)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
@@ -97,7 +97,7 @@ def scale(headers: Headers, unit: Value, half: int, scheme: Scheme) -> Value:
     if header == BYTES16:
         return load(block + 16 * half, "u8", 16).widen().to_f32() / 1000.0
     if scheme.grid:
-        return load_f16(block) * (scale_integers(block + 32, scheme.grid, unit, half).to_f32() * scheme.factor)
+        return load_f16(block) * (scale_integers(block + 32, scheme, unit, half).to_f32() * scheme.factor)
     if header in (SIGNED, SIGNED16):
         sub_block = block + 32 + (_by_32(unit) if header == SIGNED else _by_16(unit, half))
         sub_scales = load(sub_block, "u8", 16).widen_signed().to_f32()

@@ -14,7 +14,8 @@ codes    8 column groups of 4 columns. A group is a 64-byte vector [16 rows][4 c
            3 bits  as nibbles for 6 groups; groups 6 and 7 in the top 2 bits of the 3 vectors
            7 bits  low bits of vector g = group g; group 7 in the top bits of the 7 vectors
            1 bit   bit g of one vector = group g, as bit 1 of a code: 0 or 2
-           grids   grid indices instead of codes (look_up.py); a table has the codes of each index
+           grids   grid indices instead of codes (look_up.py); a table has the codes of each index. With the suffix
+                   _spread: codes
            3.5     two codes of 11 levels in 7 bits, x + 11 * y for groups 2p and 2p + 1: 3 vectors, whose low 7 bits
                    are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of pair 3;
                    the 3 high bits of pair 3 are the top bits of the 3 vectors
@@ -72,6 +73,7 @@ from numflow.quant.stored import (
 ROWS, UNIT = 16, 32
 PACK_SCRATCH = 16 * 256  # scratch bytes of a thread that packs
 ROW_HEADERS = 2 * ROWS  # bytes of a tile's row headers, of the GRID kinds
+SPREAD = "_spread"  # suffix of the schemes of grid types that have a code per weight
 AUX_BYTES = 24  # bytes of the scales and sums of a token's int8 activations, per unit (activations.py)
 
 # Bytes of a header, for 16 rows.
@@ -98,14 +100,24 @@ class Scheme(Kind):
 
     @property
     def grid(self) -> GridType | None:
-        """The grid type whose table has the codes, or None."""
-        return GRIDS.get(self.name.upper())
+        """The grid type, or None."""
+        return GRIDS.get(self.name.removesuffix(SPREAD).upper())
+
+    @property
+    def indexed(self) -> bool:
+        """Whether memory holds the indices of a grid type; its table has the codes."""
+        return self.grid is not None and not self.name.endswith(SPREAD)
+
+    @property
+    def grid_width(self) -> int:
+        """Columns of a grid index in memory; 0 for codes."""
+        return self.grid.width if self.grid is not None and self.indexed else 0
 
     @property
     def unit_parts(self) -> tuple[int, int, int]:
         """Bytes of a unit of a grid type: low 8 bits of the grid indices, their high bits, signs."""
         grid = self.grid
-        if grid is None:
+        if grid is None or not self.indexed:
             raise ValueError(f"{self.name} has codes of its own")
         indices = UNIT // grid.width
         return ROWS * indices, ROWS * indices * grid.high // 8, UNIT * ROWS // 8 if grid.sign else 0
@@ -113,7 +125,7 @@ class Scheme(Kind):
     @property
     def unit_bytes(self) -> int:
         """Bytes of the codes of a unit of a tile."""
-        if self.grid:
+        if self.indexed:
             return sum(self.unit_parts)
         return int(2 * UNIT * (1.75 if self.in_fours else self.bits))
 
@@ -142,7 +154,7 @@ class Scheme(Kind):
     @property
     def strip(self) -> int:
         """Units that share vectors of codes."""
-        return 2 if self.bits == 2 and not self.grid else 1
+        return 2 if self.bits == 2 and not self.indexed else 1
 
     @property
     def code_bits(self) -> int:
@@ -171,6 +183,12 @@ class Scheme(Kind):
 
 
 SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items()}
+SCHEMES |= {(name := grid.lower() + SPREAD): Scheme(**vars(KINDS[grid.lower()]) | {"name": name}) for grid in GRIDS}
+
+
+def scheme_of(kind: Kind, spread: bool) -> Scheme:
+    """The scheme of a kind. spread: grid types with a code per weight, not as indices."""
+    return SCHEMES[kind.name + SPREAD if spread and kind.name + SPREAD in SCHEMES else kind.name]
 
 
 @dataclass(frozen=True)
@@ -219,7 +237,7 @@ def _pays(scheme: Scheme) -> bool:
     that take many instructions to decode."""
     if scheme.is_float or scheme.table or scheme.bits == 8:
         return False
-    return isa() in ("avx2", "avxvnni") or (isa() == "avx512" and bool(scheme.grid or scheme.bits == 3.5))
+    return isa() in ("avx2", "avxvnni") or (isa() == "avx512" and bool(scheme.indexed or scheme.bits == 3.5))
 
 
 PANELS = {name: Panel(**vars(scheme)) for name, scheme in SCHEMES.items() if _pays(scheme)}

@@ -44,7 +44,7 @@ def levels_of(scheme: Scheme) -> tuple[int, ...]:
 
 
 def _grid(scheme: Scheme) -> GridType:
-    if scheme.grid is None:
+    if scheme.grid is None or not scheme.indexed:
         raise ValueError(f"{scheme.name} has codes of its own")
     return scheme.grid
 
@@ -210,15 +210,24 @@ def _bits_at(address: Value, positions: list[int]) -> Value:
     return bytes_.widen() >> [position % 8 for position in positions] & 1
 
 
-def scale_integers(scales: Value, grid: GridType, unit: Value, half: int) -> Value:
-    """Integer scales of a unit or of its half, i32x16: 2 * s + 1 of the 4-bit (or 3-bit) fields s at `scales`."""
-    mask = 7 if grid.either else 15  # the top bit is the 1/8 bit, which the grid indices have too
+def scale_integers(scales: Value, scheme: Scheme, unit: Value, half: int) -> Value:
+    """Integer scales of a unit or of its half, i32x16: 2 * s + 1 of the 4-bit (or 3-bit) fields s at `scales`.
+
+    The top bit of a 3-bit field's 4 bits is the sign of the scale for codes; for indices it is the 1/8 bit, which they
+    have too.
+    """
+    grid = scheme.grid
+    assert grid is not None
+    mask = 7 if grid.either and scheme.indexed else 15
     if grid.scales == 16:
         fields = load(scales + ((unit & 7) << 4), "u8", ROWS).widen() >> 4 * half & mask
     else:
         shift = ((unit & 1) << 2).narrow("i32").splat(ROWS)
         fields = load(scales + ((unit & 7) >> 1 << 4), "u8", ROWS).widen() >> shift & mask
-    return (fields << 1) + 1
+    if not grid.either or scheme.indexed:
+        return (fields << 1) + 1
+    steps = ((fields & 7) << 1) + 1
+    return (fields & 8).compare("!=", 0).choose(-steps, steps)
 
 
 # Writing.

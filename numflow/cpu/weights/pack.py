@@ -7,7 +7,7 @@ import numpy as np
 from numflow.cpu.memory.arena import Arena
 from numflow.cpu.memory.buffers import aligned
 from numflow.cpu.runtime.kernel import Call, Code
-from numflow.cpu.weights.layout import PACK_SCRATCH, SCHEMES, Packed, tiles_of
+from numflow.cpu.weights.layout import PACK_SCRATCH, SPREAD, Packed, scheme_of, tiles_of
 from numflow.cpu.weights.outliers import pack_outliers
 from numflow.errors import NetworkError
 from numflow.formats.mapped import release_pages
@@ -16,6 +16,7 @@ from numflow.network.weights.source import RawMatrix
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import take_apart, with_outliers
 from numflow.quant.grids import BLOCK, GRIDS, compact
+from numflow.quant.grids import spread as to_codes
 from numflow.quant.stored import STORED, kept_as
 
 _SMALL = 1 << 21        # bytes below which one thread packs
@@ -27,11 +28,12 @@ KERNELS = ("numflow.cpu.weights.pack_kernels", "numflow.cpu.weights.pack_own_ker
 _NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}
 STAMPS = {f"pack_{name.lower()}": ("pack_own" if stored.kind.is_own else "pack_type", (name,))
           for name, stored in STORED.items() if name not in _NAMES}
+STAMPS |= {f"pack_{(name + SPREAD).lower()}": ("pack_type", (name + SPREAD,)) for name in GRIDS}
 _CODE = Code(*KERNELS, stamps=STAMPS)
 
 
-def pack(raw: RawMatrix, threads: int = 1) -> Packed:
-    """A stored matrix [N, K] in the packed layout, with the same weights.
+def pack(raw: RawMatrix, threads: int = 1, spread: bool = False) -> Packed:
+    """A stored matrix [N, K] in the packed layout, with the same weights. spread: grid types with a code per weight.
 
     Types without kernels of their own are expanded to floats (quant.stored.EXPANDED). Types with blocks of 16 columns
     are expanded to float32 if a row does not end with a whole unit of 32. `expanded_from` of the result then has the
@@ -54,14 +56,16 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     kind = kept_as(stored, columns)
     native = stored in STORED and kind == STORED[stored].kind
     tiles = raw.groups * tiles_of(n // raw.groups)
-    codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind.name].tile_bytes(columns))
-    packed = Packed(kind.name, stored if native else kind.name.upper(), raw.shape, raw.groups, codes, headers,
+    scheme = scheme_of(kind, spread)
+    codes, headers = (_ARENA.zeros(tiles * size) for size in scheme.tile_bytes(columns))
+    packed = Packed(scheme.name, stored if native else kind.name.upper(), raw.shape, raw.groups, codes, headers,
                     None if native else raw.type, None if outliers is None else pack_outliers(outliers, raw.groups))
     if not native:
         _convert(raw, packed, threads, 4 * columns, lambda rows: _expanded(raw, rows, packed.type))
     elif stored in GRIDS:
-        size = columns // BLOCK * GRIDS[stored].compact_bytes
-        _convert(raw, packed, threads, size, lambda rows: compact(rows, stored, columns, threads))
+        grid, form = GRIDS[stored], compact if scheme.indexed else to_codes
+        size = columns // BLOCK * (grid.compact_bytes if scheme.indexed else grid.spread_bytes)
+        _convert(raw, packed, threads, size, lambda rows: form(rows, stored, columns, threads))
     else:
         _pack(raw, packed, threads)
     return packed
@@ -108,7 +112,8 @@ def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int)
     columns, threads = packed.shape[1], 1 if rows.nbytes < _SMALL else threads
     code_bytes, header_bytes = packed.scheme.tile_bytes(columns)
     scratch = aligned(threads * PACK_SCRATCH, np.uint8)
-    kernel = _CODE.kernel(_NAMES.get(packed.type, f"pack_{packed.type.lower()}"))
+    form = SPREAD if packed.kind.endswith(SPREAD) else ""
+    kernel = _CODE.kernel(_NAMES.get(packed.type, f"pack_{packed.type.lower()}{form}"))
     call = Call.of(None, kernel, rows.ctypes.data, rows.strides[0], rows.shape[0] // groups, groups, columns,
                    packed.codes.ctypes.data + tile * code_bytes,
                    packed.headers.ctypes.data + tile * header_bytes, code_bytes, header_bytes, scratch,

@@ -1,7 +1,7 @@
 """Unpacking of GGUF's blocks: one function per tensor type that stores a block's codes as bytes and copies its header.
 
 Each is `fn(raw, out, header, lane)` and emits straight-line code of a packing kernel (pack_kernels.py):
-raw     address of one row's block; for grid types, in their compact form (quant/grids.py)
+raw     address of one row's block; for grid types, in their compact or spread form (quant/grids.py)
 out     address of the row's 4-byte word in scratch u8 [column group][16 rows][4]: word i of the row is at out + 64 * i
 header  address of the tile's header of this block (layout.py)
 lane    index of the row in the tile
@@ -11,6 +11,7 @@ A word holds 4 columns, so a vector of 4 words is 16 columns.
 from collections.abc import Callable
 
 from numflow.cpu.simd.value import Value, load, save
+from numflow.cpu.weights.layout import SPREAD
 from numflow.quant.grids import GRIDS, GridType
 
 _NIBBLES, _TWO, _ONE = 0x0F0F0F0F, 0x03030303, 0x01010101
@@ -239,10 +240,31 @@ def _of_grids(grid: GridType) -> Callable[[Value, Value, Value, Value], None]:
     return unpack
 
 
+def _of_spread(grid: GridType) -> Callable[[Value, Value, Value, Value], None]:
+    def unpack(raw, out, header, lane):
+        """d f16, signed scales, 128 bytes of nibbles, the lower one first. The header has 4-bit fields of scales."""
+        _half(raw, header, lane)
+        for pair in range(grid.scales // 2):
+            low, high = (_field(load(raw + 2 + 2 * pair + i, "u8").widen(), grid.either) for i in range(2))
+            save(header + 32 + 16 * pair + lane, (low | high << 4).narrow("u8"), 1)
+        for column in range(0, 256, 16):
+            bytes_ = load(raw + 2 + grid.scales + column // 2, "u8", 8).widen("u16")
+            _put(out, column, ((bytes_ | bytes_ << 4) & 0x0F0F).as_("i32", 4))
+    return unpack
+
+
+def _field(scale: Value, either: bool) -> Value:
+    """The 4-bit field of a scale 2 * s + 1: s, or with `either`, s and in bit 3 the sign of the scale."""
+    if not either:
+        return scale >> 1
+    return scale.compare(">", 127).choose((-scale + 255) >> 1 | 8, scale >> 1)
+
+
 # Unpacking function by tensor type.
 BLOCKS = {
     "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k,
     "Q5_K": q5_k, "Q6_K": q6_k, "IQ4_NL": q4_0, "IQ4_XS": iq4_xs, "MXFP4": mxfp4, "NVFP4": nvfp4,
     "Q1_0": q1_0, "Q2_0": _q2_0(64), "Q2_0_128": _q2_0(128), "TQ1_0": tq1_0, "TQ2_0": tq2_0,
     **{name: _of_grids(grid) for name, grid in GRIDS.items()},
+    **{name + SPREAD: _of_spread(grid) for name, grid in GRIDS.items()},
 }

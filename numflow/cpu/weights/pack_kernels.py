@@ -8,7 +8,7 @@ from numflow.cpu.runtime.access import i32_ptr, i64, share, u8_ptr, u16_ptr
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.value import Value, load, save
 from numflow.cpu.simd.vector import inline, merged
-from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SCHEMES, UNIT
+from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SPREAD, UNIT, scheme_of
 from numflow.cpu.weights.look_up import put_units
 from numflow.cpu.weights.pack_blocks import BLOCKS
 from numflow.cpu.weights.pack_hub import HUB_BLOCKS, row_header
@@ -28,9 +28,11 @@ class BlockType(types.Type):
     """A tensor type as the type of a value without content."""
 
     def __init__(self, name: str):
-        self.type_name, self.scheme, self.emit = name, SCHEMES[STORED[name].kind.name], _BLOCKS[name]
-        self.columns = TYPES[name].block
-        self.size = GRIDS[name].compact_bytes if name in GRIDS else TYPES[name].size
+        stored = name.removesuffix(SPREAD)
+        self.type_name, self.scheme, self.emit = name, scheme_of(STORED[stored].kind, name != stored), _BLOCKS[name]
+        self.columns = TYPES[stored].block
+        self.size = GRIDS[stored].spread_bytes if name != stored else (
+            GRIDS[name].compact_bytes if name in GRIDS else TYPES[name].size)
         self.row_header = HUB_TYPES[name].row_header if name in HUB_TYPES else 0
         super().__init__(name=f"Block({name})")
 
@@ -90,7 +92,7 @@ def put_planes(typingctx, groups, codes, kind):
     """
     def codegen(context, builder, signature, args):
         groups, codes = (Value(builder, a) for a in args[:2])
-        if kind.scheme.grid:
+        if kind.scheme.indexed:
             put_units([load(groups + 64 * word, "i32", 16) for word in range(4)], kind.scheme, codes)
             return context.get_dummy_value()
         vectors = [load(groups + 64 * g, "u8", 64) for g in range(8 * kind.scheme.strip)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from numflow import kernel_cache, trust
 from numflow.cpu.memory import array_file
-from numflow.cpu.weights.layout import SCHEMES, Packed, tiles_of
+from numflow.cpu.weights.layout import Packed, Scheme, scheme_of, tiles_of
 from numflow.cpu.weights.pack import KERNELS
 from numflow.errors import NumflowError
 from numflow.formats import container, kept
@@ -32,27 +32,29 @@ _LOCK = threading.Lock()  # one writer at a time in this process; other processe
 class Prepared:
     """The packed matrices of one program that are on disk.
 
-    weights: the weights that may be on disk, by name.
+    weights: the weights that may be on disk, by name. spread: grid types have a code per weight.
     """
 
-    def __init__(self, path: Path, weights: Mapping[str, Weight], n_threads: int):
+    def __init__(self, path: Path, weights: Mapping[str, Weight], n_threads: int, spread: bool = False):
         self.path, self._weights, self._n_threads, self._missed = path, weights, n_threads, False
+        self._spread = spread
         self._file = array_file.ArrayFile(path)
 
     @classmethod
-    def open(cls, source, n_threads: int) -> "Prepared | None":
+    def open(cls, source, n_threads: int, spread: bool = False) -> "Prepared | None":
         """Prepared weights for a WeightSource; None if its weights are not to be stored."""
         if type(source) is not WeightSource or not kept.is_on():
             return None
         identity = container.identity(source.checkpoint)
         weights = {name: weight for name, weight in source.network.weights.items() if _may_be_kept(weight)}
-        if identity is None or sum(sum(_sizes(weight)) for weight in weights.values()) < _SMALLEST:
+        if identity is None or sum(sum(_sizes(weight, spread)) for weight in weights.values()) < _SMALLEST:
             return None
-        name = kept.file_name(source.checkpoint.path, identity, [_packer(), *map(_describe, weights.values())])
+        name = kept.file_name(source.checkpoint.path, identity, [
+            _packer(), repr(spread), *map(_describe, weights.values())])
         if not trust.usable(folder(), "prepared weights"):
             return None
         kept.prune(folder())
-        return cls(folder() / name, weights, n_threads)
+        return cls(folder() / name, weights, n_threads, spread)
 
     def take(self, name: str) -> Packed | None:
         """A packed matrix from disk; None if it has to be packed now."""
@@ -60,11 +62,12 @@ class Prepared:
             return None
         weight = self._weights[name]
         codes, headers = (self._file.read(f"{name} {part}", size, self._n_threads)
-                          for part, size in zip(_PARTS, _sizes(weight), strict=True))
+                          for part, size in zip(_PARTS, _sizes(weight, self._spread), strict=True))
         if codes is None or headers is None:
             self._missed = True
             return None
-        return Packed(_kind(weight), weight.types[0], _matrix(weight), weight.groups, codes, headers)
+        kind = _scheme(weight, self._spread).name
+        return Packed(kind, weight.types[0], _matrix(weight), weight.groups, codes, headers)
 
     def keep(self, matrices: Mapping[str, Packed]) -> None:
         """Write the file, if a matrix was missing. matrices: all matrices of the program, by name."""
@@ -88,21 +91,21 @@ def _may_be_kept(weight: Weight) -> bool:
     """Whether a weight is a quantised matrix of one stored type that is packed without expansion."""
     if len(weight.shape) < 2 or len(set(weight.types)) != 1:
         return False
-    return not is_computed(weight) and not SCHEMES[_kind(weight)].is_float
+    return not is_computed(weight) and not _scheme(weight).is_float
 
 
-def _kind(weight: Weight) -> str:
-    return kept_as(weight.types[0], weight.shape[-1]).name
+def _scheme(weight: Weight, spread: bool = False) -> Scheme:
+    return scheme_of(kept_as(weight.types[0], weight.shape[-1]), spread)
 
 
 def _matrix(weight: Weight) -> tuple[int, int]:
     return math.prod(weight.shape[:-1]), weight.shape[-1]
 
 
-def _sizes(weight: Weight) -> tuple[int, int]:
+def _sizes(weight: Weight, spread: bool) -> tuple[int, int]:
     """Bytes of codes and headers."""
     rows, columns = _matrix(weight)
-    codes, headers = SCHEMES[_kind(weight)].tile_bytes(columns)
+    codes, headers = _scheme(weight, spread).tile_bytes(columns)
     tiles = weight.groups * tiles_of(rows // weight.groups)
     return tiles * codes, tiles * headers
 
