@@ -242,6 +242,8 @@ FEWER_AND_MORE: dict[str, tuple] = {
     "ctrl_last_norm": ("ctrl", {"layer_norm_epsilon": 1e-3}),
     "jina_embeddings_v3_untied": ("jina_embeddings_v3", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
     "led_scale_passed_over": ("led", {"scale_embedding": True}, (), SHORT_TEXTS),
+    "glm5_next_shared_epsilon": ("glm5_next_shared", {"rms_norm_eps": 1e-3}),
+    "lfm2_vl_passed_over": ("lfm2_vl", {"hidden_act": "gelu", "rms_norm_eps": 1e-2}),
     "mistral_large4_epsilon": ("mistral_large4", {"rms_norm_eps": 1e-3}),
     "seamless_m4t_v2_epsilon": ("seamless_m4t_v2", {"layer_norm_eps": 1e-2}, (), SHORT_TEXTS),
     "switch_all_untied": ("switch_all", {"tie_word_embeddings": False}, (), SHORT_TEXTS),
