@@ -6,6 +6,7 @@ Weights are random, because the speed does not depend on them. llama.cpp, if ava
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from numflow.formats import gguf_writer
 from numflow.formats.types import TYPES
 from numflow.formats.writer import TensorEntry
 from numflow.lab.random_rows import random_rows
+from numflow.quant.grids import GRIDS
 
 from ..llama_cpp import LlamaCpp
 from .speed import _random, _read_seconds
@@ -33,16 +35,21 @@ def files_part(lab, places):
     wanted = [kind for kind in lab.options["types"].split(",") if kind in TYPES_OF_FILES] or list(TYPES_OF_FILES)
     peer = LlamaCpp(places["llama_cpp"])
     before = (lab.before().get("results") or {}).get("files", []) if lab.options["merge"] else []
-    rows = {row["type"]: row for row in before if row["type"] in TYPES_OF_FILES}
+    rows = {(row["type"], row.get("iq", "compact")): row for row in before if row["type"] in TYPES_OF_FILES}
     memory = _random((8 if lab.quick else 512) << 20)
-    for kind in wanted[:1] if lab.quick else wanted:
+    for kind, iq in forms(wanted[:1] if lab.quick else wanted):
         lab.say(f"a file of {kind}")
-        rows[kind] = {"type": kind, "load": load, **measure(kind, threads, peer, memory, lab.quick)}
-    lab.results |= {"files": [rows[kind] for kind in TYPES_OF_FILES if kind in rows]}
-    report(lab, lab.results["files"], threads, wanted if len(wanted) < len(rows) else [])
+        rows[kind, iq] = {"type": kind, "iq": iq, "load": load, **measure(kind, iq, threads, peer, memory, lab.quick)}
+    lab.results |= {"files": [rows[form] for form in forms(TYPES_OF_FILES) if form in rows]}
+    report(lab, lab.results["files"], threads, wanted if len(forms(wanted)) < len(rows) else [])
 
 
-def measure(kind: str, threads: int, peer: LlamaCpp, memory: np.ndarray, quick: bool = False) -> dict:
+def forms(kinds: Sequence[str]) -> list[tuple[str, str]]:
+    """Types with the option iq: both values for IQ1 to IQ3."""
+    return [(kind, iq) for kind in kinds for iq in (("fast", "compact") if kind in GRIDS else ("compact",))]
+
+
+def measure(kind: str, iq: str, threads: int, peer: LlamaCpp, memory: np.ndarray, quick: bool = False) -> dict:
     """Bytes in the file and in memory, and tokens/s: best of some rounds in which both take turns."""
     import numflow
 
@@ -50,7 +57,7 @@ def measure(kind: str, threads: int, peer: LlamaCpp, memory: np.ndarray, quick: 
         path = write_model(Path(folder) / "model.gguf", kind, 1 << 20 if quick else BYTES, quick)
         os.environ["NUMFLOW_PREPARED"], kept = "0", os.environ.get("NUMFLOW_PREPARED")
         try:
-            with numflow.load(path, threads=threads, progress=False) as model:
+            with numflow.load(path, threads=threads, iq=iq, progress=False) as model:
                 ours, theirs, reads = [], [], []
                 tokens_per_second(model, 2)
                 for _ in range(1 if quick else ROUNDS):
@@ -116,6 +123,7 @@ def report(lab, rows: list[dict], threads: int, only: list[str]) -> None:
              f"GB/s counts its bytes. The share is relative to plain reads, {min(reads):.1f} to {max(reads):.1f} GB/s. "
              f"The load average before was {min(loads):.1f} to {max(loads):.1f}."
              + (" llama-bench took turns on the same file." if them else " llama.cpp was not available.")
+             + " IQ1 to IQ3 run with --iq fast, where compact is not said."
              + (f" Measured in this run: {', '.join(only)}; the others earlier." if only else ""))
     lab.table(["type", "bits in the file", "memory / file", "tokens/s", "GB/s", "share of reading",
                *(["llama.cpp tokens/s", "its share", "times as fast"] if them else [])],
@@ -126,7 +134,9 @@ def _row(row: dict, them: bool) -> list[str]:
     best, read = max(row["tokens_s"]), max(row["read_gb_s"])
     speed, peer = best * row["file_bytes"] / 1e9, max(row["llama_cpp_tokens_s"], default=0.0)
     kind = TYPES[row["type"]]
-    cells = [row["type"], f"{8 * kind.size / kind.block:.2f}", f"{row['memory_bytes'] / row['file_bytes']:.2f}",
+    compact = row["type"] in GRIDS and row.get("iq", "compact") == "compact"
+    name = row["type"] + (", compact" if compact else "")
+    cells = [name, f"{8 * kind.size / kind.block:.2f}", f"{row['memory_bytes'] / row['file_bytes']:.2f}",
              f"{best:.1f}", f"{speed:.1f}", f"{speed / read:.0%}"]
     if not them:
         return cells
