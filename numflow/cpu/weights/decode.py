@@ -9,6 +9,8 @@ scheme, its `header`, `group` and `half` are constants of a compiled kernel.
 
 from collections.abc import Callable
 
+from llvmlite import ir
+
 from numflow.cpu.simd.bits import insert_bits, move_bits
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
@@ -16,7 +18,7 @@ from numflow.cpu.simd.lookup import lookup16
 from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.weights.decode_own import Grid, pair_codes, unpack_four, unpack_pair
-from numflow.cpu.weights.layout import PIECES, UNIT, Panel, Scheme
+from numflow.cpu.weights.layout import PIECES, ROWS, UNIT, Panel, Scheme
 from numflow.cpu.weights.look_up import UnitCache, levels_of, looked_up, scale_integers
 from numflow.cpu.weights.tables import floats8, table_values
 from numflow.quant.hub_types import SIZES
@@ -37,6 +39,7 @@ from numflow.quant.stored import (
 )
 
 Headers = Value | Grid
+_ONES = 0x01010101
 
 
 def open_headers(headers: Value, scheme: Scheme, hold: Keep = as_it_is) -> Headers:
@@ -62,6 +65,8 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     if scheme.indexed:
         grid_codes = looked_up(codes, scheme, group, row, hold, {} if cache is None else cache)
         return _book_entries(grid_codes, levels_of(scheme), scheme.zero)
+    if scheme.shifted:
+        return _book_entries(_shifted(codes, group, row, hold), scheme.book, scheme.zero)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     pieces = PIECES[scheme.bits][group]
     first, *high_vectors = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
@@ -69,6 +74,18 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     for vector, (_, begin, to, bits) in zip(high_vectors, pieces[1:]):
         code = insert_bits(code, vector, begin, to, bits, hold)
     return _book_entries(code, scheme.book, scheme.zero) if scheme.book else code
+
+
+def _shifted(codes: Value, group: int, row: Value | None, hold: Keep) -> Value:
+    """Codes of a shifted scheme: 2 bits, then in bit 0 the bit of these 8 columns, u8x64, or u8x4 of one row."""
+    (vector, begin, _, bits), = PIECES[2][group]
+    shifts, vector = load(codes + 4 * 64 + 2 * (group // 2), "u16"), codes + 64 * vector
+    if row is None:
+        words = move_bits(load(vector, "u8", 64), begin, 1, bits, hold).as_("i32", ROWS)
+        ups = Value(codes.builder, codes.builder.bitcast(shifts.llvm, ir.VectorType(ir.IntType(1), ROWS)))
+        return (words | ups.choose(Value(codes.builder, words.like(_ONES)), 0)).as_("u8", 64)
+    up = (shifts.widen() >> row.narrow("i32") & 1) * _ONES
+    return move_bits(load(vector + (row << 2), "u8", 4), begin, 1, bits, hold) | up.as_("u8", 4)
 
 
 def _book_entries(code: Value, book: tuple[int, ...], zero: int) -> Value:

@@ -15,7 +15,8 @@ codes    8 column groups of 4 columns. A group is a 64-byte vector [16 rows][4 c
            7 bits  low bits of vector g = group g; group 7 in the top bits of the 7 vectors
            1 bit   bit g of one vector = group g, as bit 1 of a code: 0 or 2
            grids   grid indices instead of codes (look_up.py); a table has the codes of each index. With the suffix
-                   _spread: codes
+                   _spread: codes. IQ1_M then has codes of 2 bits, -1, 0 and 1, and behind the 4 vectors of a strip, for
+                   each two groups, a bit of each row: 0 subtracts 1/8, 1 adds 1/8
            3.5     two codes of 11 levels in 7 bits, x + 11 * y for groups 2p and 2p + 1: 3 vectors, whose low 7 bits
                    are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of pair 3;
                    the 3 high bits of pair 3 are the top bits of the 3 vectors
@@ -109,6 +110,11 @@ class Scheme(Kind):
         return self.grid is not None and not self.name.endswith(SPREAD)
 
     @property
+    def shifted(self) -> bool:
+        """Whether levels are shifted by 1/8, up or down for each 8 columns of a row (IQ1_M with codes)."""
+        return self.grid is not None and not self.indexed and self.bits < self.grid.bits
+
+    @property
     def grid_width(self) -> int:
         """Columns of a grid index in memory; 0 for codes."""
         return self.grid.width if self.grid is not None and self.indexed else 0
@@ -127,7 +133,7 @@ class Scheme(Kind):
         """Bytes of the codes of a unit of a tile."""
         if self.indexed:
             return sum(self.unit_parts)
-        return int(2 * UNIT * (1.75 if self.in_fours else self.bits))
+        return int(2 * UNIT * (1.75 if self.in_fours else self.bits)) + (8 if self.shifted else 0)
 
     @property
     def header_bytes(self) -> int:
@@ -183,7 +189,8 @@ class Scheme(Kind):
 
 
 SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items()}
-SCHEMES |= {(name := grid.lower() + SPREAD): Scheme(**vars(KINDS[grid.lower()]) | {"name": name}) for grid in GRIDS}
+SCHEMES |= {(name := grid.lower() + SPREAD): Scheme(**vars(KINDS[grid.lower()]) | {
+    "name": name, "bits": 2 if grid == "IQ1_M" else type_.bits}) for grid, type_ in GRIDS.items()}
 
 
 def scheme_of(kind: Kind, spread: bool) -> Scheme:

@@ -96,10 +96,20 @@ def put_planes(typingctx, groups, codes, kind):
             put_units([load(groups + 64 * word, "i32", 16) for word in range(4)], kind.scheme, codes)
             return context.get_dummy_value()
         vectors = [load(groups + 64 * g, "u8", 64) for g in range(8 * kind.scheme.strip)]
+        if kind.scheme.shifted:
+            for run in range(8):
+                save(codes + 4 * 64 + 2 * run, _row_bits(vectors[2 * run]), 2)
+            vectors = [vector >> 1 for vector in vectors]
         for i, plane in enumerate(four_planes(vectors) if kind.scheme.in_fours else planes(vectors, kind.scheme.bits)):
             save(codes + 64 * i, plane)
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, kind), codegen
+
+
+def _row_bits(group: Value) -> Value:
+    """Bit 0 of the first column of each row, as the bits of a u16."""
+    ones = (group.as_("i32", 16) & 1).compare("!=", 0)
+    return Value(group.builder, group.builder.bitcast(ones.llvm, ir.IntType(16)))
 
 
 @inline
