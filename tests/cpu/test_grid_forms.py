@@ -49,6 +49,7 @@ def logits(kind, **options):
     return found
 
 
+@pytest.mark.merge
 def test_a_model_has_the_same_logits(monkeypatch):
     small, nbytes = logits("IQ2_S")  # auto: too small to matter
     fast, more = logits("IQ2_S", iq="fast")

@@ -283,6 +283,7 @@ def test_a_real_model(tmp_path, kept, packed):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.merge
 def test_each_form_of_a_grid_type_has_a_file(kept, packed, monkeypatch, tmp_path):
     network, checkpoint = random_network(Shape(1, 256, 4, 2, 256, 97, 64), "IQ2_S")
     (tmp_path / "model").write_bytes(b"1")
