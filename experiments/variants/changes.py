@@ -69,6 +69,20 @@ def draw(config: dict, own: dict, random) -> list[dict]:
     return list(found.values())
 
 
+def singles(config: dict, own: dict, random) -> list[list[dict]]:
+    """For each key of the language model, a change of this key alone. own: as in `draw`."""
+    at = part_of(config, random)
+    here, known = look_up(config, at), look_up(own, at) if isinstance(own.get(at[:-1]), dict) or not at else {}
+    found = []
+    for key in sorted(here.keys() | known.keys()):
+        if not (PASSED_OVER.search(key) or ROTARY.search(key)):
+            old = here.get(key, known.get(key))
+            drawn = [value for value in (one(key, old, here, random) for _ in range(9))
+                     if value not in (old, LEFT_OUT, None)]
+            found += [[{at + key: value}] for value in drawn[:1]]
+    return found
+
+
 def heads(here: dict, random) -> dict:
     """Numbers of heads that go together."""
     queries = random.choice((1, 2, 3, 4, 6, 8))

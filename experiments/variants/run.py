@@ -5,7 +5,8 @@ saves a random checkpoint of it, and both programs run it in float32. Variants t
 or whose result depends on rounding, are counted and not compared. If results differ, transformers also computes in
 float64; numflow is not wrong if it is as close to these results as transformers' float32. If numflow is wrong, or
 refuses the variant, the experiment undoes changes one by one as long as the fault remains; the remaining keys cause it.
-Family, seed and number reproduce a variant. With `format=gguf`, llama.cpp's converter makes a GGUF file of each
+Family, seed and number reproduce a variant. With `each=true`, each variant changes one key, and each key is changed
+once. With `format=gguf`, llama.cpp's converter makes a GGUF file of each
 checkpoint (`converter=PATH`, convert_hf_to_gguf.py), and llama.cpp's library (`library=FOLDER`, of libllama.so) is the
 reference if it runs the file.
 """
@@ -26,11 +27,11 @@ from pathlib import Path
 import numpy as np
 
 from .bases import bases
-from .changes import PARTS, applied, draw
+from .changes import PARTS, applied, draw, singles
 from .gguf_files import FILE, LIKE_PEER, LIKE_THEIRS, NOT_ASKED, converted, judged, peers
 
 OPTIONS = {"family": "", "bases": "", "n": 20, "seed": 1, "python": "", "backend": "cpu", "chunk": 7, "limit_s": 120,
-           "format": "safetensors", "converter": "", "library": ""}
+           "format": "safetensors", "each": False, "converter": "", "library": ""}
 TOLERANCE, STEADY, MARGIN = 1e-4, 3e-3, 1e-3
 FORMS = ("", "", "shards", "half", "unnamed")  # of a checkpoint: see theirs.py
 LENGTHS = (9, 45, 71)
@@ -125,9 +126,11 @@ def family(lab, sides: Sides, name: str, base: dict) -> list[dict]:
     if "ok" not in own:
         return [{"number": 0, "saved": False, "form": "", "result": PASSED, "line": own["refused"], "changes": []}]
     rows, known = [], set()
-    for number in range(lab.options["n"]):
+    alone = singles(base, own["ok"], random.Random(f"{name} {lab.options['seed']}")) if lab.options["each"] else []
+    for number in range(len(alone) or lab.options["n"]):
         dice = random.Random(f"{name} {lab.options['seed']} {number}")
-        changes, saved = draw(base, own["ok"], dice) if number else [], dice.random() < 0.4
+        changes = alone[number] if alone else draw(base, own["ok"], dice) if number else []
+        saved = dice.random() < 0.4
         form = dice.choice(FORMS) if lab.options["format"] != "gguf" else ""
         row = {"number": number, "saved": saved, "form": form}
         row |= tried(lab, sides, applied(base, changes), row)

@@ -44,6 +44,17 @@ def test_changes_follow_from_the_seed_and_can_be_applied(experiment):
             assert len(config["layer_types"]) == config["num_hidden_layers"]
 
 
+def test_each_key_is_changed_alone(experiment):
+    changes = experiment[1]
+    own = BASE | {"attention_bias": False}
+    found = changes.singles(BASE, own, random.Random(1))
+    assert found == changes.singles(BASE, own, random.Random(1))
+    keys = [key for (change,) in found for key in change]
+    assert keys == sorted({"attention_bias", "head_dim", "hidden_act", "hidden_size", "layer_types",
+                           "num_attention_heads", "num_hidden_layers", "num_key_value_heads"})
+    assert all(value not in (own[key], changes.LEFT_OUT) for (change,) in found for key, value in change.items())
+
+
 def test_changes_that_do_not_matter_are_taken_back(experiment, monkeypatch):
     run, _ = experiment
     monkeypatch.setattr(run, "tried", lambda lab, sides, config, row: {
