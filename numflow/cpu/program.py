@@ -57,7 +57,7 @@ class Program(OneDevice):
     rows:        initial capacity in tokens of a batch; larger batches make the program grow.
     fused:       fuse neighbouring steps (patterns.py); the results have the same bits.
     progress:    called as progress("weights" or "kernels", done, total) while the program is made.
-    beside:      a program whose packed matrices are shared where this network has the same ones.
+    beside:      a program whose packed matrices are shared where this network has the same ones; its `iq` counts.
     world, device: the world of a plan's devices and this device's index; the program then has threads of its own.
 
     Raises:
@@ -85,9 +85,10 @@ class Program(OneDevice):
         self._alone = world is None  # else devices wait for all threads of each other, so none may be left out
         self._groups = {entry: groups(network, entry, activations) if fused else () for entry in network.entries}
         report = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
-        self._weights: Weights = Weights(weights, n_threads, report, None if beside is None else beside._weights,
-                                         iq == "fast" or (iq == "auto" and spread_pays(
-                                             network, 1 if world is None else len(world.threads))))
+        shared = None if beside is None else beside._weights
+        spread = shared.spread if shared is not None else iq == "fast" or (iq == "auto" and spread_pays(
+            network, 1 if world is None else len(world.threads)))
+        self._weights: Weights = Weights(weights, n_threads, report, shared, spread)
         window_of, self._tables = cache_windows(network), table_fields(windows(network))
         # Keys that are values too are transposed to float32, so pairs of bfloat16 do not help them.
         prefix_kv = kv_types("f16" if auto == "bf16" else auto, kv_k, kv_v)

@@ -59,6 +59,17 @@ def test_a_model_has_the_same_logits(monkeypatch):
     assert logits("IQ2_S", iq="compact")[1] == nbytes and logits("IQ2_S")[1] == more
 
 
+@pytest.mark.merge
+def test_a_program_beside_another_has_its_form():
+    network, checkpoint = random_network(SHAPE, "IQ2_S")
+    source = WeightSource(network, checkpoint)
+    first = Program(network, source, threads=1, iq="fast")
+    second = Program(network, source, threads=1, beside=first)
+    assert second.weights_bytes < first.weights_bytes / 2, (second.weights_bytes, first.weights_bytes)
+    second.close()
+    first.close()
+
+
 @pytest.mark.parametrize(("free", "devices", "pays"), [(2.01, 1, True), (1.99, 1, False), (2.01, 2, False),
                                                        (4.01, 2, True), (None, 1, False)])
 def test_auto_takes_at_most_half_of_the_free_memory(free, devices, pays, monkeypatch):
