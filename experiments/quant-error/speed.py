@@ -148,7 +148,9 @@ class _Walk:
 
 
 class _Weights:
-    """What a Context needs of weights that are packed already."""
+    """Weights of a Context, packed already."""
+
+    spread = False
 
     def __init__(self, matrices: dict[str, Packed]):
         self.packed, self.vector = matrices.__getitem__, None

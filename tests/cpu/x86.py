@@ -136,7 +136,7 @@ def _no_workers(threads, n_threads: int) -> None:
     threads.n_threads, threads.address, threads._pid = n_threads, 0, os.getpid()
 
 
-def _in_turn(threads, table: np.ndarray, rows: int) -> None:
+def _in_turn(threads, table: np.ndarray, rows: int, fewer: bool = False) -> None:
     """Threads.run with one thread after the other."""
     for address, arguments, _ in table[:rows].tolist():
         for thread in range(threads.n_threads):
