@@ -106,12 +106,12 @@ class BatchMemory:
             self.device.free(memory)
 
     def load(self, arrays: dict[str, np.ndarray], counts: tuple[int, ...]) -> None:
-        """Send a batch to the device. Arrays that no kernel reads are left out."""
+        """Send a batch to the device, without the limits, which no kernel reads."""
         if self._is_sending:
             self.device.until(self._sent)
         pack_into(f"{len(counts)}i", self._host, 0, *counts)
         for name, array in arrays.items():
-            if not array.size or name not in self._arrays:
+            if not array.size or name == "limits":
                 continue
             if array.ndim == 1:
                 self._arrays[name][:array.size] = array

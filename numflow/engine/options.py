@@ -133,8 +133,8 @@ class LoadOptions:
         "TYPE", one_of("auto", *STATES), shown="f32")
     iq: str = opt(
         "auto", "Form of IQ1, IQ2 and IQ3 weights in the memory of a CPU: compact (as large as in the GGUF file), fast "
-        "(1.2 to 1.6 times as large, read 2 to 5 times as fast) or auto (fast for 64 MB and more, if the model then "
-        "takes at most half of the free memory).", "NAME", one_of("auto", "compact", "fast"))
+        "(1.2 to 1.6 times as large, decoded 1.8 to 4 times as fast) or auto (fast for 64 MB and more, if the model "
+        "then takes at most half of the free memory).", "NAME", one_of("auto", "compact", "fast"))
     host_embeddings: bool = opt(
         False, "On a GPU: keep the token embeddings in host memory.", "", FLAG, of=("cuda",))
     host_kv_percent: float = opt(

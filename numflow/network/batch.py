@@ -221,8 +221,8 @@ def _slots(slots: np.ndarray | None, counts: np.ndarray, available: int) -> np.n
 def ends(values: np.ndarray) -> tuple[int, int]:
     """Minimum and maximum of an array."""
     if values.size <= FEW:
-        items = (values if values.ndim == 1 else values.ravel()).tolist()
-        return (min(items), max(items)) if len(items) > 1 else (items[0], items[0])
+        items = values.ravel().tolist()
+        return min(items), max(items)
     return int(values.min()), int(values.max())
 
 
