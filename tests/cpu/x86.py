@@ -143,6 +143,17 @@ def _in_turn(threads, table: np.ndarray, rows: int, fewer: bool = False) -> None
             function(address)(arguments, thread, threads.n_threads)
 
 
+def _pairs(even, odd):
+    """Two f32x16 as pairs of bfloat16, without the 512-bit VCVTNE2PS2BF16.
+
+    Bochs gives both halves of its result from the second source. Intel's manual gives the upper half from the first.
+    """
+    from numflow.cpu.simd.bfloat16 import pairs_of_columns
+
+    even, odd = (pairs_of_columns(row).as_("u16", 16) for row in (even, odd))
+    return even.zipped(odd).as_("i32", 16)
+
+
 def _choose(model: str) -> None:
     """Make Bochs create this processor model: patch its default model's function with a jump to it."""
     library, memory = ctypes.CDLL(bochscpu._bochscpu.__file__), ctypes.CDLL(None)
@@ -170,8 +181,11 @@ def pretend(isa: str) -> None:
 
     from numflow.cpu.runtime.kernel import Kernel
     from numflow.cpu.runtime.threads import Threads
+    from numflow.cpu.simd import bfloat16
 
     _choose(model)
+    if isa == "avx512":
+        bfloat16._pairs = _pairs
     Kernel.prototype = staticmethod(function)
     Threads.__init__, Threads.run, Threads.close = _no_workers, _in_turn, lambda threads: None
 
