@@ -14,8 +14,10 @@ from tests.specs.weights import values
 
 TEXT = [5 + (7 * i * i + i) % 190 for i in range(200)]
 PROMPTS = [TEXT[:150], TEXT[:61], TEXT[30:100], [*TEXT[:130], 5, 6], [9, 8]]
-CLOSE = {"deepseek_v4": 1e-5, "qwen4_exp": 3e-5, "minimax_m3_text_blocks": 3e-5}  # of the reference, which multiplies whole batches
-BLOCKS = {"deepseek_v4": 40, "qwen4_exp": 60, "minimax_m3_text_blocks": 40}  # of keys and values, too few for all requests
+# Difference from the reference, which multiplies whole batches.
+CLOSE = {"deepseek_v4": 1e-5, "qwen4_exp": 3e-5, "minimax_m3_text_blocks": 3e-5}
+# Blocks of keys and values, too few for all requests.
+BLOCKS = {"deepseek_v4": 40, "qwen4_exp": 60, "minimax_m3_text_blocks": 40}
 SETTINGS = [{}, {"n": 3, "temperature": 1.0, "seed": 5}, {"num_beams": 3}, {"speculate": "ngram"}]
 
 

@@ -83,7 +83,7 @@ def _tables(batch, cache) -> BatchTables:
 def _scores(k_type: str, size: int, of_entries: bool) -> Kernel:
     """score = sum over heads of weight * max(q k, 0). Grid (rows, keys / 32)."""
     queries, keys_at = SharedArray(f32, -(-width(k_type, size) // 32) * 32), region(k_type, size)
-    load, product, step = _query_loader(k_type, size), _product(k_type, size), pitch(k_type, size)
+    load, product, step = _query_loader(k_type, size), _product(k_type, size, 64), pitch(k_type, size)
 
     @kernel(f"index_scores_{k_type}_{step}{'_entries' * of_entries}", 32)
     def _index_scores(scores: f32.ptr, most: u32, q: Rows, weights: Rows, k: u32.ptr, batch: BatchTables, heads: u32,
@@ -121,7 +121,7 @@ def _scores(k_type: str, size: int, of_entries: bool) -> Kernel:
 def _block_scores(k_type: str, size: int) -> Kernel:
     """score = the largest q k of a block's visible keys. Grid (rows, blocks / each, heads)."""
     queries, keys_at = SharedArray(f32, -(-width(k_type, size) // 32) * 32), region(k_type, size)
-    load, product, step = _query_loader(k_type, size), _product(k_type, size), pitch(k_type, size)
+    load, product, step = _query_loader(k_type, size), _product(k_type, size, 32), pitch(k_type, size)
 
     @kernel(f"block_scores_{k_type}_{step}", 32)
     def _of_blocks(scores: f32.ptr, most: u32, q: Rows, k: u32.ptr, batch: BatchTables, heads: u32, size: u32,
@@ -171,10 +171,13 @@ def _query_loader(k_type: str, size: int) -> DeviceFunction:
     return load
 
 
-def _product(k_type: str, size: int) -> DeviceFunction:
-    """Make product(query, keys, block_size, offset, size): the product of the query and the key at `offset`."""
+def _product(k_type: str, size: int, unrolled: int) -> DeviceFunction:
+    """Make product(query, keys, block_size, offset, size): the product of the query and the key at `offset`.
+
+    unrolled: most columns for which the compiler unrolls the loop.
+    """
     key_of, unit, k_width = floats(k_type, size), BLOCK if k_type in CODED else PIECE, width(k_type, size)
-    is_wide = k_width > 64
+    is_wide = k_width > unrolled
 
     @device
     def product(query, keys, block_size, offset, size):
