@@ -20,7 +20,6 @@
 
 import reprlib
 from errno import ENOMEM
-from functools import lru_cache
 
 BEGIN, EQUALS, END = "\x01", "\x02", "\x03"  # markers of an option in a message
 
@@ -175,15 +174,14 @@ LISTED = 40  # maximum names that an error lists
 
 def did_you_mean(word: str, known) -> str:
     """Hint to append to a message: `"; did you mean 'x'?"` for the nearest of `known`, else the list of them."""
-    known = tuple(sorted(str(k) for k in known))
+    known = sorted(str(k) for k in known)
     if near := _nearest(str(word)[:100], known):
         return f"; did you mean {near!r}?"
     more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
     return f"; known: {', '.join(known[:LISTED])}{more}" if known else ""
 
 
-@lru_cache(256)
-def _nearest(word: str, known: tuple[str, ...]) -> str:
+def _nearest(word: str, known: list[str]) -> str:
     """The most similar of `known`; "" if none is similar. As difflib.get_close_matches, but words that cannot be nearer
     than the nearest so far are passed over."""
     from difflib import SequenceMatcher  # only errors need it
