@@ -32,3 +32,17 @@ spark("muse_spark_named", {
     "rms_norm_eps": 1e-3, "routed_scaling_factor": 2.5, "residual_gate_temperature": 1.1, "attention_bias": True,
     "hidden_act": "gelu_pytorch_tanh", "num_experts_per_tok": 3, "rope_parameters": {
         "rope_type": "yarn", "factor": 4.0, "rope_theta": 1000.0, "original_max_position_embeddings": 16}})
+
+DORY = {"vocab_size": 203, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 64, "sliding_window": 5,
+        "n_input_layers": 1, "n_output_layers": 1, "tie_word_embeddings": False, "initializer_range": 0.5}
+case("dory", "DoryForCausalLM", "dory", DORY, lengths=(9, 20))
+# Each feed-forward block is listed as a layer; the last loop is followed by no layer.
+case("dory_pairs", "DoryForCausalLM", "dory", DORY, {
+    "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "full_attention", "mlp", "sliding_attention",
+                    "mlp"], "num_hidden_layers": 8, "n_input_layers": 2, "n_recurrent_layers": 6, "n_output_layers": 0,
+    "n_recurrent_loops": 3, "initializer_range": 0.05, "ngpt_alpha_init": 0.3, "attention_bias": True,
+    "mlp_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh", "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1000.0,
+                           "original_max_position_embeddings": 16}}}, lengths=(9, 20))
