@@ -4,7 +4,7 @@ import numpy as np
 
 from numflow.errors import SpecError
 from numflow.network.blocks.beside import Beside, distances, index, log_scaled, relative, uneven_window
-from numflow.network.blocks.channels import add_convolution
+from numflow.network.blocks.channels import add_convolution, times_vector
 from numflow.network.blocks.projections import Heads, clip, convolved, projections, query_and_gate_rows
 from numflow.network.blocks.rope import alibi_slopes, rotate
 from numflow.network.steps.builder import Builder
@@ -27,6 +27,8 @@ def self_attention(b: Builder, x: View, width: int = 0) -> View:
                         ("attention.gate_by_head", "attention.gate_in_query"))
     x = _times(b, "in_scale", x, b.view("attention_in", x.width)) if b.option("attention", "in_scale") != 1.0 else x
     y = (_latent_heads if b.option("latent", "rank") else _heads)(b, x, shape)
+    if b.option("attention", "out_norm") == "head":
+        b.norm("attn_out_norm", y, y, groups=shape.heads)
     if b.option("attention", "gate"):
         _gate(b, x, y, shape)
     if b.option("attention", "sub_norm"):
@@ -45,6 +47,8 @@ def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
         _gate_of(b, x, gate, shape)
     elif not b.option("latent", "rank"):  # latent attention has computed the gate with its queries
         b.linear("attn_q", x, gate, query_and_gate_rows(shape)[1], ".gate")
+    if factor := b.option("attention", "gate_factor"):
+        times_vector(b, "attn_gate_scale", gate, factor, 2)
     if plain:
         b.emit("softplus", (gate,), (gate,), "attn_gate_softplus")
     if by_head:
@@ -198,6 +202,10 @@ def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None
                 normed(b, name, view, heads)
             elif step == "rope" and b.option("rope", "enabled"):
                 rotate(b, view, heads, shape.head_dim, f"rope_{name}")
+    if factor := b.option("attention", "q_factor"):
+        for name, view, _ in views:
+            if name == "q":
+                times_vector(b, "attn_q_scale", view, factor, 2)
 
 
 def normed(b: Builder, name: str, view: View, heads: int) -> None:

@@ -104,6 +104,12 @@ def shifted_feed_forward(b: Builder, x: View) -> View:
     return y
 
 
+def times_vector(b: Builder, module: str, x: View, factor: float, power: int = 1) -> None:
+    """x *= (factor * v)^power in place, v the vector of a module."""
+    vector = b.constant(f"{b.prefix}{module}", (factor * b.numbers(module, x.width)) ** power)
+    b.emit("scale", (x,), (x,), module, {"weight": vector}, scale=1.0)
+
+
 def token_before(b: Builder, label: str, x: View, y: View) -> View:
     """y = x of the previous token, 0 for the first: a causal convolution with weights 1, 0."""
     taps = b.constant(f"shift.{x.width}", np.tile(np.array([1, 0], np.float32), (x.width, 1)))

@@ -4,6 +4,7 @@ import math
 from statistics import NormalDist
 from typing import Any
 
+from numflow.network.blocks.channels import times_vector
 from numflow.network.steps.builder import Builder
 from numflow.ops import View
 
@@ -25,6 +26,9 @@ def mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = "")
         b.linear(f"ffn_gate_up{suffix}", x, gate, rows_gate, ".gate")
         b.linear(f"ffn_gate_up{suffix}", x, up, rows_up, ".up")
     _times(b, "gate_scale", gate)
+    if (factor := b.option("ffn", "in_factor")) and not suffix:
+        for view, name in ((gate, "ffn_gate_scale"), (up, "ffn_up_scale")):
+            times_vector(b, name, view, factor)
     if (sparsity := b.option("ffn", "sparsity")) and not suffix:
         b.emit("sparsify", (gate,), (gate,), "ffn_sparse", deviations=NormalDist().inv_cdf(sparsity))
     gated(b, gate, up, hidden, f"ffn_act{suffix}", b.option("ffn", "activation"), b.option("ffn", "cut"))
