@@ -87,6 +87,13 @@ RESIDUAL: dict[str, dict[str, SpecOption]] = {
         "restart": _bool(False, "before this layer, the residual stream becomes its norm plus the norm of the stream "
                          "before the first such layer"),
     },
+    "depth": {
+        "layers": _int(0, "attention over depth (attention residuals): layers of a block. The input of attention and "
+                       "of the feed-forward block is a sum of the normalised sums of earlier blocks and of the current "
+                       "block, weighed by the softmax of their products with a learned query; 0 = a residual stream as "
+                       "usual", 0),
+        "eps": _float(1e-6, "epsilon of that norm", above=0, most=1),
+    },
     "altup": {
         "streams": _int(0, "alternating updates: number of residual streams. A layer computes one of them, and "
                         "predicts and corrects the others; 0 = one stream as usual", 0, 64),

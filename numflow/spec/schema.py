@@ -29,6 +29,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "project": _choice(("first", "before_norm", "last"), "first", "where project_in is applied: right after the "
                            "look-up; after positions and token types, before the norm; or after the norm"),
         "scale": _float(1.0, "multiplies the token embeddings"),
+        "rows": _int(0, "rows of the embedding table and of the output matrix that stand for tokens, from the first on; "
+                     "0 = all", 0),
         "norm": _bool("has('token_embd_norm.weight')", "normalise the sum of the embeddings"),
         "norm_first": _bool(False, "apply that norm before positions and token types are added"),
         "norm_eps": _float(0.0, "epsilon of that norm; 0 = norm.eps", 0, 1),
@@ -107,6 +109,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "conv": {
         "taps": _int(4, "kernel size of the causal depthwise convolution in tokens, the current one included", 1,
                      1 << 10),
+        "scale": _float(1.0, "multiplies x + convolution of x (block.convolved)"),
+        "kv_scale": _float("conv_scale", "multiplies x + convolution of x (attention.kv_convolved)"),
         "around": _int(0, "kernel size (odd) of a convolution, not causal, of the layer's input; its output is added "
                        "to the layer's output, and a norm follows; 0 = none", 0, 63),
         "around_groups": _int(1, "channel groups of that convolution"),
@@ -131,7 +135,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                       "chunk; 0 = all keys", 0),
         "causal": _bool(True, "a query attends to no later keys"),
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
-        "q_norm_kind": _choice(("rms", "layer", "l2"), "= norm_kind", "norm.kind of that norm"),
+        "q_norm_kind": _choice(("rms", "layer", "l2", "clip"), "= norm_kind", "norm.kind of that norm; clip: each head "
+                               "x, times its weights, becomes x * min(1, q_norm_limit / |x|)"),
+        "q_norm_limit": _float(1.0, "see q_norm_kind", above=0, most=1e30),
         "q_norm_eps": _float(0.0, "epsilon of that norm; 0 = norm.eps", 0, 1),
         "v_norm": _choice(("none", "head"), "none", "norm of values, per head"),
         "shared_from": _int(0, "layers from this one on read the keys and values of the last layer before it that has "
@@ -162,6 +168,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "alibi_max": _float(8.0, "the smallest ALiBi slope is 2^-alibi_max", above=0, most=1000),
         "alibi_scale": _float(1.0, "multiplies the ALiBi slopes"),
         "sinks": _bool("has('attn_sinks.weight')", "attention sinks: one learned extra logit per head"),
+        "token_sinks": _bool("has('attn_sink.weight')", "with attention.relative: one extra logit per head and token, "
+                             "attn_sink(x)"),
         "gate": _bool("has('attn_gate.weight')", "multiply attention's output by gate_kind(attn_gate(x))"),
         "gate_kind": _choice(("sigmoid", "softplus"), "sigmoid", "activation of that gate"),
         "gate_factor": _float(0.0, "attn_gate(x) is multiplied by (gate_factor * attn_gate_scale)^2; 0 = off"),
@@ -184,8 +192,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "relative": _int(0, "number of distances to earlier keys for which each head adds a bias to the scores: "
                          "relative_dim learned values, weighed by attn_rel(x); 0 = none", 0, 1 << 16),
         "relative_dim": _int(1, "number of those learned values per distance"),
+        "relative_limit": _float(0.0, "the weights attn_rel(x) of a head w, times attn_rel_scale, become w * min(1, "
+                                 "relative_limit / |w|); 0 = off", 0, 1e30),
         "kv_convolved": _bool("has('attn_k_conv.weight')", "keys and values x become x + a causal depthwise "
                               "convolution of x over conv.taps tokens, before norm and rotation"),
+        "kv_taps": _bool("has('attn_k_taps.weight')", "the kernel of that convolution, stored [K, C] from the current "
+                         "token back, is added to attn_k_taps(x), attn_v_taps(x): K values per key/value head"),
         "convolved": _int(0, "compressed convolutional attention (arXiv 2510.04476): queries and keys pass a depthwise "
                           "convolution over conv.taps tokens, then one of this kernel size over all columns of a head; "
                           "(query + key) / 2 is added; the second half of the values is the previous token's; 0 = off",
@@ -313,6 +325,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "transposed": _bool(False, "expert matrices are stored [inputs, outputs], unless their shape says otherwise"),
         "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "= ffn_activation", "activation of routed experts"),
         "cut": _float(0.0, "ffn.cut of routed experts", 0, 1e30),
+        "gate_softcap": _float(0.0, "SiLU of the gate becomes softcap(gate) * sigmoid(gate), softcap(x) = cap * tanh(x "
+                               "/ cap); 0 = off", 0, 1e30),
+        "up_softcap": _float(0.0, "experts' up becomes softcap(up), with gate_softcap", 0, 1e30),
         "spare_experts": _int(0, "number of experts behind these that are ignored, with their part of exp_probs_b "
                               "(experts for input other than text)", 0, 1 << 16),
         "through_experts": _int(0, "number of identity experts behind these: no matrices, output = input", 0, 1 << 16),

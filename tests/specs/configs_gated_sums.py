@@ -46,3 +46,22 @@ case("dory_pairs", "DoryForCausalLM", "dory", DORY, {
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         "full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1000.0,
                            "original_max_position_embeddings": 16}}}, lengths=(9, 20))
+
+INK = {"vocab_size": 203, "unpadded_vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 4,
+       "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "swa_num_attention_heads": 4,
+       "swa_num_key_value_heads": 1, "swa_head_dim": 12, "sliding_window_size": 5, "d_rel": 6, "rel_extent": 7,
+       "max_position_embeddings": 64, "moe_intermediate_size": 24, "n_routed_experts": 5, "num_experts_per_tok": 2,
+       "pad_token_id": 0, "n_layers_per_attn_res_block": 2,
+       "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"]}
+INK_NEAR = {"log_scaling_n_floor": 8, "log_scaling_alpha": 0.7, "qk_l2_clip_threshold": 2.0,
+            "rel_l2_clip_threshold": 1.5, "mlp_gate_softcap": 0.7, "mlp_up_softcap": 0.9,
+            "final_logit_softcapping": 4.0, "conv_kernel_size": 3, "route_scale": 1.5, "rel_extent": 40}
+INK_EYES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+            "intermediate_size": 24, "posemb_grid_size": 4, "projection_hidden_dim": 16, "text_hidden_size": 32,
+            "model_type": "inkling2_vision"}
+case("inkling2_text", "Inkling2ForCausalLM", "inkling2_text", INK, lengths=(9, 30))
+case("inkling2", "Inkling2ForConditionalGeneration", "inkling2", {
+    "text_config": {key: value for key, value in INK.items() if key != "layer_types"} | INK_NEAR | {
+        "model_type": "inkling2_text", "num_hidden_layers": 6, "unpadded_vocab_size": 201, "rms_norm_eps": 1e-3,
+        "n_layers_per_attn_res_block": 4, "num_experts_per_tok": 3},
+    "vision_config": INK_EYES, "image_token_id": 200}, kind="multimodal", lengths=(9, 30))

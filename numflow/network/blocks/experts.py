@@ -111,7 +111,8 @@ def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int, sub
         rows_gate, rows_up = halves(layout, width)
         _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, subset, rows_gate, ".gate")
         _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, subset, rows_up, ".up")
-    gated(b, gate, up, hidden, "experts_act", b.option("moe", "activation"), b.option("moe", "cut"))
+    gated(b, gate, up, hidden, "experts_act", b.option("moe", "activation"), b.option("moe", "cut"),
+          (b.option("moe", "gate_softcap"), b.option("moe", "up_softcap")))
     return hidden
 
 

@@ -63,8 +63,16 @@ def _softplus(x: float) -> float:
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
-def gated(b: Builder, gate: View, up: View, y: View, label: str, kind: str, cut: float) -> None:
-    """y = act(gate) * up, both factors clamped to [-cut, cut] unless cut is 0."""
+def gated(b: Builder, gate: View, up: View, y: View, label: str, kind: str, cut: float,
+          caps: tuple[float, float] = (0.0, 0.0)) -> None:
+    """y = act(gate) * up, both factors clamped to [-cut, cut] unless cut is 0. caps: moe.gate_softcap and up_softcap."""
+    if caps[0]:
+        b.emit("softcap", (gate,), (y,), f"{label}_gate_cap", cap=caps[0])
+        b.emit("act_mul", (gate, y), (gate,), label, kind="sigmoid")
+        if caps[1]:
+            b.emit("softcap", (up,), (up,), f"{label}_up_cap", cap=caps[1])
+        b.emit("mul", (gate, up), (y,), f"{label}_mul")
+        return
     if cut:
         b.emit("act", (gate,), (gate,), label, kind=kind)
         for view, part in ((gate, "gate"), (up, "up")):

@@ -279,9 +279,10 @@ def tap_last(b: Builder, x: View) -> None:
     """
     if b.taps is None:
         return
-    if several := [key for key in ("altup", "hyper") if b.option(key, "streams")]:
-        raise SpecError(f"{b.where}: nothing can draft by a network of several residual streams ({several[0]}.streams)",
-                        (f"{several[0]}.streams",))
+    several = [f"{key}.streams" for key in ("altup", "hyper") if b.option(key, "streams")]
+    if several := several + ["depth.layers"] * bool(b.option("depth", "layers")):
+        raise SpecError(f"{b.where}: nothing can draft by a network of several residual streams ({several[0]})",
+                        (several[0],))
     layers = b.option("stack", "layers")
     if wrong := [layer for layer in b.taps if not 0 <= layer <= layers]:
         raise SpecError(f"{b.where}: a draft reads the stream of layer {wrong[0]}: expected 0 .. {layers}")

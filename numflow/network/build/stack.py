@@ -32,6 +32,7 @@ from numflow.network.blocks.linear_attention import (
 )
 from numflow.network.blocks.ngrams import add_ngrams
 from numflow.network.blocks.rope import sinusoids
+from numflow.network.build.depth import Depth
 from numflow.network.build.passes import begin_pass, begin_passes, end_pass, restart
 from numflow.network.build.residuals import (
     altup_layer,
@@ -65,6 +66,7 @@ def decoder_or_encoder(b: Builder) -> None:
     streams = begin_streams(b, x) if b.option("altup", "streams") else None
     hyper = begin_hyper(b, x) if b.option("hyper", "streams") else None
     passes = begin_passes(b, x) if b.option("passes", "layers") else None
+    depth = Depth(b, x) if b.option("depth", "layers") else None
     first: View | None = None
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
@@ -72,7 +74,9 @@ def decoder_or_encoder(b: Builder) -> None:
             if streams is not None:
                 raise SpecError(f"{b.where}: ngrams.size: expected 0 with altup.streams", ("ngrams.size",))
             add_ngrams(b, x if hyper is None else hyper, b.option("hyper", "streams") or 1)
-        if hyper is not None:
+        if depth is not None:
+            depth.layer()
+        elif hyper is not None:
             hyper_layer(b, hyper, x, (("attn", _mixer), ("ffn", feed_forward)))
         elif streams is None:
             if passes is not None:
@@ -89,6 +93,8 @@ def decoder_or_encoder(b: Builder) -> None:
         end_streams(b, streams, x)
     if hyper is not None:
         end_hyper(b, hyper, x)
+    if depth is not None:
+        depth.end()
     tap_last(b, x)
     head(b, x)
 
@@ -125,7 +131,7 @@ def embeddings(b: Builder) -> View:
     width, table_width = b.option("stack", "width"), b.option("embedding", "width")
     x = b.view("x", width)
     table = x if table_width == width and not b.has("project_in.weight") else b.view("embedded", table_width)
-    b.emit("embed", (), (table,), "token_embd", {"table": b.matrix("token_embd", None, table_width)},
+    b.emit("embed", (), (table,), "token_embd", {"table": token_rows(b, "token_embd", table_width)},
            scale=b.option("embedding", "scale"))
     if b.option("embedding", "dropped_token") >= 0:
         if b.resolved.spec.type != "encoder":
@@ -237,7 +243,7 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
                f"{name}_norm_gated", kind="sigmoid")
     y = block(b, h)
     if b.option("block", "convolved"):
-        add_convolution(b, f"{name}_branch_conv", y)
+        add_convolution(b, f"{name}_branch_conv", y, b.option("conv", "scale"))
     if b.option("block", "channel_scales"):
         _scaled_channels(b, x, y, name)
     post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
@@ -342,6 +348,14 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     logits_of(b, h)
 
 
+def token_rows(b: Builder, module: str, columns: int, suffix: str = "") -> str:
+    """Declare the embedding table or the output matrix [V, columns]. suffix: ".normalized" for rows of length 1."""
+    count = b.option("embedding", "rows")
+    if count:
+        b.expect_rows(module, count)
+    return b.matrix(module, count or None, columns, range(count) if count else None, suffix, bool(suffix))
+
+
 def logits_of(b: Builder, h: View) -> None:
     """Output matrix and softcap; output "logits"."""
     tied = b.option("head", "tied")
@@ -349,7 +363,7 @@ def logits_of(b: Builder, h: View) -> None:
     if tied and b.has("output.weight"):
         b.names.find("output")
     suffix = ".normalized" if b.option("head", "normalize") else ""
-    weight = b.matrix(module, None, h.width, suffix=suffix, normalize_rows=bool(suffix))
+    weight = token_rows(b, module, h.width, suffix)
     logits = b.view("logits", b.weights[weight].shape[0], "logits")
     weights = {"weight": weight}
     if b.has("output.bias"):
