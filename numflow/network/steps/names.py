@@ -17,7 +17,7 @@ STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
 _EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # an expression in a pattern
 _LAYER = re.compile(r"\blayer\b")
-_OWNER, _TURN = "{owner}", "{use}"  # in patterns of tensors that several layers share
+_OWNER = "{owner}"  # in patterns of tensors that several layers share
 _BEYOND = 16  # number of layer indices behind the last layer that {beyond} matches
 
 
@@ -112,10 +112,10 @@ class TensorNames:
                 found.setdefault(short, []).append((module, role, layer, None))
         return found
 
-    def in_turns(self, module: str) -> tuple[bool, bool]:
-        """Whether several layers may share a module ({owner}), and whether each use has its own tensor ({use})."""
-        patterns = self.patterns.get(module, ())
-        return any(_OWNER in pattern for pattern in patterns), any(_TURN in pattern for pattern in patterns)
+    def in_turns(self, weight: str) -> bool:
+        """Whether a weight, such as "blk.0.attn_q.weight", is in a block that several layers may share ({owner})."""
+        module = next(iter(weight.split(".")[2:]), "")
+        return any(_OWNER in pattern for pattern in self.patterns.get(module, ()))
 
     def _of_others(self, stored: str, name: str, role: str, layer: int | None, expert: int | None) -> bool:
         """Whether a module has the name `stored` and not `name`, which has no prefix."""
