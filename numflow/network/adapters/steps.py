@@ -49,10 +49,11 @@ def _targets(step: Step, network: Network, checkpoint: Checkpoint) -> Iterator[_
     if weight is None or weight.constant is not None or weight.normalize_rows or any(p.turned for p in weight.parts):
         return
     if step.op == "embed":
-        y, name = step.outputs[0], f"rows of {weight.name}"
+        y, scale = step.outputs[0], param(step, "scale")
+        name = f"rows of {weight.name}" if scale == 1 else f"rows of {weight.name} * {scale}"
         params = {"part": name, "rows": weight.shape[0], "first": param(step, "first")}
         yield _Target(replace(step, op="adapt_rows", inputs=(y,), weights={}, params=params,
-                              label=f"{step.label}.adapter"), weight.parts, scale=param(step, "scale"))
+                              label=f"{step.label}.adapter"), weight.parts, scale=scale)
     elif step.op == "expert_linear":
         (x, ids), y = step.inputs, step.outputs[0]
         yield _Target(_step(step, weight.name, (x, y, ids), y, param(step, "first")), weight.parts, weight.groups,

@@ -104,7 +104,9 @@ class TensorNames:
         """Module, role, layer and expert by tensor name without a prefix, for patterns with expressions."""
         modules = [module for module, patterns in self.patterns.items()
                if any(map(_EXPRESSION.search, [patterns] if isinstance(patterns, str) else patterns))]
-        layers = range(self._resolved.option("stack", "layers")) if modules else ()
+        stacks = ("encoder", "decoder") if self.spec.type == "encoder-decoder" else ("",)
+        layers = range(max(self._resolved.option("stack", "layers", None, stack) for stack in stacks)
+                       ) if modules else ()
         found: dict[str, list[tuple[str, str, int | None, int | None]]] = {}
         for module, role, layer in product(modules, SUFFIXES, layers):
             for name in self.candidates(module, role, layer, ""):
