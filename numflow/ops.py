@@ -201,6 +201,7 @@ class Batch:
     types       i32 [T]     token types (segment ids), zeros unless the model has them
     cross_blocks i32 [B, M], cross_lengths i32 [B]: encoder memory of each sequence (encoder-decoders)
     adapters    i32 [B]     adapter index of each sequence, -1 for none; None: no sequence has an adapter
+    adapter_starts i32 [B]  first position of each sequence at which its adapter has an effect; None: 0
     windows     by window: i32 [B, M], the `blocks` of layers whose attention sees `window` tokens back; blocks before
                             the first visible position are never read. None: `blocks` is used for all layers
     slots       i32 [B]     slot of each sequence in the memory of recurrent steps, the same in all layers; its state
@@ -228,6 +229,7 @@ class Batch:
     windows: Mapping[int, np.ndarray] | None = None
     slots: np.ndarray | None = None
     adapters: np.ndarray | None = None
+    adapter_starts: np.ndarray | None = None
     given: Mapping[str, np.ndarray] | None = None
     gone_on: int = 0
 

@@ -202,6 +202,8 @@ def _of_rows(batch, rows):
     """The adapter index of each row of the batch (or of each wanted row), -1 for none."""
     by_sequence = np.full(len(batch.starts) - 1, -1) if batch.adapters is None else np.asarray(batch.adapters)
     tokens = np.repeat(by_sequence, np.diff(batch.starts))
+    if batch.adapter_starts is not None:
+        tokens = np.where(batch.positions < np.repeat(batch.adapter_starts, np.diff(batch.starts)), -1, tokens)
     return tokens[batch.logit_rows] if rows == "logits" else tokens
 
 

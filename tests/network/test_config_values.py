@@ -46,7 +46,7 @@ def changed(config, path, value):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * bool(i % 8))
                                   for i, name in enumerate(names())])
-@pytest.mark.thin(12)
+@pytest.mark.thin(24)
 def test_any_value_under_any_key_is_one_line_or_computes(name):
     """Every key of a family gets an unsuitable value, a different one in each family."""
     case = load_case(name)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.errors import SpecError
+from numflow.network.blocks.channels import clip_length
 from numflow.network.blocks.projections import by_head
 from numflow.network.blocks.rope import rotate
 from numflow.network.steps.builder import Builder
@@ -64,14 +65,36 @@ def relative(b: Builder, x: View, heads: int) -> Beside:
         return (), {}
     size = b.option("attention", "relative_dim")
     weights = b.linear("attn_rel", x, b.view("relative", heads * size))
+    if limit := b.option("attention", "relative_limit"):
+        if b.has("attn_rel_scale.weight"):
+            b.emit("scale", (weights,), (weights,), "attn_rel_scale",
+                   {"weight": b.vector("attn_rel_scale", "weight", weights.width, flat=True)}, scale=1.0)
+        clip_length(b, "attn_rel_limit", weights, heads, limit)
     # Divided by the scale, which multiplies the whole score. Keys beyond the reach have the zero behind the last value.
     values = b.numbers("attn_rel_numbers", size * reach).reshape(size, reach) / b.option("attention", "scale")
+    table = np.pad(values.T, ((0, 1), (0, 0)))
+    if b.option("attention", "token_sinks"):  # a sink, which is subtracted from all scores, is one more weight
+        temper(b, weights)
+        sinks = b.linear("attn_sink", x, b.view("sinks", heads))
+        joined = b.view("relative_and_sinks", heads * (size + 1))
+        b.emit("head_concat", (weights, sinks), (joined,), "attn_rel_sinks", heads=heads)
+        table = np.pad(table, ((0, 0), (0, 1)), constant_values=-1 / b.option("attention", "scale"))
+        weights = joined
     y, distance = b.view("of_queries", heads * (reach + 1)), np.arange(reach, -reach - 1, -1)
-    by_head(b, f"{b.prefix}attn_rel_numbers", weights, y, np.pad(values.T, ((0, 1), (0, 0))), heads)
+    by_head(b, f"{b.prefix}attn_rel_numbers", weights, y, table, heads)
     name = f"position_buckets_before.{reach}"
     if name not in b.weights:
         b.constant(name, np.where((distance >= 0) & (distance < reach), distance, reach).astype(np.float32))
     return (y,), {"position_buckets": name}
+
+
+def temper(b: Builder, x: View) -> None:
+    """Multiply x by attention.temperature's factor of each position, in place."""
+    if temperature := b.option("attention", "temperature"):
+        smooth = ({"smooth": 2} if b.option("attention", "temperature_power") else
+                  {"smooth": 1} if b.option("attention", "temperature_smooth") else {})
+        b.emit("scale_by_position", (x,), (x,), "q_temperature", scale=temperature, **smooth,
+               length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"))
 
 
 def uneven_window(b: Builder, q: View, heads: int) -> Beside:
