@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import FormatError, ModelNotFoundError, quoted
-from numflow.formats import pickle, safetensors
+from numflow.formats import adapter_mlx, pickle, safetensors
 from numflow.formats.adapter import (
     Adapter,
     LowRank,
@@ -58,12 +58,14 @@ _NESTED = re.compile(r"\([^()]*[*+{][^()]*\)[*+{]")
 
 
 def read(folder: Path) -> Adapter:
-    """Read the adapter in a folder.
+    """Read the adapter in a folder; mlx-lm's adapters have a configuration of the same name.
 
     Raises:
         ModelNotFoundError: no weights. FormatError: damaged, or an unsupported kind of adapter.
     """
     config = read_json(folder / CONFIG)
+    if "peft_type" not in config and adapter_mlx.SETTINGS in config:
+        return adapter_mlx.read(folder, folder / CONFIG, config)
     _check_kind(folder / CONFIG, config)
     name = next((name for name in _WEIGHTS if (folder / name).is_file()), None)
     if name is None:
