@@ -1,11 +1,40 @@
-"""Part of the schema: sections about parts of a layer other than mixer and feed-forward block, which are shared blocks,
-per-layer embeddings and several residual streams."""
+"""Part of the schema: sections about parts of a layer other than mixer and feed-forward block, which are norms and sums
+around both, shared blocks, per-layer embeddings and several residual streams."""
 
 from numflow.spec.kinds import SpecOption
 from numflow.spec.kinds import boolean as _bool
 from numflow.spec.kinds import choice as _choice
 from numflow.spec.kinds import integer as _int
 from numflow.spec.kinds import number as _float
+
+BLOCK: dict[str, SpecOption] = {
+    "pre_norm": _bool(True, "normalise the input of attention and of the feed-forward block"),
+    "attention_norm": _bool(True, "pre_norm holds for attention too, not only for the feed-forward block"),
+    "norm_gate_rank": _int(0, "rank of a gate behind the pre-norm: its output h becomes h * "
+                           "sigmoid(up(silu(down(h)))); 0 = none", 0),
+    "post_norm": _choice(("none", "branch", "residual"), "none", "branch: normalise each block's output before it "
+                         "is added to the residual stream; residual: normalise the stream after the addition"),
+    "attention_post_norm": _bool(True, "post_norm holds for attention too, not only for the feed-forward block"),
+    "post_norm_eps": _float(0.0, "epsilon of the post-norms; 0 = norm.eps", 0, 1),
+    "post_norm_input": _bool(False, "weights of post-norms multiply the norm's input, not its output"),
+    "mix": _choice(("none", "rate", "gate"), "none", "the sum of the residual stream x and a block's output y becomes "
+                   "a * x + b * y with stored vectors v: b = |mix_scale * v|, a = 1 - b (rate); b = sigmoid(mix_scale "
+                   "* v), a = sqrt(max(1 - b^2, mix_floor)) (gate)"),
+    "mix_scale": _float(1.0, "multiplies these vectors"),
+    "mix_floor": _float(0.0, "lower limit of a^2", 0, 1),
+    "parallel": _bool(False, "parallel residual: attention and feed-forward block read the same input"),
+    "residual_scale": _float(1.0, "multiplies each block's output before it is added to the residual stream"),
+    "output_scale": _bool("has('layer_scale.weight')", "multiply the layer's output by a stored scalar"),
+    "ffn_residual_scale": _float("block_residual_scale", "residual_scale of the feed-forward block"),
+    "convolved": _bool("has('attn_branch_conv.weight')", "each block's output y becomes y + a causal depthwise "
+                       "convolution of y over conv.taps tokens"),
+    "channel_scales": _bool("has('attn_skip_scale.weight')", "before the addition, each channel x of a block's "
+                            "output and of the residual stream becomes (x + shift) * scale, both stored"),
+    "residual": _choice(("plain", "normed"), "plain", "a block's output is added to the block's input before "
+                        "(plain) or after (normed) the pre-norm"),
+    "skip_scale": _float(1.0, "multiplies the residual stream before a block's output is added"),
+    "ffn_skip_scale": _float("block_skip_scale", "skip_scale of the feed-forward block"),
+}
 
 RESIDUAL: dict[str, dict[str, SpecOption]] = {
     "side": {
@@ -55,6 +84,15 @@ RESIDUAL: dict[str, dict[str, SpecOption]] = {
         "layers": _int(0, "layers of a pass, with a norm at its end. A pass reads the sum of two streams and replaces "
                        "one of them; the first stream starts as the embeddings and is the result; 0 = no passes", 0),
         "first": _bool(False, "this layer's pass replaces the first stream, not the second"),
+        "restart": _bool(False, "before this layer, the residual stream becomes its norm plus the norm of the stream "
+                         "before the first such layer"),
+    },
+    "depth": {
+        "layers": _int(0, "attention over depth (attention residuals): layers of a block. The input of attention and "
+                       "of the feed-forward block is a sum of the normalised sums of earlier blocks and of the current "
+                       "block, weighed by the softmax of their products with a learned query; 0 = a residual stream as "
+                       "usual", 0),
+        "eps": _float(1e-6, "epsilon of that norm", above=0, most=1),
     },
     "altup": {
         "streams": _int(0, "alternating updates: number of residual streams. A layer computes one of them, and "

@@ -8,7 +8,7 @@ The value of an option is a literal of its kind. Numbers and switches may also b
 from numflow.spec import kinds
 from numflow.spec.bounds import LIMITS
 from numflow.spec.kinds import ACTIVATION_ALIASES, ACTIVATIONS, SpecOption
-from numflow.spec.residual_sections import RESIDUAL
+from numflow.spec.residual_sections import BLOCK, RESIDUAL
 from numflow.spec.text_sections import TEXT
 
 _bool, _choice, _float, _int, _list, _text = (kinds.boolean, kinds.choice, kinds.number, kinds.integer,
@@ -29,6 +29,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "project": _choice(("first", "before_norm", "last"), "first", "where project_in is applied: right after the "
                            "look-up; after positions and token types, before the norm; or after the norm"),
         "scale": _float(1.0, "multiplies the token embeddings"),
+        "rows": _int(0, "rows of the embedding table and of the output matrix that stand for tokens, from the first "
+                        "on; 0 = all", 0),
         "norm": _bool("has('token_embd_norm.weight')", "normalise the sum of the embeddings"),
         "norm_first": _bool(False, "apply that norm before positions and token types are added"),
         "norm_eps": _float(0.0, "epsilon of that norm; 0 = norm.eps", 0, 1),
@@ -45,33 +47,14 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                "fraction of dropped tokens in the text)"),
     },
     "norm": {
-        "kind": _choice(("rms", "layer"), "rms", "RMS norm, x / rms(x); or layer norm, (x - mean) / std"),
-        "eps": _float("norm_eps", "epsilon: added to the mean square or the variance", above=0, most=1),
+        "kind": _choice(("rms", "layer", "l2"), "rms", "RMS norm, x / rms(x); layer norm, (x - mean) / std; or L2 "
+                        "norm, x / |x|, without weights"),
+        "eps": _float("norm_eps", "epsilon: added to the mean square, the variance, or the sum of squares (l2)",
+                      above=0, most=1),
         "offset": _float(0.0, "added to the stored weights: 1 where the file stores w - 1"),
         "weighted": _bool(True, "norms have weights, where the spec names a tensor for them"),
     },
-    "block": {
-        "pre_norm": _bool(True, "normalise the input of attention and of the feed-forward block"),
-        "attention_norm": _bool(True, "pre_norm holds for attention too, not only for the feed-forward block"),
-        "norm_gate_rank": _int(0, "rank of a gate behind the pre-norm: its output h becomes h * "
-                               "sigmoid(up(silu(down(h)))); 0 = none", 0),
-        "post_norm": _choice(("none", "branch", "residual"), "none", "branch: normalise each block's output before it "
-                             "is added to the residual stream; residual: normalise the stream after the addition"),
-        "attention_post_norm": _bool(True, "post_norm holds for attention too, not only for the feed-forward block"),
-        "post_norm_eps": _float(0.0, "epsilon of the post-norms; 0 = norm.eps", 0, 1),
-        "parallel": _bool(False, "parallel residual: attention and feed-forward block read the same input"),
-        "residual_scale": _float(1.0, "multiplies each block's output before it is added to the residual stream"),
-        "output_scale": _bool("has('layer_scale.weight')", "multiply the layer's output by a stored scalar"),
-        "ffn_residual_scale": _float("block_residual_scale", "residual_scale of the feed-forward block"),
-        "convolved": _bool("has('attn_branch_conv.weight')", "each block's output y becomes y + a causal depthwise "
-                           "convolution of y over conv.taps tokens"),
-        "channel_scales": _bool("has('attn_skip_scale.weight')", "before the addition, each channel x of a block's "
-                                "output and of the residual stream becomes (x + shift) * scale, both stored"),
-        "residual": _choice(("plain", "normed"), "plain", "a block's output is added to the block's input before "
-                            "(plain) or after (normed) the pre-norm"),
-        "skip_scale": _float(1.0, "multiplies the residual stream before a block's output is added"),
-        "ffn_skip_scale": _float("block_skip_scale", "skip_scale of the feed-forward block"),
-    },
+    "block": BLOCK,
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
                          "gated_recurrence", "wkv", "compressed", "experts", "linear", "none"), "attention",
@@ -126,6 +109,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     "conv": {
         "taps": _int(4, "kernel size of the causal depthwise convolution in tokens, the current one included", 1,
                      1 << 10),
+        "scale": _float(1.0, "multiplies x + convolution of x (block.convolved)"),
+        "kv_scale": _float("conv_scale", "multiplies x + convolution of x (attention.kv_convolved)"),
         "around": _int(0, "kernel size (odd) of a convolution, not causal, of the layer's input; its output is added "
                        "to the layer's output, and a norm follows; 0 = none", 0, 63),
         "around_groups": _int(1, "channel groups of that convolution"),
@@ -150,7 +135,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                       "chunk; 0 = all keys", 0),
         "causal": _bool(True, "a query attends to no later keys"),
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
-        "q_norm_kind": _choice(("rms", "layer"), "= norm_kind", "norm.kind of that norm"),
+        "q_norm_kind": _choice(("rms", "layer", "l2", "clip"), "= norm_kind", "norm.kind of that norm; clip: each head "
+                               "x, times its weights, becomes x * min(1, q_norm_limit / |x|)"),
+        "q_norm_limit": _float(1.0, "see q_norm_kind", above=0, most=1e30),
         "q_norm_eps": _float(0.0, "epsilon of that norm; 0 = norm.eps", 0, 1),
         "v_norm": _choice(("none", "head"), "none", "norm of values, per head"),
         "shared_from": _int(0, "layers from this one on read the keys and values of the last layer before it that has "
@@ -167,6 +154,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "temperature_offset": _int(0, "added to positions in these formulas", 0),
         "log_scaled": _bool("has('attn_log_scale.weight')", "queries of a head are multiplied by attn_log_scale * "
                             "ln(position + 1) + attn_log_bias"),
+        "q_factor": _float(0.0, "queries are multiplied by (q_factor * attn_q_scale)^2 after rotation; 0 = off"),
+        "out_norm": _choice(("none", "head"), "none", "norm of attention's output before its gate, per head"),
         "sub_norm": _bool("has('attn_sub_norm.weight')", "a norm before the output projection"),
         "differential": _float(0.0, "differential attention (arXiv 2410.05258), its lambda_init: the second half of "
                                "the heads' outputs, times a learned lambda, is subtracted from the first half's, and a "
@@ -179,8 +168,11 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "alibi_max": _float(8.0, "the smallest ALiBi slope is 2^-alibi_max", above=0, most=1000),
         "alibi_scale": _float(1.0, "multiplies the ALiBi slopes"),
         "sinks": _bool("has('attn_sinks.weight')", "attention sinks: one learned extra logit per head"),
+        "token_sinks": _bool("has('attn_sink.weight')", "with attention.relative: one extra logit per head and token, "
+                             "attn_sink(x)"),
         "gate": _bool("has('attn_gate.weight')", "multiply attention's output by gate_kind(attn_gate(x))"),
         "gate_kind": _choice(("sigmoid", "softplus"), "sigmoid", "activation of that gate"),
+        "gate_factor": _float(0.0, "attn_gate(x) is multiplied by (gate_factor * attn_gate_scale)^2; 0 = off"),
         "gate_in_query": _bool(False, "attn_q holds the rows of the gate, behind the query rows of each head"),
         "gate_by_head": _bool(False, "one gate per head, not one per column"),
         "in_scale": _float(1.0, "multiplies the block's input"),
@@ -200,8 +192,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "relative": _int(0, "number of distances to earlier keys for which each head adds a bias to the scores: "
                          "relative_dim learned values, weighed by attn_rel(x); 0 = none", 0, 1 << 16),
         "relative_dim": _int(1, "number of those learned values per distance"),
+        "relative_limit": _float(0.0, "the weights attn_rel(x) of a head w, times attn_rel_scale, become w * min(1, "
+                                 "relative_limit / |w|); 0 = off", 0, 1e30),
         "kv_convolved": _bool("has('attn_k_conv.weight')", "keys and values x become x + a causal depthwise "
                               "convolution of x over conv.taps tokens, before norm and rotation"),
+        "kv_taps": _bool("has('attn_k_taps.weight')", "the kernel of that convolution, stored [K, C] from the current "
+                         "token back, is added to attn_k_taps(x), attn_v_taps(x): K values per key/value head"),
         "convolved": _int(0, "compressed convolutional attention (arXiv 2510.04476): queries and keys pass a depthwise "
                           "convolution over conv.taps tokens, then one of this kernel size over all columns of a head; "
                           "(query + key) / 2 is added; the second half of the values is the previous token's; 0 = off",
@@ -246,6 +242,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "pooling": _choice(("gated", "mean"), "gated", "key of a window: the mean of its tokens' keys, which have a "
                            "layer norm, weighted by index_pool_gate; or the norm (section norm) of the mean, rotated "
                            "by the position of the first token, and such a norm of each query head"),
+        "block": _int(0, "keys per block: each index head selects top_k blocks for the key head with the same number, "
+                      "by the largest product with a key of the block; 0 = keys or windows, for all heads together", 0,
+                      1 << 20),
+        "local": _int(0, "blocks, the last ones up to the query's own, that are selected first", 0),
         "own": _bool(True, "this layer has an index; if false, it reuses the selection of the last layer that has one"),
     },
     "rope": {
@@ -295,6 +295,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "token_shift": _bool(False, "gate and up read a mix of the token and the one before; the output is multiplied "
                              "by sigmoid(ffn_gate(x))"),
         "gate_scale": _float(1.0, "multiplies the output of ffn_gate"),
+        "in_factor": _float(0.0, "the outputs of ffn_gate and ffn_up are multiplied by in_factor * ffn_gate_scale and "
+                            "in_factor * ffn_up_scale; 0 = off"),
         "out_scale": _float(1.0, "multiplies the block's output"),
         "adapter_width": _int(0, "intermediate size of an adapter, up(act(down(norm(x)))) of the residual stream x "
                               "behind the block; its output is added; 0 = none", 0),
@@ -323,6 +325,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "transposed": _bool(False, "expert matrices are stored [inputs, outputs], unless their shape says otherwise"),
         "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "= ffn_activation", "activation of routed experts"),
         "cut": _float(0.0, "ffn.cut of routed experts", 0, 1e30),
+        "gate_softcap": _float(0.0, "SiLU of the gate becomes softcap(gate) * sigmoid(gate), softcap(x) = cap * tanh(x "
+                               "/ cap); 0 = off", 0, 1e30),
+        "up_softcap": _float(0.0, "experts' up becomes softcap(up), with gate_softcap", 0, 1e30),
         "spare_experts": _int(0, "number of experts behind these that are ignored, with their part of exp_probs_b "
                               "(experts for input other than text)", 0, 1 << 16),
         "through_experts": _int(0, "number of identity experts behind these: no matrices, output = input", 0, 1 << 16),
@@ -338,6 +343,9 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "beside": _bool(False, "a dense block and experts side by side, each with its own norms; outputs are added"),
         "latent_width": _int(0, "width of the space that experts read and write (ffn_latent_down, ffn_latent_up); 0 = "
                              "none", 0),
+        "latent_norm": _bool("has('ffn_latent_norm.weight')", "a norm behind ffn_latent_down"),
+        "out_norm": _bool("has('ffn_out_norm_exps.weight')", "a norm of each routed expert's output, before gates "
+                          "multiply it (block.post_norm_eps and post_norm_input hold)"),
         "shared_width": _int(0, "intermediate size of the shared expert; 0 = none", 0),
         "shared_layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                                  "gate and up of the shared expert as two matrices or as one, and its row order"),
@@ -352,6 +360,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "hidden_width": _int(0, "output columns of a projection behind that norm (hidden_proj); 0 = none", 0),
         "tied": _bool("not has('output.weight')", "tied embeddings: the output matrix is the embedding table"),
         "scale": _float(1.0, "multiplies the hidden state before the output matrix"),
+        "factor": _float(0.0, "logits are multiplied by factor * output_scale; 0 = off"),
         "softcap": _float(0.0, "logits become softcap * tanh(logit / softcap); 0 = off", 0, 1e30),
         "normalize": _bool(False, "divide each row of the output matrix by its L2 norm"),
         "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none", "masked-LM head: head_dense, this "

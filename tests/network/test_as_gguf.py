@@ -14,6 +14,7 @@ from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_chec
 from tests.specs.configs_further_decoders import FURTHER_DECODERS
 from tests.specs.configs_further_encoders import FURTHER_ENCODERS
 from tests.specs.configs_further_translators import FURTHER_TRANSLATORS
+from tests.specs.configs_gated_sums import GATED
 from tests.specs.configs_last_parts import LAST_PARTS
 from tests.specs.configs_last_text import LAST_TEXT
 from tests.specs.configs_late_loops import LOOPS
@@ -72,7 +73,8 @@ NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_
                     "kolibri1_defaults", "lfm3", "lfm3_plain", "ministral",
                     "ministral_window", "mistral4_multimodal", "persimmon",
                     "persimmon_plain", "xglm", "xglm_relu", "youtu", "youtu_plain_query")
-NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith(("qwen3_vl", "hy_v3", *NEW)))
+NO_ARCHITECTURE += tuple(name for name in LATE_MOE
+                         if not name.startswith(("qwen3_vl", "hy_v3", "minimax_m3_blocks", *NEW)))
 MORE = MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS
 NO_ARCHITECTURE += tuple(name for name in MORE if name not in REFUSED
                          and not name.startswith(("dbrx", "granite_docling", "nemotron_h", "step3p7")))
@@ -81,7 +83,7 @@ FURTHER = FURTHER_DECODERS | FURTHER_ENCODERS | FURTHER_TRANSLATORS | MORE_MOE |
 NO_ARCHITECTURE += tuple(name for name in FURTHER if name != "mt5_encoder" and not name.startswith(NEW))
 NO_ARCHITECTURE += tuple(name for name in names() if name.startswith("qwen4_exp"))
 NO_ARCHITECTURE += ("cosmos3_omni", "emu3", "fuyu", "hyperclovax_vision")
-NO_ARCHITECTURE += tuple(name for name in LAST_PARTS | LAST_TEXT
+NO_ARCHITECTURE += tuple(name for name in LAST_PARTS | LAST_TEXT | GATED
                          if name not in (*REFUSED, "instructblip", "paligemma"))
 WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
 # Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by

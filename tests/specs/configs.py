@@ -21,6 +21,7 @@ from tests.specs.configs_further_decoders import FURTHER_DECODERS
 from tests.specs.configs_further_encoders import FURTHER_ENCODERS
 from tests.specs.configs_further_parts import FURTHER_PARTS
 from tests.specs.configs_further_translators import FURTHER_TRANSLATORS
+from tests.specs.configs_gated_sums import GATED
 from tests.specs.configs_last_parts import LAST_PARTS
 from tests.specs.configs_last_text import LAST_TEXT
 from tests.specs.configs_late_dense import LATE_DENSE
@@ -43,5 +44,5 @@ CASES = {name: (options.get("kind", "causal"), config, options)
 CASES |= ENCODERS | LATE_ENCODERS | EMBEDDING
 CASES |= MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS | MORE_MOE
 CASES |= FURTHER_PARTS | FURTHER_DECODERS | FURTHER_ENCODERS | FURTHER_TRANSLATORS
-CASES |= RECURRENT | LATE_MOE | LOOPS | LAST_PARTS | LAST_TEXT
+CASES |= RECURRENT | LATE_MOE | LOOPS | LAST_PARTS | LAST_TEXT | GATED
 CASES |= {name: ("translate", config, options) for name, (config, options) in (TRANSLATORS | LATE_TRANSLATORS).items()}

@@ -3,8 +3,8 @@
 import numpy as np
 
 from numflow.errors import SpecError
-from numflow.network.blocks.beside import Beside, distances, index, log_scaled, relative, uneven_window
-from numflow.network.blocks.channels import add_convolution
+from numflow.network.blocks.beside import Beside, distances, index, log_scaled, relative, temper, uneven_window
+from numflow.network.blocks.channels import add_convolution, clip_length, convolve_by_token, times_vector
 from numflow.network.blocks.projections import Heads, clip, convolved, projections, query_and_gate_rows
 from numflow.network.blocks.rope import alibi_slopes, rotate
 from numflow.network.steps.builder import Builder
@@ -13,10 +13,10 @@ from numflow.ops import Cache, View
 _BIAS_COLUMNS = 8  # further columns of a key that hold the bias of its scores: the vector width of kernels
 
 
-def self_attention(b: Builder, x: View, width: int = 0) -> View:
+def self_attention(b: Builder, x: View, width: int = 0, kv: tuple[View, View] | None = None) -> View:
     """Self-attention of x [T, D], which the caller has normalised if the model does so.
 
-    Returns [T, width]; width 0: as wide as x.
+    Returns [T, width]; width 0: as wide as x. kv: inputs of keys and values, if not x.
     """
     shape = Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
     if shape.heads % shape.kv_heads:
@@ -26,7 +26,9 @@ def self_attention(b: Builder, x: View, width: int = 0) -> View:
         raise SpecError(f"{b.where}: attention.gate_by_head: expected false with attention.gate_in_query",
                         ("attention.gate_by_head", "attention.gate_in_query"))
     x = _times(b, "in_scale", x, b.view("attention_in", x.width)) if b.option("attention", "in_scale") != 1.0 else x
-    y = (_latent_heads if b.option("latent", "rank") else _heads)(b, x, shape)
+    y = _latent_heads(b, x, shape) if b.option("latent", "rank") else _heads(b, x, shape, kv)
+    if b.option("attention", "out_norm") == "head":
+        b.norm("attn_out_norm", y, y, groups=shape.heads)
     if b.option("attention", "gate"):
         _gate(b, x, y, shape)
     if b.option("attention", "sub_norm"):
@@ -45,6 +47,8 @@ def _gate(b: Builder, x: View, y: View, shape: Heads) -> None:
         _gate_of(b, x, gate, shape)
     elif not b.option("latent", "rank"):  # latent attention has computed the gate with its queries
         b.linear("attn_q", x, gate, query_and_gate_rows(shape)[1], ".gate")
+    if factor := b.option("attention", "gate_factor"):
+        times_vector(b, "attn_gate_scale", gate, factor, 2)
     if plain:
         b.emit("softplus", (gate,), (gate,), "attn_gate_softplus")
     if by_head:
@@ -77,33 +81,32 @@ def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besid
     """Emit attention of `heads` query heads over a cache, with the spec's options. beside: further inputs and
     weights."""
     weights, chunk = position_biases(b, heads) | beside[1], b.option("attention", "chunk")
-    if temperature := b.option("attention", "temperature"):
-        smooth = ({"smooth": 2} if b.option("attention", "temperature_power") else
-                  {"smooth": 1} if b.option("attention", "temperature_smooth") else {})
-        for view in (q, *(beside[0] if b.option("attention", "relative") else ())):
-            b.emit("scale_by_position", (view,), (view,), "q_temperature", scale=temperature, **smooth,
-                   length=b.option("attention", "temperature_length"),
-                   offset=b.option("attention", "temperature_offset"))
+    scaled_alike = b.option("attention", "relative") and not b.option("attention", "token_sinks")
+    for view in (q, *(beside[0] if scaled_alike else ())):
+        temper(b, view)
     if b.option("attention", "log_scaled"):
         log_scaled(b, "attn", q, heads)
     window = b.option("attention", "window")
+    block = b.option("indexer", "block") if b.option("indexer", "heads") else 0
     b.emit("attention", (q, *beside[0]), (y,), "attention", weights, cache=cache.name, heads=heads,
            window=max(window, b.option("attention", "ahead") + 1) if window else 0,
            **{key: b.option("attention", key) for key in ("scale", "causal", "softcap")},
            **({"cross": f"{b.prefix}cross"} if b.option("attention", "merged") else {}),
            **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
-           **({"chunk": chunk} if chunk else {}))
+           **({"block": block} if block else {}), **({"chunk": chunk} if chunk else {}))
 
 
-def _heads(b: Builder, x: View, shape: Heads) -> View:
+def _heads(b: Builder, x: View, shape: Heads, kv: tuple[View, View] | None = None) -> View:
     """Write keys and values of this layer to its cache, then attend. Returns the outputs of all query heads [T,
     H*Ev]."""
     if (owner := _owner(b)) == b.layer:
-        q, k, v = (convolved if b.option("attention", "convolved") else projections)(b, x, shape)
+        q, k, v = convolved(b, x, shape) if b.option("attention", "convolved") else projections(b, x, shape, kv)
         clip(b, (q, k, v))
-        for module, view in (("attn_k_conv", k), ("attn_v_conv", v)):
-            if b.option("attention", "kv_convolved"):
-                add_convolution(b, module, view)
+        for name, view, source in zip(("attn_k", "attn_v"), (k, v), kv or (x, x)):
+            if b.option("attention", "kv_taps"):
+                convolve_by_token(b, name, view, source, shape.kv_heads, b.option("conv", "kv_scale"))
+            elif b.option("attention", "kv_convolved"):
+                add_convolution(b, f"{name}_conv", view, b.option("conv", "kv_scale"))
         if b.option("attention", "v_norm") == "head":
             b.norm("attn_v_norm", v, v, groups=shape.kv_heads)
         placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
@@ -197,11 +200,21 @@ def placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None
                 normed(b, name, view, heads)
             elif step == "rope" and b.option("rope", "enabled"):
                 rotate(b, view, heads, shape.head_dim, f"rope_{name}")
+    if factor := b.option("attention", "q_factor"):
+        for name, view, _ in views:
+            if name == "q":
+                times_vector(b, "attn_q_scale", view, factor, 2)
 
 
 def normed(b: Builder, name: str, view: View, heads: int) -> None:
     """Emit the norm of queries ("q") or keys ("k"), if the spec has one."""
-    if (kind := b.option("attention", "q_norm")) != "none":
+    kind = b.option("attention", "q_norm")
+    if b.option("attention", "q_norm_kind") == "clip" and kind != "none":
+        if b.has(f"attn_{name}_norm.weight"):
+            weight = b.vector(f"attn_{name}_norm", "weight", view.width, flat=True)
+            b.emit("scale", (view,), (view,), f"attn_{name}_norm_weights", {"weight": weight}, scale=1.0)
+        clip_length(b, f"attn_{name}_norm", view, heads if kind == "head" else 1, b.option("attention", "q_norm_limit"))
+    elif kind != "none":
         b.norm(f"attn_{name}_norm", view, view, groups=heads if kind == "head" else 1,
                eps=b.option("attention", "q_norm_eps") or None, kind=b.option("attention", "q_norm_kind"))
 
@@ -243,6 +256,8 @@ def position_biases(b: Builder, heads: int) -> dict[str, str]:
         weights["slopes"] = b.constant(f"alibi.{heads}", slopes.astype(np.float32))
     if b.option("attention", "sinks"):
         weights["sinks"] = b.vector("attn_sinks", "weight", heads)
+    if b.option("attention", "token_sinks"):  # scores are relative to the token's sink
+        weights["sinks"] = b.constant(f"sinks_zero.{heads}", np.zeros(heads, np.float32))
     if b.option("attention", "buckets"):
         layer = b.layer
         b.layer = layer if b.option("attention", "own_buckets") else 0

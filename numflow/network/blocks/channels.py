@@ -51,10 +51,46 @@ def convolution(b: Builder, module: str, x: View, y: View, kind: str = "none", w
     return y
 
 
-def add_convolution(b: Builder, module: str, x: View) -> None:
-    """x += causal depthwise convolution of x, in place."""
-    y = convolution(b, module, x, b.view("convolved", x.width))
+def add_convolution(b: Builder, module: str, x: View, scale: float = 1.0, weight: str = "") -> None:
+    """x = scale * (x + causal depthwise convolution of x), in place. weight: name of other weights."""
+    y = convolution(b, module, x, b.view("convolved", x.width), weight=weight)
     b.emit("add", (x, y), (x,), f"{module}_add")
+    if scale != 1.0:
+        b.emit("scale", (x,), (x,), f"{module}_scale", scale=scale)
+
+
+def convolve_by_token(b: Builder, name: str, x: View, source: View, heads: int, scale: float) -> None:
+    """x = scale * (x + causal convolution of x), in place; kernel of a head's columns: stored plus computed from
+    `source`. name: "attn_k" or "attn_v"."""
+    taps = b.option("conv", "taps")
+    rows = np.arange(heads * taps).reshape(heads, taps).T.reshape(-1)  # the values of one distance side by side
+    kernels = b.linear(f"{name}_taps", source, b.view("conv_kernels", heads * taps), rows)
+    before, total = b.view("conv_before", x.width), b.view("conv_total", x.width)
+    b.emit("copy", (x,), (before,), f"{name}_taps_0")
+    b.emit("scale", (x,), (total,), f"{name}_taps_none", scale=0.0)
+    for distance in range(taps):
+        term = b.view("conv_term", x.width)
+        if distance:
+            token_before(b, f"{name}_before_{distance}", before, term)
+            b.emit("copy", (term,), (before,), f"{name}_taps_{distance}")
+        b.emit("gate_rows", (before, View(kernels.buffer, distance * heads, heads)), (term,), f"{name}_term_{distance}",
+               plain=True)
+        b.emit("add", (total, term), (total,), f"{name}_sum_{distance}")
+    stored = b.numbers(f"{name}_conv", taps * x.width).reshape(taps, x.width)[::-1].T
+    weight = b.constant(f"{b.prefix}{name}_conv", np.ascontiguousarray(stored if taps > 1 else stored[:, 0]))
+    add_convolution(b, f"{name}_conv", x, weight=weight)
+    b.emit("add", (x, total), (x,), f"{name}_taps_add")
+    b.emit("scale", (x,), (x,), f"{name}_taps_scale", scale=scale)
+
+
+def clip_length(b: Builder, label: str, x: View, heads: int, limit: float) -> None:
+    """Each head x becomes x * min(1, limit / |x|), in place."""
+    size = x.width // heads
+    rms = limit / size ** 0.5
+    like = b.view("clip_like", size)
+    shift = b.constant(f"clip_like.{size}.{limit}", np.full(size, rms, np.float32))
+    b.emit("scale", (View(x.buffer, x.start, size),), (like,), f"{label}_limit", {"shift": shift}, scale=0.0)
+    b.emit("match_rms", (x, like), (x,), label, least=rms ** 2)
 
 
 def gated_recurrence(b: Builder, x: View) -> View:
@@ -102,6 +138,12 @@ def shifted_feed_forward(b: Builder, x: View) -> View:
     y = b.linear("ffn_down", hidden, b.view("branch", x.width))
     b.emit("act_mul", (gate, y), (y,), "ffn_gated", kind="sigmoid")
     return y
+
+
+def times_vector(b: Builder, module: str, x: View, factor: float, power: int = 1) -> None:
+    """x *= (factor * v)^power in place, v the vector of a module."""
+    vector = b.constant(f"{b.prefix}{module}", (factor * b.numbers(module, x.width)) ** power)
+    b.emit("scale", (x,), (x,), module, {"weight": vector}, scale=1.0)
 
 
 def token_before(b: Builder, label: str, x: View, y: View) -> View:

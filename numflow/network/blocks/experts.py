@@ -34,9 +34,14 @@ def mixture(b: Builder, x: View, routed_by: View | None = None, name: str = "bra
         b.emit("expert_scale", (token, gates), (x,), "expert_in")
     if latent := b.option("moe", "latent_width"):
         x = b.linear("ffn_latent_down", x, b.view("experts_latent", latent))
+        if b.option("moe", "latent_norm"):
+            b.norm("ffn_latent_norm", x, x)
     hidden = _expert_hidden(b, x, ids, experts, width, subset)
     routed = b.view("expert_out", x.width, "routes")
     _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts, subset)
+    if b.option("moe", "out_norm"):
+        b.norm("ffn_out_norm_exps", routed, routed, eps=b.option("block", "post_norm_eps") or None,
+               weights_first=b.option("block", "post_norm_input"))
     y = b.view(name, token.width)
     total = b.view("experts_found", latent) if latent else y
     b.emit("expert_combine", (routed, gates), (total,), "experts_sum", **weighted)
@@ -60,7 +65,8 @@ def add_bias_of_experts(b: Builder, module: str, y: View) -> View:
 
 def _none_chosen(b: Builder, x: View, y: View, experts: int) -> View:
     """y = 0 (top_k is 0), plus the shared expert. Tensors of routed experts are marked as used."""
-    for module in ("ffn_gate_inp", "exp_probs_b", "ffn_scale_exps", "ffn_latent_down", "ffn_latent_up", *_STACKS):
+    for module in ("ffn_gate_inp", "exp_probs_b", "ffn_scale_exps", "ffn_latent_down", "ffn_latent_norm",
+                   "ffn_out_norm_exps", "ffn_latent_up", *_STACKS):
         for expert in (None, *range(experts if module in _STACKS else 0)):
             for role in ("weight", "bias"):
                 b.names.find(module, role, b.layer, b.stack, expert)
@@ -105,7 +111,8 @@ def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int, sub
         rows_gate, rows_up = halves(layout, width)
         _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, subset, rows_gate, ".gate")
         _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, subset, rows_up, ".up")
-    gated(b, gate, up, hidden, "experts_act", b.option("moe", "activation"), b.option("moe", "cut"))
+    gated(b, gate, up, hidden, "experts_act", b.option("moe", "activation"), b.option("moe", "cut"),
+          (b.option("moe", "gate_softcap"), b.option("moe", "up_softcap")))
     return hidden
 
 

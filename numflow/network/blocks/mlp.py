@@ -4,6 +4,7 @@ import math
 from statistics import NormalDist
 from typing import Any
 
+from numflow.network.blocks.channels import times_vector
 from numflow.network.steps.builder import Builder
 from numflow.ops import View
 
@@ -25,6 +26,9 @@ def mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = "")
         b.linear(f"ffn_gate_up{suffix}", x, gate, rows_gate, ".gate")
         b.linear(f"ffn_gate_up{suffix}", x, up, rows_up, ".up")
     _times(b, "gate_scale", gate)
+    if (factor := b.option("ffn", "in_factor")) and not suffix:
+        for view, name in ((gate, "ffn_gate_scale"), (up, "ffn_up_scale")):
+            times_vector(b, name, view, factor)
     if (sparsity := b.option("ffn", "sparsity")) and not suffix:
         b.emit("sparsify", (gate,), (gate,), "ffn_sparse", deviations=NormalDist().inv_cdf(sparsity))
     gated(b, gate, up, hidden, f"ffn_act{suffix}", b.option("ffn", "activation"), b.option("ffn", "cut"))
@@ -59,8 +63,16 @@ def _softplus(x: float) -> float:
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
-def gated(b: Builder, gate: View, up: View, y: View, label: str, kind: str, cut: float) -> None:
-    """y = act(gate) * up, both factors clamped to [-cut, cut] unless cut is 0."""
+def gated(b: Builder, gate: View, up: View, y: View, label: str, kind: str, cut: float,
+          caps: tuple[float, float] = (0.0, 0.0)) -> None:
+    """y = act(gate) * up, both factors clamped to [-cut, cut] unless cut is 0. caps: moe.gate_softcap, up_softcap."""
+    if caps[0]:
+        b.emit("softcap", (gate,), (y,), f"{label}_gate_cap", cap=caps[0])
+        b.emit("act_mul", (gate, y), (gate,), label, kind="sigmoid")
+        if caps[1]:
+            b.emit("softcap", (up,), (up,), f"{label}_up_cap", cap=caps[1])
+        b.emit("mul", (gate, up), (y,), f"{label}_mul")
+        return
     if cut:
         b.emit("act", (gate,), (gate,), label, kind=kind)
         for view, part in ((gate, "gate"), (up, "up")):

@@ -23,8 +23,9 @@ class Heads:
     value_dim: int
 
 
-def projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
-    """q [T, H*E], k [T, G*E], v [T, G*Ev], side by side in one buffer, for every layout of the file."""
+def projections(b: Builder, x: View, s: Heads, kv: tuple[View, View] | None = None) -> tuple[View, View, View]:
+    """q [T, H*E], k [T, G*E], v [T, G*Ev], side by side in one buffer, for every layout of the file. kv: inputs of keys
+    and values, if not x, for three matrices."""
     widths = (s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim)
     qkv = b.view("qkv", sum(widths))
     starts = (0, widths[0], widths[0] + widths[1])
@@ -36,8 +37,9 @@ def projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
             b.linear("attn_q", x, q, query_and_gate_rows(s)[0], ".q")
         else:
             b.linear("attn_q", x, q)
-        b.linear("attn_k", x, k)
-        b.linear("attn_v", x, v, _paired_values(b, s) if b.option("attention", "differential") else None)
+        of_keys, of_values = kv or (x, x)
+        b.linear("attn_k", of_keys, k)
+        b.linear("attn_v", of_values, v, _paired_values(b, s) if b.option("attention", "differential") else None)
         return q, k, v
     first = s.heads * s.value_dim if layout == "gate_concat" else 0
     b.expect_rows("attn_qkv", first + sum(widths), exactly=True)

@@ -36,6 +36,7 @@ _LEAST = 1e-5  # lower limit of a stream's mean square, where its RMS is matched
 # Options of a layer that several streams do not support: option -> its only value.
 _ONLY = {("block", "parallel"): False, ("block", "pre_norm"): True, ("block", "attention_norm"): True,
          ("block", "residual"): "plain", ("block", "residual_scale"): 1.0, ("block", "ffn_residual_scale"): 1.0,
+         ("block", "mix"): "none",
          ("ffn", "enabled"): True, ("ffn", "token_shift"): False, ("moe", "beside"): False, ("moe", "early"): False}
 _ONLY_ALTUP = {**_ONLY, ("mixer", "kind"): "attention"}
 _ONLY_HYPER = {**_ONLY, ("block", "post_norm"): "none", ("block", "output_scale"): False, ("per_layer", "width"): 0,
@@ -263,38 +264,6 @@ def _gates(b: Builder, module: str, streams: View, parts: tuple[int, ...]) -> Vi
     return gates
 
 
-def begin_passes(b: Builder, x: View) -> tuple[View, View]:
-    """Two streams [T, D]: the embeddings x, and a stored vector in each row.
-
-    Raises:
-        SpecError: the number of layers is no multiple of passes.layers, or the last pass is not of the first stream.
-    """
-    count, layers = b.option("passes", "layers"), b.option("stack", "layers")
-    if not layers or layers % count or not b.resolved.option("passes", "first", layers - 1, b.stack):
-        raise SpecError(f"{b.where}: passes.layers: expected passes that make up {layers} layers, the last of them of "
-                        f"the first stream, found {count}", ("passes.layers",))
-    first, second = b.view("stream_first", x.width), b.view("stream_second", x.width)
-    b.emit("copy", (x,), (first,), "stream_first")
-    # A layer norm with weight 0 writes its bias.
-    weights = {"weight": b.constant("no_weights", np.zeros(x.width, np.float32)),
-               "bias": b.vector("pass_start", "weight", x.width, flat=True)}
-    b.emit("layer_norm", (x,), (second,), "stream_second", weights, eps=b.option("norm", "eps"))
-    return first, second
-
-
-def begin_pass(b: Builder, streams: tuple[View, View], x: View) -> None:
-    """At the first layer of a pass: x = sum of both streams."""
-    if b.layer is not None and b.layer % b.option("passes", "layers") == 0:
-        b.emit("add", streams, (x,), "pass_in")
-
-
-def end_pass(b: Builder, streams: tuple[View, View], x: View) -> None:
-    """At the last layer of a pass: x = norm(x), which replaces one of the streams."""
-    if b.layer is not None and (b.layer + 1) % b.option("passes", "layers") == 0:
-        b.norm("pass_norm", x, x)
-        b.emit("copy", (x,), (streams[0 if b.option("passes", "first") else 1],), "pass_out")
-
-
 def tap(b: Builder, x: View) -> None:
     """Copy the residual stream that enters the current layer to output "streams", if `taps` lists the layer."""
     for index, layer in enumerate(b.taps or ()):
@@ -310,9 +279,10 @@ def tap_last(b: Builder, x: View) -> None:
     """
     if b.taps is None:
         return
-    if several := [key for key in ("altup", "hyper") if b.option(key, "streams")]:
-        raise SpecError(f"{b.where}: nothing can draft by a network of several residual streams ({several[0]}.streams)",
-                        (f"{several[0]}.streams",))
+    several = [f"{key}.streams" for key in ("altup", "hyper") if b.option(key, "streams")]
+    if several := several + ["depth.layers"] * bool(b.option("depth", "layers")):
+        raise SpecError(f"{b.where}: nothing can draft by a network of several residual streams ({several[0]})",
+                        (several[0],))
     layers = b.option("stack", "layers")
     if wrong := [layer for layer in b.taps if not 0 <= layer <= layers]:
         raise SpecError(f"{b.where}: a draft reads the stream of layer {wrong[0]}: expected 0 .. {layers}")

@@ -10,6 +10,7 @@ from numflow.network.blocks.channels import (
     gated_recurrence,
     shifted_feed_forward,
     short_convolution,
+    times_vector,
     weighted_keys,
 )
 from numflow.network.blocks.compressed import attention_of_experts, compressed_attention
@@ -31,14 +32,13 @@ from numflow.network.blocks.linear_attention import (
 )
 from numflow.network.blocks.ngrams import add_ngrams
 from numflow.network.blocks.rope import sinusoids
+from numflow.network.build.depth import Depth
+from numflow.network.build.passes import begin_pass, begin_passes, end_pass, restart
 from numflow.network.build.residuals import (
     altup_layer,
     begin_hyper,
-    begin_pass,
-    begin_passes,
     begin_streams,
     end_hyper,
-    end_pass,
     end_streams,
     hyper_layer,
     per_layer_branch,
@@ -66,17 +66,22 @@ def decoder_or_encoder(b: Builder) -> None:
     streams = begin_streams(b, x) if b.option("altup", "streams") else None
     hyper = begin_hyper(b, x) if b.option("hyper", "streams") else None
     passes = begin_passes(b, x) if b.option("passes", "layers") else None
+    depth = Depth(b, x) if b.option("depth", "layers") else None
+    first: View | None = None
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
         if b.option("ngrams", "size"):
             if streams is not None:
                 raise SpecError(f"{b.where}: ngrams.size: expected 0 with altup.streams", ("ngrams.size",))
             add_ngrams(b, x if hyper is None else hyper, b.option("hyper", "streams") or 1)
-        if hyper is not None:
+        if depth is not None:
+            depth.layer()
+        elif hyper is not None:
             hyper_layer(b, hyper, x, (("attn", _mixer), ("ffn", feed_forward)))
         elif streams is None:
             if passes is not None:
                 begin_pass(b, passes, x)
+            first = restart(b, x, first)
             tap(b, x)
             x = transformer_layer(b, x)
             if passes is not None:
@@ -88,6 +93,8 @@ def decoder_or_encoder(b: Builder) -> None:
         end_streams(b, streams, x)
     if hyper is not None:
         end_hyper(b, hyper, x)
+    if depth is not None:
+        depth.end()
     tap_last(b, x)
     head(b, x)
 
@@ -124,7 +131,7 @@ def embeddings(b: Builder) -> View:
     width, table_width = b.option("stack", "width"), b.option("embedding", "width")
     x = b.view("x", width)
     table = x if table_width == width and not b.has("project_in.weight") else b.view("embedded", table_width)
-    b.emit("embed", (), (table,), "token_embd", {"table": b.matrix("token_embd", None, table_width)},
+    b.emit("embed", (), (table,), "token_embd", {"table": token_rows(b, "token_embd", table_width)},
            scale=b.option("embedding", "scale"))
     if b.option("embedding", "dropped_token") >= 0:
         if b.resolved.spec.type != "encoder":
@@ -236,26 +243,43 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
                f"{name}_norm_gated", kind="sigmoid")
     y = block(b, h)
     if b.option("block", "convolved"):
-        add_convolution(b, f"{name}_branch_conv", y)
+        add_convolution(b, f"{name}_branch_conv", y, b.option("conv", "scale"))
     if b.option("block", "channel_scales"):
         _scaled_channels(b, x, y, name)
     post = b.option("block", "post_norm") if name != "attn" or b.option("block", "attention_post_norm") else "none"
     before = _copy(b, x, "attn_input") if name == "attn" and b.has("attn_post_norm_2.weight") else None
-    post_eps = b.option("block", "post_norm_eps") or None
+    post_norm = {"eps": b.option("block", "post_norm_eps") or None,
+                 "weights_first": b.option("block", "post_norm_input")}
     if post == "branch":
-        b.norm(f"{name}_post_norm", y, y, eps=post_eps)
+        b.norm(f"{name}_post_norm", y, y, **post_norm)
     part = "ffn_" if name == "ffn" else ""
     skipped, skip = h if b.option("block", "residual") == "normed" else x, b.option("block", f"{part}skip_scale")
-    if skipped is h or skip != 1.0:
-        b.emit("scale", (skipped,), (x,), f"{name}_skip", scale=skip)
+    mixed = _mix_vectors(b, name, y) if b.option("block", "mix") != "none" else {}
+    if skipped is h or skip != 1.0 or mixed:
+        b.emit("scale", (skipped,), (x,), f"{name}_skip", mixed, scale=skip)
     b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", f"{part}residual_scale"))
     if name == "ffn" and b.option("ffn", "adapter_width"):
         adapter(b, x)
     if post == "residual":
-        b.norm(f"{name}_post_norm", x, x, eps=post_eps)
+        b.norm(f"{name}_post_norm", x, x, **post_norm)
     if before is not None:
         b.emit("add", (x, before), (x,), "attn_add_2")
         b.norm("attn_post_norm_2", x, x)
+
+
+def _mix_vectors(b: Builder, name: str, y: View) -> dict[str, str]:
+    """Multiply a block's output y by the vector b of block.mix, in place; the weight a of the residual stream."""
+    v = b.option("block", "mix_scale") * b.numbers(f"{name}_mix", y.width)
+    if b.option("block", "mix") == "gate":
+        share = 1 / (1 + np.exp(-v))
+        kept = np.sqrt(np.maximum(1 - share ** 2, b.option("block", "mix_floor")))
+    else:
+        share = np.abs(v)
+        kept = 1 - share
+    of_y, of_x = (b.constant(f"{b.prefix}{name}_{which}", vector.astype(np.float32))
+                  for which, vector in (("mix", share), ("mix_skip", kept)))
+    b.emit("scale", (y,), (y,), f"{name}_mix", {"weight": of_y}, scale=1.0)
+    return {"weight": of_x}
 
 
 def _scaled_channels(b: Builder, x: View, y: View, name: str) -> None:
@@ -324,6 +348,14 @@ def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     logits_of(b, h)
 
 
+def token_rows(b: Builder, module: str, columns: int, suffix: str = "") -> str:
+    """Declare the embedding table or the output matrix [V, columns]. suffix: ".normalized" for rows of length 1."""
+    count = b.option("embedding", "rows")
+    if count:
+        b.expect_rows(module, count)
+    return b.matrix(module, count or None, columns, range(count) if count else None, suffix, bool(suffix))
+
+
 def logits_of(b: Builder, h: View) -> None:
     """Output matrix and softcap; output "logits"."""
     tied = b.option("head", "tied")
@@ -331,12 +363,14 @@ def logits_of(b: Builder, h: View) -> None:
     if tied and b.has("output.weight"):
         b.names.find("output")
     suffix = ".normalized" if b.option("head", "normalize") else ""
-    weight = b.matrix(module, None, h.width, suffix=suffix, normalize_rows=bool(suffix))
+    weight = token_rows(b, module, h.width, suffix)
     logits = b.view("logits", b.weights[weight].shape[0], "logits")
     weights = {"weight": weight}
     if b.has("output.bias"):
         weights["bias"] = b.vector("output", "bias", logits.width)
     b.emit("linear", (h,), (logits,), "output", weights)
+    if factor := b.option("head", "factor"):
+        times_vector(b, "output_scale", logits, factor)
     cap = b.option("head", "softcap")
     if cap:
         b.emit("softcap", (logits,), (logits,), "softcap", cap=cap)

@@ -314,12 +314,21 @@ class Builder:
         self.emit("add", (y, up), (y,), f"{module}{suffix}_low_add")
 
     def norm(self, module: str, x: View, y: View, groups: int = 1, eps: float | None = None, kind: str = "",
-             offset: float | None = None) -> View:
-        """y = RMS or layer norm of x, by section norm unless the arguments say otherwise."""
+             offset: float | None = None, weights_first: bool = False) -> View:
+        """y = RMS, layer or L2 norm of x, by section norm unless the arguments say otherwise. weights_first: weights
+        multiply x, not y."""
         kind = kind or self.option("norm", "kind")
         eps, offset = (self.option("norm", key) if given is None else given
                        for key, given in (("eps", eps), ("offset", offset)))
+        if kind == "l2":  # |x| = sqrt(columns) * rms(x)
+            size = x.width // groups
+            unit = self.constant(f"unit.{size}", np.full(size, size ** -0.5, np.float32))
+            self.emit("rms_norm", (x,), (y,), module, {"weight": unit}, eps=eps / size, groups=groups)
+            return y
         weights = {"weight": self._norm_vector(module, "weight", groups, x, offset)} if self._weighted(module) else {}
+        if weights_first and weights:
+            self.emit("scale", (x,), (y,), f"{module}_weights", {"weight": weights.pop("weight")}, scale=1.0)
+            x = y
         if kind == "layer" and self.has(f"{module}.bias"):
             weights["bias"] = self._norm_vector(module, "bias", groups, x)
         self.emit(f"{kind}_norm", (x,), (y,), module, weights, eps=eps, groups=groups)

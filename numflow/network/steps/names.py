@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 
 from numflow.errors import SpecError, did_you_mean
@@ -18,6 +18,7 @@ STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 _EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # an expression in a pattern
 _LAYER = re.compile(r"\blayer\b")
 _OWNER = "{owner}"  # in patterns of tensors that several layers share
+_hint = lru_cache(256)(did_you_mean)  # a draft of a spec misses the same names in many families
 _BEYOND = 16  # number of layer indices behind the last layer that {beyond} matches
 
 
@@ -165,7 +166,7 @@ class TensorNames:
         where = f"{self.checkpoint.path} and spec {self.spec.name!r}"
         if not tried:
             raise SpecError(f"{where}: the spec has no name for tensor {module!r} of {self.checkpoint.naming!r} files")
-        near = did_you_mean(tried[0], [n for n in self.checkpoint.tensors if n not in self.used][:2000])
+        near = _hint(tried[0], tuple(n for n in self.checkpoint.tensors if n not in self.used)[:2000])
         near = near if near.startswith("; did you mean") else ""
         raise SpecError(f"{where}: missing tensor {module}.{role}, looked for {tried[0]!r}"
                         f"{' and ' + str(len(tried) - 1) + ' other names' if len(tried) > 1 else ''}{near}")
