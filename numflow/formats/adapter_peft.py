@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import FormatError, ModelNotFoundError, quoted
-from numflow.formats import pickle, safetensors
+from numflow.formats import adapter_mlx, pickle, safetensors
 from numflow.formats.adapter import (
     Adapter,
     LowRank,
@@ -42,6 +42,8 @@ _SHARED = _PREFIX.split(".")[0]  # module name of tensors that all modules share
 _OTHER_PART = re.compile(r"lora_|trainable_tokens|\.(?:hada|lokr|vera|ia3|b?oft)_")
 _COPY = re.compile(r"(.+?)(?:\.base_layer|\.token_adapter)+(\.(?:weight|bias))")
 _TOKENS = re.compile(r"(.+?)(?:\.base_layer|\.token_adapter)*\.trainable_tokens_delta")
+_SAVED = re.compile(r"\.(?:modules_to_save|ln_tuning_layers)\.(?:default\.)?")
+_REPLACING = ("LN_TUNING", "TRAINABLE_TOKENS")  # methods that only replace norms, or rows of tables
 _INNER = ".base_layer"  # nested wrappers: the first declared parameter of a module is the innermost
 _TIED = ("embed_tokens", "lm_head")  # targets for which ensure_weight_tying has an effect
 _DECLARED = ("gate_up_proj", "up_proj", "down_proj")  # parameters of expert stacks, in the order of declaration
@@ -58,13 +60,17 @@ _NESTED = re.compile(r"\([^()]*[*+{][^()]*\)[*+{]")
 
 
 def read(folder: Path) -> Adapter:
-    """Read the adapter in a folder.
+    """Read the adapter in a folder; mlx-lm's adapters have a configuration of the same name.
 
     Raises:
         ModelNotFoundError: no weights. FormatError: damaged, or an unsupported kind of adapter.
     """
     config = read_json(folder / CONFIG)
+    if "peft_type" not in config and adapter_mlx.SETTINGS in config:
+        return adapter_mlx.read(folder, folder / CONFIG, config)
     _check_kind(folder / CONFIG, config)
+    if str(config["peft_type"]).upper() == "TRAINABLE_TOKENS":
+        config["trainable_token_indices"] = config.get("token_indices")
     name = next((name for name in _WEIGHTS if (folder / name).is_file()), None)
     if name is None:
         raise ModelNotFoundError(f"{folder}: {CONFIG}, but neither {' nor '.join(_WEIGHTS)} beside it")
@@ -94,9 +100,9 @@ def _invocation(path: Path, config: Mapping[str, Any], found: "_Parts") -> tuple
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse unsupported kinds and variants of adapters."""
     kind = config.get("peft_type")
-    if not isinstance(kind, str) or kind.upper() not in ("LORA", *KINDS):
-        raise FormatError(f"{path}: peft_type: expected LORA, {', '.join(KINDS)}, found {quoted(kind)}: such adapters "
-                          f"are not read")
+    if not isinstance(kind, str) or kind.upper() not in ("LORA", *KINDS, *_REPLACING):
+        raise FormatError(f"{path}: peft_type: expected LORA, {', '.join((*KINDS, *_REPLACING))}, found {quoted(kind)}: "
+                          f"such adapters are not read")
     for key in _OTHER_KINDS:
         if config.get(key):
             raise FormatError(f"{path}: {key} is set ({quoted(config[key])}), which changes the formula of LoRA: such "
@@ -123,7 +129,7 @@ class _Parts:
         self.path, self.config, self.settings = folder / name, folder / CONFIG, config
         method = str(config["peft_type"]).upper()
         self._kind = KINDS.get(method)
-        self._kinds = _LORA if self._kind is None else self._kind.parts
+        self._kinds = self._kind.parts if self._kind else () if method in _REPLACING else _LORA
         self.pairs: dict[str, dict[str, Tensor]] = {}
         self.replaced: dict[str, Tensor] = {}
         self.repeated: dict[str, Tensor] = {}
@@ -149,7 +155,7 @@ class _Parts:
         elif _OTHER_PART.search(name):
             raise FormatError(f"{self.path}: tensor {show(tensor.name)}: of a kind of adapter that is not read")
         elif ".original_module." not in name:
-            self.replaced[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = tensor
+            self.replaced[_SAVED.sub(".", name)] = tensor
 
     def _rows(self, module: str, tensor: Tensor) -> tuple[int, ...]:
         """Indices of the replaced rows of a table."""

@@ -47,7 +47,7 @@ def read_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         position = end
     if start + position != file.size:
         raise file.fail(f"the header describes {start + position} bytes, the file has {file.size}")
-    metadata = header.get("__metadata__", {})
+    metadata = header.get("__metadata__") or {}
     return tensors, {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 
@@ -61,7 +61,7 @@ def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
     if length > file.size - 8:
         raise file.fail(f"header length {length}, but only {file.size - 8} bytes follow (is it truncated?)")
     header = parse_json(file.bytes(8, length), f"{file.path}: header", unique_keys=True)
-    if not isinstance(header.get("__metadata__", {}), dict):
+    if not isinstance(header.get("__metadata__"), dict | None):  # MLX writes null for none
         raise file.fail("header: __metadata__ must be an object")
     return header, 8 + length
 

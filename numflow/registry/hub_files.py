@@ -76,12 +76,13 @@ def choose(repo: str, files: Sequence[str], pattern: str = "", tell: Callable[[s
 
 
 def choose_adapter(repo: str, files: Sequence[str], pattern: str = "", *_) -> list[str]:
-    """Files of a repository that an adapter needs, weights first: PEFT files at the top, or a GGUF file.
+    """Files of a repository that an adapter needs, weights first: PEFT or mlx-lm files at the top, or a GGUF file.
 
     Raises:
         ModelNotFoundError: no adapter, or several matching GGUF files.
     """
-    weights = [name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in files]
+    weights = [name for name in ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
+               if name in files]
     if "adapter_config.json" in files and weights and not pattern:
         return [weights[0], "adapter_config.json"]
     found = [file for file in files if file.lower().endswith(".gguf")]

@@ -12,6 +12,8 @@ import numpy as np
 
 from tests.formats.quantised_parts import bf16, words
 
+_KIMI = {r"block_sparse_moe": "mlp", r"gate\.e_score": "e_score", r"_conv1d": "_conv.conv", r"\.w1\.": ".gate_proj.",
+         r"\.w2\.": ".down_proj.", r"\.w3\.": ".up_proj."}
 _NORMS = re.compile(r"\.(input_layernorm|post_attention_layernorm|q_norm|k_norm)\.weight$|model\.norm\.weight$")
 
 
@@ -31,7 +33,7 @@ def factors_of(config: dict, name: str, rows: int) -> np.ndarray | float:
 def _changed(config: dict, name: str, x: np.ndarray, back: bool = False) -> np.ndarray:
     """Values of a tensor under mlx-lm's name, converted, or converted back."""
     kind, sign = config["model_type"], -1 if back else 1
-    if "conv1d.weight" in name:
+    if name.endswith(("conv1d.weight", "_conv.conv.weight")):
         return x.swapaxes(1, 2)
     if kind.startswith(("qwen3_next", "qwen3_5")) and _NORMS.search(name):
         return x + np.float32(sign)
@@ -50,6 +52,8 @@ def converted(config: dict, tensors: dict[str, np.ndarray]) -> dict[str, np.ndar
     """Names and values of mlx-lm, float32."""
     found, stacks, kind = {}, defaultdict(list), config["model_type"]
     for name, x in sorted(tensors.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
+        for pattern, new in _KIMI.items() if kind == "kimi_linear" else ():
+            name = re.sub(pattern, new, name)
         stem, _, part = name.rpartition("_linear.weight")[0].rpartition(".")
         if name.endswith("kv_b_proj.weight"):
             heads = x.reshape(config["num_attention_heads"], -1, x.shape[1])

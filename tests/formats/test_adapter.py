@@ -95,6 +95,22 @@ def test_parameters_with_all_experts(tmp_path):
                                    target_parameters=targets, **config))
 
 
+def test_norms_and_rows_of_tables_alone(tmp_path):
+    norm, rows = np.ones(5, np.float32), np.ones((2, 5), np.float32)
+    adapter = open_adapter(write_adapter(tmp_path, {f"{PREFIX}model.norm.ln_tuning_layers.weight": norm},
+                                         peft_type="LN_TUNING"))
+    assert [*adapter.replaced] == ["model.norm.weight"] and not adapter.added
+    adapter = open_adapter(write_adapter(tmp_path, {f"{PREFIX}model.embed_tokens.trainable_tokens_delta": rows},
+                                         peft_type="TRAINABLE_TOKENS", token_indices=[5, 2]))
+    assert adapter.tokens["model.embed_tokens.weight"][0] == (5, 2)
+    for kind in ("LN_TUNING", "TRAINABLE_TOKENS"):
+        with pytest.raises(FormatError, match=f"says peft_type '{kind}', which has no lora_A"):
+            open_adapter(write_adapter(tmp_path, matrices(NAME, (6, 5)), peft_type=kind))
+    with pytest.raises(FormatError, match="trainable_token_indices of .*expected 2 numbers"):
+        open_adapter(write_adapter(tmp_path, {f"{PREFIX}model.embed_tokens.trainable_tokens_delta": rows},
+                                   peft_type="TRAINABLE_TOKENS"))
+
+
 @pytest.mark.parametrize("config, words", [
     ({"peft_type": "IA3"}, "IA3"), ({"peft_type": None}, "peft_type"), ({"lora_alpha": "much"}, "lora_alpha"),
     ({"r": 8}, "rank 4"), ({"rank_pattern": {"q_proj": 2}}, "rank 4"), ({"alpha_pattern": [1]}, "alpha_pattern"),

@@ -21,7 +21,7 @@ def same(tmp_path, stored, tensors, config, ids):
     assert relative_error(found, expected) < 1e-4
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "qwen3_next_experts", "falcon_h1_normed"])
+@pytest.mark.parametrize("name", [*FAMILIES, "kimi_linear", "qwen3_next_experts", "falcon_h1_normed"])
 def test_models_that_mlx_lm_has_changed(tmp_path, name):
     """Against transformers' results."""
     case = load_case(name)

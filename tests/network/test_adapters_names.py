@@ -41,6 +41,7 @@ def turned_shape(shape):
     ("mixtral", "model.layers.1.mlp.gate.weight", "model.layers.1.block_sparse_moe.gate.weight"),
     ("granitemoe", "model.layers.1.block_sparse_moe.experts.gate_up_proj",
      "model.layers.1.block_sparse_moe.input_linear.weight"),
+    ("deepseek_ocr2", "model.language_model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
     ("exaone", "model.layers.0.mlp.down_proj.weight", "transformer.h.0.mlp.c_proj.weight")])
 def test_another_name_of_a_module(family, given, stored):
     found, spec = opened(family)
@@ -82,6 +83,14 @@ def test_parts_that_are_not_run_are_left_out_and_told():
         fitted(Adapter(PATH, "hf", {seen: both[seen]}), found, spec)
     with pytest.raises(FormatError, match="has no tensor 'model.layers.9.*"):
         fitted(Adapter(PATH, "hf", {"model.layers.99.self_attn.q_proj.weight": both[text]}), found, spec)
+
+
+def test_stored_tensors_that_are_not_used_are_left_out():
+    found, spec = opened("mllama")  # without images, layers of cross-attention do not run
+    used, unused = (f"language_model.model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
+    adapter = Adapter(PATH, "hf", {name: low_rank(name, found.tensors[name].shape) for name in (used, unused)})
+    fit = fitted(adapter, found, spec)
+    assert [*fit.adapter.added] == [used] and fit.left_out == (unused,)
 
 
 def test_a_head_of_scores_is_not_left_out():

@@ -83,6 +83,7 @@ def served(tmp_path_factory):
         server.add("org/whole", *WHOLE, **{"model.safetensors.index.json": INDEX})
         server.add("org/flat", "Qwen-Q4_K_M.gguf", revision="v2")
         server.add("org/two", "a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "b-Q8_0.gguf")
+        server.add("org/mlx-lora", "adapter_config.json", "adapters.safetensors", "0000100_adapters.safetensors")
         server.add("org/lora", "README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json",
                    "training_args.bin", "checkpoint-1/adapter_model.safetensors")
         server.add("org/gguf-lora", "README.md", "lora-f16.gguf")
@@ -182,6 +183,7 @@ def test_adapters_by_name(shelf, tmp_path):
     assert path.endswith(shelf.hub.commit("org/lora", "main"))
     assert files == ["adapter_config.json", "adapter_model.safetensors"]
     assert shelf.take("adapter org/lora", offline=True) == (path, [])
+    assert shelf.take("adapter org/mlx-lora")[1] == ["adapter_config.json", "adapters.safetensors"]
     assert shelf.take("adapter hf.co/org/gguf-lora") == ("lora-f16.gguf", ["lora-f16.gguf"])
     assert shelf.told("adapter org/whole").startswith("ModelNotFoundError: org/whole: no adapter: expected adapter_")
     assert shelf.told("adapter org/none").startswith("ModelNotFoundError: no repository 'org/none'")

@@ -24,8 +24,8 @@ from numflow.formats.types import TYPES
 
 _SUMS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text")
 _SCALED = ("falcon_h1",)
-_TURNED = (*_SUMS, *_SCALED, "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h",
-           "olmo_hybrid", "recurrent_gemma")
+_TURNED = (*_SUMS, *_SCALED, "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",
+           "nemotron_h", "olmo_hybrid", "recurrent_gemma")
 _NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight", ".q_norm.weight",
           ".k_norm.weight")
 _SAMPLES, _AT_ONCE = 16, 32  # number of samples of a matrix, and rows per sample

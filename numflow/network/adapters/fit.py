@@ -105,7 +105,7 @@ class _Names:
     def __init__(self, adapter: Adapter, checkpoint: Checkpoint, spec: Spec):
         self._adapter, self._checkpoint = adapter, checkpoint
         self._names = TensorNames(spec, checkpoint)
-        self._prefixes = [prefix for prefix in self._names.prefixes if prefix]
+        self._prefixes = sorted(filter(None, self._names.prefixes), key=len, reverse=True)
         stack = "decoder" if spec.type == "encoder-decoder" else ""
         heads = self._names.candidates("output", "weight", None, stack)
         self.heads = [name for name in heads if name.endswith(".weight")]
@@ -142,7 +142,8 @@ class _Names:
                   for name in names.candidates(module, role, None, "")} if names.has("score_output.weight") else set()
         given = [*own.added, *own.replaced, *own.multiplied, *own.repeated, *own.tokens]
         run = {*used, *scores}
-        found = tuple(name for name in given if self._stored(name) not in run and self._ignored(name))
+        found = tuple(name for name in given if (stored := self._stored(name)) not in run and (
+            self._ignored(name) or (stored is not None and stored not in self.heads)))
         if found and len(found) == len(given):
             raise FormatError(f"{own.path}: changes nothing that is computed here: all its changes are for parts that "
                               f"spec {names.spec.name!r} ignores, such as {found[0]!r}")
