@@ -29,8 +29,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "project": _choice(("first", "before_norm", "last"), "first", "where project_in is applied: right after the "
                            "look-up; after positions and token types, before the norm; or after the norm"),
         "scale": _float(1.0, "multiplies the token embeddings"),
-        "rows": _int(0, "rows of the embedding table and of the output matrix that stand for tokens, from the first on; "
-                     "0 = all", 0),
+        "rows": _int(0, "rows of the embedding table and of the output matrix that stand for tokens, from the first "
+                     "on; 0 = all", 0),
         "norm": _bool("has('token_embd_norm.weight')", "normalise the sum of the embeddings"),
         "norm_first": _bool(False, "apply that norm before positions and token types are added"),
         "norm_eps": _float(0.0, "epsilon of that norm; 0 = norm.eps", 0, 1),

@@ -10,6 +10,7 @@ vectors, from columns of their own.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -91,8 +92,8 @@ def relative(b: Builder, x: View, heads: int) -> Beside:
 def temper(b: Builder, x: View) -> None:
     """Multiply x by attention.temperature's factor of each position, in place."""
     if temperature := b.option("attention", "temperature"):
-        smooth = ({"smooth": 2} if b.option("attention", "temperature_power") else
-                  {"smooth": 1} if b.option("attention", "temperature_smooth") else {})
+        smooth: dict[str, Any] = ({"smooth": 2} if b.option("attention", "temperature_power") else
+                                  {"smooth": 1} if b.option("attention", "temperature_smooth") else {})
         b.emit("scale_by_position", (x,), (x,), "q_temperature", scale=temperature, **smooth,
                length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"))
 
