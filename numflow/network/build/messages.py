@@ -39,10 +39,13 @@ class Loop:
     def turn(self, b: Builder) -> int | None:
         """The pass of the current layer, from 0; None outside the loop."""
         behind = self.first + self.layers * self.passes
-        return None if not self.first <= b.layer < behind else (b.layer - self.first) // self.layers
+        if b.layer is None or not self.first <= b.layer < behind:
+            return None
+        return (b.layer - self.first) // self.layers
 
     def place(self, b: Builder) -> int:
         """The index of the current layer in its pass."""
+        assert b.layer is not None
         return (b.layer - self.first) % self.layers
 
     def messages(self, b: Builder, width: int) -> dict[str, View]:
