@@ -9,14 +9,20 @@ each layer reads messages: sums over the blocks that the pass before made, weigh
 reader.
 """
 
-from numflow.errors import SpecError
 from numflow.network.blocks.attention import self_attention
 from numflow.network.blocks.channels import add_convolution
 from numflow.network.blocks.feed_forward import feed_forward
 from numflow.network.build.messages import PAST, Loop, copied, receive, weigh
+from numflow.network.build.residuals import ONLY, check_layer
 from numflow.network.steps.builder import Builder
 from numflow.ops import View
 
+# Options of a layer with attention over depth: option -> its only value.
+_ONLY: dict[tuple[str, str], object] = {
+    **ONLY, ("mixer", "kind"): "attention", ("block", "post_norm"): "none", ("block", "channel_scales"): False,
+    ("block", "output_scale"): False, ("block", "norm_gate_rank"): 0, ("moe", "late"): False, ("conv", "around"): 0,
+    ("ffn", "adapter_width"): 0, ("side", "enabled"): False, ("per_layer", "width"): 0, ("altup", "streams"): 0,
+    ("hyper", "streams"): 0, ("passes", "layers"): 0, ("ngrams", "size"): 0}
 
 class Depth:
     """The sums of a network that is being built. x [T, D]: the current block's sum."""
@@ -32,9 +38,8 @@ class Depth:
     def layer(self) -> None:
         """One layer: attention, then the feed-forward block."""
         b, x = self.b, self.x
-        if b.layer is None or b.option("mixer", "kind") != "attention" or b.option("block", "parallel"):
-            raise SpecError(f"{b.where}: depth.layers: expected layers of attention and then a feed-forward block",
-                            ("depth.layers",))
+        check_layer(b, "depth.layers", _ONLY)
+        assert b.layer is not None
         self._begin_pass()
         messages = self.loop.messages(b, x.width)
         first = b.layer % b.option("depth", "layers") == 0
