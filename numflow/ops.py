@@ -201,6 +201,7 @@ class Batch:
     types       i32 [T]     token types (segment ids), zeros unless the model has them
     cross_blocks i32 [B, M], cross_lengths i32 [B]: encoder memory of each sequence (encoder-decoders)
     adapters    i32 [B]     adapter index of each sequence, -1 for none; None: no sequence has an adapter
+    adapter_starts i32 [B]  first position of each sequence at which its adapter has an effect; None: 0
     windows     by window: i32 [B, M], the `blocks` of layers whose attention sees `window` tokens back; blocks before
                             the first visible position are never read. None: `blocks` is used for all layers
     slots       i32 [B]     slot of each sequence in the memory of recurrent steps, the same in all layers; its state
@@ -228,6 +229,7 @@ class Batch:
     windows: Mapping[int, np.ndarray] | None = None
     slots: np.ndarray | None = None
     adapters: np.ndarray | None = None
+    adapter_starts: np.ndarray | None = None
     given: Mapping[str, np.ndarray] | None = None
     gone_on: int = 0
 
@@ -286,11 +288,17 @@ OPS = {op.name: op for op in (
     Op("index_tokens", "batch", "y i32 [T, W]: the bits of tokens for bits of entries: bit p is set if bit p // "
        "`every` of x i32 [T, V] is, or if token p is in the row's incomplete window: p // every = (position + 1) // "
        "every and p <= position", ("x",), ("y",), (), {"every": REQUIRED}),
+    Op("block_select", "batch", "y i32 [T, H * W]: each head of q selects for itself: bit p of its W words is set if "
+       "block p, keys block * p .. block * p + block - 1 of `cache`, is among the top_k best blocks that the row sees, "
+       "by the largest product of the query and a visible key; the last `local` blocks up to the row's own come first; "
+       "of equal blocks the earlier", ("q",), ("y",), (),
+       {"cache": REQUIRED, "heads": REQUIRED, "block": REQUIRED, "top_k": REQUIRED, "local": 0}),
     Op("attention", "batch", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query "
        "head h uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk "
        "c > 0: only keys from c * (i // c) on. slopes [H]: ALiBi bias -slope * |key - query position|. sinks [H]: one "
        "more score per head that takes probability and has no value. buckets [n, H]: T5's relative position bias. "
-       "selected i32 [T, W]: only keys whose bits are set. position_buckets [2R + 1]: disentangled attention: n = "
+       "selected i32 [T, W]: only keys whose bits are set; block b > 0: [T, G * W], W words per key head, whose bit p "
+       "is that of keys b * p .. b * p + b - 1. position_buckets [2R + 1]: disentangled attention: n = "
        "position_buckets[d + R] is the embedding of relative position d = key - query, clipped to -R .. R; q k^T of "
        "query i and key j gets + c2p[i, h, n] + p2c[j, h, n]; c2p, p2c [T, H*N] are inputs in place of `selected`, "
        "with the whole sequence in the batch; or c2p alone. entries: a cache of entries; one softmax over keys and "
@@ -298,7 +306,7 @@ OPS = {op.name: op for op in (
        "and all keys of that cache, whose scores have no bias", ("q", "selected or c2p?", "p2c?"), ("y",),
        ("slopes?", "sinks?", "buckets?", "position_buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
-        "bucket_distance": 0, "chunk": 0, "entries": "", "cross": ""}),
+        "bucket_distance": 0, "chunk": 0, "block": 0, "entries": "", "cross": ""}),
     Op("causal_conv", "batch", "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); `state` "
        "[K - 1, C] has the rows of x before the batch, and then the last rows. kind: silu or none",
        ("x",), ("y",), ("weight", "bias?"), {"state": REQUIRED, "kind": "none"}),

@@ -32,6 +32,9 @@ os.environ["NUMFLOW_CACHE"] = str(places.cache("kernels").parent)
 # Tests are not to fill the user's cache with packed weights; tests/cpu/test_prepared.py has a folder of its own.
 os.environ["NUMFLOW_PREPARED"] = "0"
 
+# Each process of a shared run has a core, where it compiles kernels by itself.
+os.environ["NUMFLOW_COMPILERS"] = "1"
+
 # Every run draws the same examples, and none are kept: the tree may be one that cannot be written.
 hypothesis.settings.register_profile("numflow", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("numflow")

@@ -25,6 +25,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "index_select": attention.index_select, "index_tokens": attention.index_tokens,
+    "block_select": attention.block_select,
     "attention": attention.attention, "pool": cache.pool, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,

@@ -17,6 +17,7 @@ from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.patterns import groups
 from numflow.cpu.runtime.cores import default_threads
 from numflow.cpu.runtime.kernel import ROW_FIELD, compile_seconds
+from numflow.cpu.runtime.processes import compile_missing
 from numflow.cpu.runtime.threads import Threads, shared_threads
 from numflow.cpu.sample.sample import picking
 from numflow.cpu.state.cache import KVCache
@@ -238,10 +239,13 @@ class Program(OneDevice):
             done += 1
             self._progress("kernels", min(done, total), total)
 
+        picked = [picking()] if "logits" in self.network.outputs else []
+        compile_missing([*(call.kernel for bound in self._bound.values() for call in bound.calls), *picked],
+                        self.pool.n_threads, one_more)
         for bound in self._bound.values():
             bound.compile(one_more)
-        if "logits" in self.network.outputs:
-            picking().prepare()
+        for kernel in picked:
+            kernel.prepare()
 
     def _table_rows(self, entry: str, output: str | None) -> int:
         """Table rows to walk."""

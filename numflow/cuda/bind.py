@@ -28,7 +28,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": head_linear.head_linear,
     "cache_write": cache_write.cache_write, "pool": pool.pool, "index_select": indexer.index_select,
-    "index_tokens": indexer.index_tokens,
+    "index_tokens": indexer.index_tokens, "block_select": indexer.block_select,
     "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from numflow import places
-from numflow.errors import FormatError, ModelNotFoundError
+from numflow.errors import FormatError, ModelNotFoundError, quoted
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import TYPES, WHOLE
 
@@ -106,6 +106,8 @@ class Adapter:
     tokens:   name of a table -> (row indices, replacement rows).
     repeated: copies of base tensors in the adapter's files.
     head_too: whether changes of the embedding table also apply to a tied output matrix.
+    invocation: tokens that start the adapter (aLoRA, arXiv 2504.12397): it has no effect before their last occurrence
+                in the prompt. (): it has an effect on all tokens.
     """
 
     path: Path
@@ -118,6 +120,7 @@ class Adapter:
     repeated: Mapping[str, Tensor] = field(default_factory=dict)
     architecture: str = ""
     head_too: bool = False
+    invocation: tuple[int, ...] = ()
 
 
 def open_adapter(path: str | Path) -> Adapter:
@@ -164,6 +167,18 @@ def computed(name: str, shape: tuple[int, ...], values: Callable[[], np.ndarray]
         return np.ascontiguousarray(values(), np.float32).reshape(-1, shape[-1]).view(np.uint8)
 
     return Tensor(name, shape, TYPES["F32"], read)
+
+
+def invocation_of(where: str, tokens: object) -> tuple[int, ...]:
+    """Checked token ids that start an adapter. where: file and key, for messages.
+
+    Raises:
+        FormatError: not a list of token ids.
+    """
+    if not isinstance(tokens, list | tuple) or not tokens or not all(type(token) is int and token >= 0
+                                                                     for token in tokens):
+        raise FormatError(f"{where}: expected token ids, found {quoted(tokens)}")
+    return tuple(tokens)
 
 
 def check_pair(where: str, a: Tensor | None, b: Tensor | None, dimensions: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from numflow.errors import FormatError
 from numflow.formats import gguf
-from numflow.formats.adapter import Adapter, LowRank, check_pair, turned
+from numflow.formats.adapter import Adapter, LowRank, check_pair, invocation_of, turned
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import show
 
 _ENDS = (".lora_a", ".lora_b")
 _NORM = "_norm.weight"
-_FROM_ON = "adapter.alora.invocation_tokens"  # the adapter has no effect before these tokens
+_INVOCATION = "adapter.alora.invocation_tokens"
 # The pair of a table is stored as [N, r] and [K, r], because rows are looked up.
 _TABLE = "token_embd.weight"
 
@@ -31,9 +31,7 @@ def read(path: Path) -> Adapter:
     alpha, architecture = metadata.get("adapter.lora.alpha"), metadata.get("general.architecture")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) < float("inf"):
         raise FormatError(f"{path}: adapter.lora.alpha: expected a number, found {show(alpha)}")
-    if metadata.get(_FROM_ON):
-        raise FormatError(f"{path}: {_FROM_ON} is set: an adapter that has an effect only after these tokens; such "
-                          "ones are not read")
+    invocation = invocation_of(f"{path}: {_INVOCATION}", metadata[_INVOCATION]) if metadata.get(_INVOCATION) else ()
     replaced = {name: tensor for name, tensor in tensors.items() if name.endswith(_NORM) and len(tensor.shape) == 1}
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -53,4 +51,4 @@ def read(path: Path) -> Adapter:
         a, b = check_pair(f"{path}: tensor {show(name)}", a, b, (2, 3))
         added[name] = LowRank(a, b, alpha / a.shape[-2] if alpha else 1.0)
     architecture = architecture if isinstance(architecture, str) else ""
-    return Adapter(path, "gguf", added, replaced=replaced, architecture=architecture)
+    return Adapter(path, "gguf", added, replaced=replaced, architecture=architecture, invocation=invocation)

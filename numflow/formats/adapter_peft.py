@@ -18,7 +18,16 @@ import numpy as np
 
 from numflow.errors import FormatError, ModelNotFoundError, quoted
 from numflow.formats import pickle, safetensors
-from numflow.formats.adapter import Adapter, LowRank, Multiplied, check_floats, check_pair, computed, turned
+from numflow.formats.adapter import (
+    Adapter,
+    LowRank,
+    Multiplied,
+    check_floats,
+    check_pair,
+    computed,
+    invocation_of,
+    turned,
+)
 from numflow.formats.adapter_kinds import KINDS, Module
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import read_json, show
@@ -37,8 +46,9 @@ _INNER = ".base_layer"  # nested wrappers: the first declared parameter of a mod
 _TIED = ("embed_tokens", "lm_head")  # targets for which ensure_weight_tying has an effect
 _DECLARED = ("gate_up_proj", "up_proj", "down_proj")  # parameters of expert stacks, in the order of declaration
 # Keys that change the formula if set; such adapters are not supported.
-_OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
+_OTHER_KINDS = ("arrow_config", "kasa_config", "layer_replication", "monteclora_config",
                 "use_bdlora", "use_qalora", "velora_config")
+_INVOCATION = "alora_invocation_tokens"
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others modify the base's weights
 _YES_OR_NO = ("use_rslora", "use_dora", "ensure_weight_tying")
 _BIASES = (None, "none", "all")
@@ -66,8 +76,19 @@ def read(folder: Path) -> Adapter:
     offsets = found.offsets(added)
     if not (added or offsets or multiplied or found.replaced or found.tokens):
         raise FormatError(f"{folder / name}: an adapter without tensors")
+    invocation = () if config.get(_INVOCATION) is None else _invocation(folder / CONFIG, config, found)
     return Adapter(folder, "hf", added, offsets, found.replaced, multiplied, found.tokens, found.repeated,
-                   head_too=found.ties())
+                   head_too=found.ties(), invocation=invocation)
+
+
+def _invocation(path: Path, config: Mapping[str, Any], found: "_Parts") -> tuple[int, ...]:
+    """The tokens that start the adapter. Refuses parts that PEFT changes for tokens before them too."""
+    if not all(parts.keys() <= {"lora_A", "lora_B", "lora_B.bias"} for parts in found.pairs.values()) or \
+            any(len(tensor.shape) > 2 for parts in found.pairs.values() for tensor in parts.values()) or \
+            found.replaced or found.tokens or config.get("target_parameters"):
+        raise FormatError(f"{path}: {_INVOCATION} is set: expected pairs lora_A and lora_B of matrices alone, since "
+                          f"others also change the tokens before")
+    return invocation_of(f"{path}: {_INVOCATION}", config[_INVOCATION])
 
 
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:

@@ -87,6 +87,9 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
     if batch.adapters is not None:
         adapter_of = _of_sequences("adapters", batch.adapters, counts.size)[sequence_of]
         _check_range("adapter", adapter_of + 1, adapters + 1)
+        if batch.adapter_starts is not None:
+            first = _of_sequences("adapter_starts", batch.adapter_starts, counts.size)[sequence_of]
+            adapter_of = np.where(positions < first, np.int32(-1), adapter_of)
     return {"adapters": adapter_of, "wanted_adapters": adapter_of[rows], "tokens": tokens,
             "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
@@ -123,7 +126,7 @@ class LastBatch:
             np.add(batch.positions, 1, out=arrays["lengths"])
             return arrays
         self._batch, self._arrays = None, check()
-        if not (batch.limits is None or batch.given or limits.has_cross) and \
+        if not (batch.limits is None or batch.given or limits.has_cross or _adapters_will_start(batch)) and \
                 batch.starts.tolist() == [*range(len(batch.tokens) + 1)]:
             self._batch, self._key, self._gone_on = batch, key, batch.gone_on
         return self._arrays
@@ -169,6 +172,12 @@ def given_rows(batch: Batch, limits: BatchBounds) -> list[tuple[View, np.ndarray
             raise RequestError(f"{name} of the batch should be [{len(batch.tokens)}, {view.width}], is {shape}")
         found.append((view, rows))
     return found
+
+
+def _adapters_will_start(batch: Batch) -> bool:
+    """Whether the adapter of a sequence has no effect yet, and will have one in a later step."""
+    return batch.adapter_starts is not None and bool((np.repeat(
+        batch.adapter_starts, np.diff(batch.starts)) > batch.positions).any())
 
 
 def kept_rows(batch: Batch, token: int, keep: float) -> np.ndarray:

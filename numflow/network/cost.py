@@ -171,6 +171,8 @@ def _attention(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
         keys, pairs = load.sequences * load.encoded, load.tokens * load.encoded
     else:
         window = reach(step)
+        if block := param(step, "block"):
+            window = min(window or block * _top_k(network, step), block * _top_k(network, step))
         keys, pairs = load.keys(window), load.pairs(param(step, "causal"), window)
     if param(step, "cross"):
         keys, pairs = keys + load.sequences * load.encoded, pairs + load.tokens * load.encoded
@@ -184,9 +186,9 @@ def _attention(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
 
 
 def _top_k(network: Network, step: Step) -> int:
-    """Number of entries that an index selects for an attention, 0 for all."""
+    """Number of entries or blocks that an index selects for an attention, 0 for all."""
     return next((param(other, "top_k") for steps in network.entries.values() for other in steps
-                 if other.op == "index_select" and set(other.outputs) & set(step.inputs)), 0)
+                 if other.op in ("index_select", "block_select") and set(other.outputs) & set(step.inputs)), 0)
 
 
 def _index_select(network, step, load, rows, weights, basic, kv_bytes) -> StepCost:
@@ -224,5 +226,6 @@ def _linear_attention(network, step, load, rows, weights, basic, kv_bytes) -> St
 
 _SPECIAL = {"embed": _lookup, "embed_ids": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,
             "head_linear": _linear, "expert_linear": _expert_linear, "attention": _attention,
-            "index_select": _index_select, "pool": _pool, "cache_write": _cache_write, "causal_conv": _causal_conv,
+            "index_select": _index_select, "block_select": _index_select, "pool": _pool, "cache_write": _cache_write,
+            "causal_conv": _causal_conv,
             "linear_attention": _linear_attention}

@@ -1,5 +1,5 @@
-"""Softmax attention over the paged KV cache (op `attention`), selection of keys (op `index_select`), and pooled
-entries, one for a window of tokens (op `pool`)."""
+"""Softmax attention over the paged KV cache (op `attention`), selection of keys or blocks of keys (ops `index_select`,
+`block_select`), and pooled entries, one for a window of tokens (op `pool`)."""
 
 import numpy as np
 
@@ -40,16 +40,42 @@ def index_tokens(x, *, batch, every, width):
     return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
 
 
+def block_select(q, *, batch, cache, heads, block, top_k, local, width):
+    """Bits of the top_k best blocks of keys, for each head by itself: score of a block = the largest q . key of its
+    visible keys; the `local` last blocks come first.
+
+    q [T, H * d] -> i32 [T, width], width / H words per head: bit p % 32 of word p // 32 is set if block p is selected.
+    """
+    y = np.zeros((len(q), heads, width // heads), np.int32)
+    for b, length in enumerate(cache.lengths(batch)):
+        rows = slice(batch.starts[b], batch.starts[b + 1])
+        k, positions = cache.read(cache.table(batch)[b], length)[0][:, 0], batch.positions[rows, None]
+        visible = np.arange(length) <= positions
+        scores = np.where(visible, _by_head(q[rows], heads) @ k.T, -np.inf)  # [H, n, L]
+        count = -(-length // block)
+        scores = np.pad(scores, ((0, 0), (0, 0), (0, count * block - length)), constant_values=-np.inf)
+        scores = scores.reshape(*scores.shape[:2], count, block).max(axis=3)
+        ago = positions // block - np.arange(count)  # blocks between the row's own and this one
+        scores[:, (ago >= 0) & (ago < local)] = np.inf
+        best = np.argsort(-scores, axis=2, kind="stable")[:, :, :top_k]
+        bits = np.zeros((*scores.shape[:2], 32 * y.shape[2]), bool)
+        np.put_along_axis(bits, best, True, axis=2)
+        bits[:, :, :count] &= ago >= 0
+        y[rows] = np.packbits(bits, axis=2, bitorder="little").view(np.int32).transpose(1, 0, 2)
+    return y.reshape(len(q), width)
+
+
 def attention(q, *beside, slopes=None, sinks=None, buckets=None, position_buckets=None, batch, cache, heads, scale,
-              causal, window, softcap, bucket_distance, chunk=0, entries="", cross=""):
+              causal, window, softcap, bucket_distance, chunk=0, block=0, entries="", cross=""):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
     slopes [H]:       ALiBi bias -slope * |key position - query position|.
     buckets [n, H]:   T5's relative position bias, by bucket of the relative position.
     sinks [H]:        one more score per head that takes probability and has no value.
     chunk:            c > 0: only keys of the query's own chunk of c positions are visible.
-    beside:           selected [T, W], bits of the visible keys (index_select); or, with position_buckets, products c2p
-                      of queries and p2c of keys with learned position embeddings, [T, H * N] each.
+    beside:           selected [T, W], bits of the visible keys (index_select), or with `block` [T, G * W], bits of
+                      visible blocks for each key head (block_select); or, with position_buckets, products c2p of
+                      queries and p2c of keys with learned position embeddings, [T, H * N] each.
     position_buckets: index of the embedding for each relative position -R .. R.
     entries:          a cache of entries. A row also sees the entries of complete windows, or the selected of them.
     cross:            a cross cache. A row also sees all its keys, without a bias.
@@ -74,8 +100,8 @@ def attention(q, *beside, slopes=None, sinks=None, buckets=None, position_bucket
             if chunk:
                 visible &= np.arange(length) >= batch.positions[rows, None] // chunk * chunk
             if selected is not None and not entries:
-                visible &= _bits(selected[rows], length)
-            scores[:, ~visible] = -np.inf
+                visible = visible & _selected(selected[rows], length, block, k.shape[1], heads)
+            scores[np.broadcast_to(~visible, scores.shape)] = -np.inf
         if entries:
             pooled = entries.entries(entries.table(batch)[b], length)
             entry_scores = _scores(_by_head(q[rows], heads) @ pooled.T, scale, softcap)
@@ -124,6 +150,15 @@ def pool(bias, *, batch, cache, every, series):
 def _bits(words, count):
     """The first `count` bits of each row of words."""
     return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
+
+
+def _selected(words, length, block, kv_heads, heads):
+    """The selected keys: [n, L], or with blocks [H, n, L], by query head."""
+    if not block:
+        return _bits(words, length)
+    blocks = [np.repeat(_bits(part, -(-length // block)), block, axis=1)[:, :length]
+              for part in np.split(words, kv_heads, axis=1)]
+    return np.repeat(blocks, heads // kv_heads, axis=0)
 
 
 def _relative(c2p, p2c=None, *, buckets, distance):

@@ -38,9 +38,10 @@ KERNELS = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "index_select": attention.index_select, "index_tokens": attention.index_tokens,
-    "attention": attention.attention, "pool": attention.pool, "act": act.act, "act_mul": act.act_mul,
-    "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
-    "add": act.add, "scale": act.scale, "scale_by_position": act.scale_by_position,
+    "block_select": attention.block_select, "attention": attention.attention, "pool": attention.pool, "act": act.act,
+    "act_mul": act.act_mul, "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul,
+    "causal_conv": convolution.causal_conv, "add": act.add, "scale": act.scale,
+    "scale_by_position": act.scale_by_position,
     "sparsify": act.sparsify, "match_rms": act.match_rms, "mix": act.mix, "balance": act.balance,
     "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,
@@ -169,7 +170,7 @@ class Program(OneDevice):
         params |= {key: self._states[name] for key, name in states_of(step).items()}
         if local(step) == "batch":
             params["batch"] = batch
-        if step.op in ("moe_route", "head_concat", "index_select", "index_tokens"):
+        if step.op in ("moe_route", "head_concat", "index_select", "index_tokens", "block_select"):
             params["width"] = step.outputs[0].width
         if step.op == "moe_route" and len(inputs) > 1:
             params["experts"] = inputs.pop()
@@ -201,6 +202,8 @@ def _of_rows(batch, rows):
     """The adapter index of each row of the batch (or of each wanted row), -1 for none."""
     by_sequence = np.full(len(batch.starts) - 1, -1) if batch.adapters is None else np.asarray(batch.adapters)
     tokens = np.repeat(by_sequence, np.diff(batch.starts))
+    if batch.adapter_starts is not None:
+        tokens = np.where(batch.positions < np.repeat(batch.adapter_starts, np.diff(batch.starts)), -1, tokens)
     return tokens[batch.logit_rows] if rows == "logits" else tokens
 
 

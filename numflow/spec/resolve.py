@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from numflow.errors import SpecError, did_you_mean, quoted
@@ -57,8 +56,11 @@ class Resolved:
         if name not in table:
             raise SpecError(f"{self.spec.path}: no parameter {name!r}{did_you_mean(name, table)}")
         before, self._keys_read = self._keys_read, set()
-        with self._evaluating(f"parameters.{name}"):
+        self._begin(f"parameters.{name}")
+        try:
             value = self._source(f"parameters.{name}", table[name], None, "")
+        finally:
+            self._open.pop()
         self._values[name] = value, self._keys_read
         self._keys_read = self._keys_read | before  # a new set: the cached set must not grow
         return value
@@ -82,18 +84,13 @@ class Resolved:
                     and copy._look_up(copy.keys(source))[0]):
                 copy.parameter(name)
 
-    @contextmanager
-    def _evaluating(self, where: str):
-        """Context of the evaluation of a parameter or option; refuses circular dependencies."""
+    def _begin(self, where: str) -> None:
+        """Note the evaluation of a parameter or option, until `_open.pop()`; refuses circular dependencies."""
         if where in self._open:
             raise SpecError(f"{self.spec.path}: {where} depends on itself ({' -> '.join(self._open)[:300]})")
         if len(self._open) >= _DEEPEST:
             raise SpecError(f"{self.spec.path}: {where}: more than {_DEEPEST} values depend on one another")
         self._open.append(where)
-        try:
-            yield
-        finally:
-            self._open.pop()
 
     def _wrong(self, where: str, expected: str) -> SpecError:
         """Error for a wrong value, with its configuration keys and file."""
@@ -211,8 +208,11 @@ class Resolved:
                 break
         before, self._keys_read = self._keys_read, set()
         by_layer, self._by_layer = self._by_layer, False
-        with self._evaluating(where):
+        self._begin(where)
+        try:
             value = self._source(where, value, layer, stack, option.kind)
+        finally:
+            self._open.pop()
         if isinstance(value, (list, tuple)) and option.kind != "list":
             self._by_layer = True
             if layer is not None:
@@ -278,8 +278,11 @@ class Resolved:
         if self.keys_of(section, key, layer, stack):
             return False
         where = f"{section}.{key}"
-        with self._evaluating(where):
+        self._begin(where)
+        try:
             default = self._source(where, option.default, layer, stack, option.kind)
+        finally:
+            self._open.pop()
         return bool(value != self._checked(where, option, default))
 
     def _checked(self, where: str, option: SpecOption, value: Any) -> Any:

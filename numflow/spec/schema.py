@@ -30,7 +30,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                            "look-up; after positions and token types, before the norm; or after the norm"),
         "scale": _float(1.0, "multiplies the token embeddings"),
         "rows": _int(0, "rows of the embedding table and of the output matrix that stand for tokens, from the first "
-                     "on; 0 = all", 0),
+                        "on; 0 = all", 0),
         "norm": _bool("has('token_embd_norm.weight')", "normalise the sum of the embeddings"),
         "norm_first": _bool(False, "apply that norm before positions and token types are added"),
         "norm_eps": _float(0.0, "epsilon of that norm; 0 = norm.eps", 0, 1),
@@ -242,6 +242,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "pooling": _choice(("gated", "mean"), "gated", "key of a window: the mean of its tokens' keys, which have a "
                            "layer norm, weighted by index_pool_gate; or the norm (section norm) of the mean, rotated "
                            "by the position of the first token, and such a norm of each query head"),
+        "block": _int(0, "keys per block: each index head selects top_k blocks for the key head with the same number, "
+                      "by the largest product with a key of the block; 0 = keys or windows, for all heads together", 0,
+                      1 << 20),
+        "local": _int(0, "blocks, the last ones up to the query's own, that are selected first", 0),
         "own": _bool(True, "this layer has an index; if false, it reuses the selection of the last layer that has one"),
     },
     "rope": {

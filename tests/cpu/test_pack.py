@@ -158,6 +158,7 @@ def test_arena_hands_out_zeroed_lines_and_gives_back():
     assert mapping() is None
 
 
+@pytest.mark.merge
 def test_every_scale_of_the_4_bit_floats():
     """Powers of two, subnormal too, up to those whose 128-fold overflows float32; all E4M3 floats."""
     scales, rng = np.arange(256, dtype=np.uint8), np.random.default_rng(0)

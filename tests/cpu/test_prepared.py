@@ -31,7 +31,7 @@ def made(tmp_path_factory):
     """Container files of one model, by recipe."""
     folder = tmp_path_factory.mktemp("made")
     source = formats.open_checkpoint(write_model(folder / "source", ffn=128))
-    files = {recipe: folder / f"{recipe}.safetensors" for recipe in ("q4", "q8", "q3h+3%")}
+    files = {recipe: folder / f"{recipe}.safetensors" for recipe in ("q4", "q3h", "q3h+3%")}
     for recipe, file in files.items():
         quantize(source, file, read_recipe(recipe))
     return files
@@ -115,11 +115,11 @@ def test_only_what_numflow_made_is_kept(made, kept, packed):
     again, same = run(source, packed, weights="q4", calibration=False)
     assert count == same >= 10 and not kept.exists()
     np.testing.assert_array_equal(expected, again)
-    run(made["q8"], packed)
+    run(made["q3h"], packed)
     # Weights that are quantised at load are not the content of a container.
-    with_other, count = run(made["q8"], packed, weights="q4", calibration=False)
+    with_other, count = run(made["q3h"], packed, weights="q4", calibration=False)
     assert count >= 10
-    assert not np.array_equal(with_other, run(made["q8"], packed)[0])
+    assert not np.array_equal(with_other, run(made["q3h"], packed)[0])
 
 
 def test_outliers_are_packed_as_ever(made, kept, packed):
@@ -132,8 +132,8 @@ def test_outliers_are_packed_as_ever(made, kept, packed):
 def test_another_content_under_the_same_name(file, made, kept, packed):
     run(file, packed)
     (old,) = kept.iterdir()
-    shutil.copy2(made["q8"], file)
-    expected = run(made["q8"], packed)[0]
+    shutil.copy2(made["q3h"], file)
+    expected = run(made["q3h"], packed)[0]
     found, count = run(file, packed)
     assert count >= 10 and not old.exists()
     np.testing.assert_array_equal(found, expected)

@@ -169,7 +169,8 @@ def pretend(isa: str) -> None:
     """Make this process compile for a processor, and run the compiled code in the emulator."""
     global bochscpu
     cpu, model, features = PROCESSORS[isa]
-    os.environ |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
+    os.environ |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features,
+                   "NUMFLOW_COMPILERS": "1"}  # other processes know nothing of `_pairs`
     # The package refers to functions of a later C library, which it does not call: resolve symbols lazily.
     # Emulated code must not resolve symbols: the loader would save more registers than it has memory for.
     usual = sys.getdlopenflags()

@@ -1,5 +1,7 @@
 """Attention cases of chosen sizes for tests and experiments, and the attention kernels of the compile test."""
 
+import numpy as np
+
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.survey import kernels_of
 from numflow.learn.cases.attention_cases import attention_cases
@@ -57,6 +59,20 @@ def entries_case(heads, size, every, top_k=0, schedule=(((0, 5),),), **params):
     return b.case(y, schedule)
 
 
+def blocks_case(heads, kv_heads, size, block, top_k, schedule=(((0, 5),),)):
+    """A case of attention to the blocks of keys that an index selects for each key head."""
+    b = Builder(f"blocks-{heads}-{kv_heads}-{size}-{top_k}-of-{block}")
+    q, key, query, k, v = b.inputs(kv_heads * size, size, heads * size, kv_heads * size, kv_heads * size)
+    b.arrays["table.0"][:, :key.start + size] = np.sign(b.arrays["table.0"][:, :key.start + size])  # sums without error
+    chosen, y = b.buffer(2 * kv_heads, dtype="i32"), b.buffer(heads * size)
+    index, cache = b.cache(kv_heads=1, k_dim=size, prefix=size), b.cache(kv_heads=kv_heads, k_dim=size)
+    b.step("cache_write", (key,), (), cache=index)
+    b.step("block_select", (q,), (chosen,), cache=index, heads=kv_heads, block=block, top_k=top_k, local=1)
+    b.step("cache_write", (k, v), (), cache=cache)
+    b.step("attention", (query, chosen), (y,), cache=cache, heads=heads, scale=size**-0.5, block=block)
+    return b.case(y, schedule)
+
+
 def every_bias():
     """A case with softcap, slopes and sinks together, and heads of an odd size."""
     b = Builder("attention-every-bias")
@@ -71,8 +87,8 @@ def every_bias():
 def attention_kernels() -> dict[str, Kernel]:
     """Attention kernels by name: those on tensor cores, and the exact ones for decoding.
 
-    All biases; every type of keys and values at an ordinary size; wide heads; latent attention; entries; and a cross
-    cache beside the own one.
+    All biases; every type of keys and values at an ordinary size; wide heads; latent attention; entries; blocks
+    of keys; and a cross cache beside the own one.
     """
     found, usual, wide = {}, attention_case(4, 1, 128, 128), attention_case(4, 1, 256, 256)
     buckets, far, merged = (next(case for case in attention_cases() if case.name == f"attention-{name}")
@@ -93,5 +109,8 @@ def attention_kernels() -> dict[str, Kernel]:
         entries = entries_case(2, 512, every, top_k)
         for kind in ("f16", *FORMS):
             found |= kernels_of(entries.network, entries.weights, kv_type=kind)
+    blocks = blocks_case(4, 2, 128, 128, 2)
+    for kind in ("f16", *FORMS):
+        found |= kernels_of(blocks.network, blocks.weights, kv_type=kind)
     case = attention_case(4, 4, 192, 128)
     return found | kernels_of(case.network, case.weights, kv_k="q5", kv_v="f16")

@@ -15,6 +15,7 @@ from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.merge import merged
 from numflow.network.adapters.parts import AdaptedPart
 from numflow.network.adapters.steps import adaptable, parts_of
+from tests.engine.make_activated import TEXTS, write_activated
 from tests.formats.peft import PREFIX, pair, write_adapter
 from tests.network.test_adapters import logits_of, program_of
 from tests.partition.test_adapters import adapters_of
@@ -80,6 +81,18 @@ def test_requests_choose(base, adapters, expected, more):
         model.adapters.load("three", (adapters["one"], 0.0))
         (rows,) = model.logits_batch([IDS], adapters=["three"])
         assert np.abs(rows - expected[None]).max() < 1e-4 * expected[None].std()
+
+
+@pytest.mark.slow
+def test_an_adapter_starts_at_its_invocation_tokens(base, tmp_path):
+    adapters = {"one": write_activated(tmp_path)}
+    with numflow.load(base, activations="f32", adapters=adapters) as model:
+        expected = model.logits_batch(TEXTS[:3], adapters=["one"] * 3)
+        greedy = model.generate(TEXTS[1], 3, ignore_eos=True, adapter="one").ids
+    with numflow.load(base, backend="cuda", gpu="simulator", activations="f32", adapters=adapters) as model:
+        for rows, wanted in zip(model.logits_batch(TEXTS[:3], adapters=["one"] * 3), expected, strict=True):
+            assert np.abs(rows - wanted).max() < 1e-4 * wanted.std()
+        assert model.generate(TEXTS[1], 3, ignore_eos=True, adapter="one").ids == greedy
 
 
 def test_matrices_come_and_go(base):

@@ -28,6 +28,7 @@ pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet"
 @pytest.mark.parametrize(("kind", "n", "k", "tokens"), [
     ("E4M3_ROW", 20, 96, 70), pytest.param("E4M3_128", 130, 256, 130, marks=pytest.mark.slow),
     pytest.param("E5M2_128", 40, 640, 66, marks=pytest.mark.slow)])
+@pytest.mark.merge
 def test_products_of_8_bit_floats(kind, n, k, tokens):
     """Columns that end in half a tile, scales of tiles and of rows; a few tokens use int8, as with other activations.
     """

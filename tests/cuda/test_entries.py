@@ -1,5 +1,6 @@
-"""DeepSeek V4 and Qwen4-Exp on the simulator: entries of windows, an index over them or over means of keys, streams
-that are balanced or gated by column, experts chosen by a table, hashed n-grams (test_ngrams.py has their ops)."""
+"""DeepSeek V4, Qwen4-Exp and MiniMax-M3 on the simulator: entries of windows, an index over them, over means of keys or
+over blocks of keys, streams that are balanced or gated by column, experts chosen by a table, hashed n-grams
+(test_ngrams.py has their ops)."""
 
 import json
 from dataclasses import replace
@@ -74,7 +75,8 @@ def test_pieces_and_company(schedule):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "prompt"), [
     ("deepseek_v4", 0), ("deepseek_v4_ratios", 0), ("deepseek_v4_heavy", 1), ("deepseek_v4_default_layers", 1),
-    ("qwen4_exp", 1), ("qwen4_exp_multimodal", 1), ("qwen4_exp_plain", 1)])
+    ("qwen4_exp", 1), ("qwen4_exp_multimodal", 1), ("qwen4_exp_plain", 1),
+    ("minimax_m3_text_blocks", 0), ("minimax_m3_text_no_local", 0)])
 def test_numbers_of_transformers(name, prompt):
     case, built, weights = _model(name)
     program = Program(built, weights, activations="f32", gpu=Simulated(seed=2))
@@ -84,7 +86,7 @@ def test_numbers_of_transformers(name, prompt):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek_v4_default_layers", "qwen4_exp"])
+@pytest.mark.parametrize("name", ["deepseek_v4_default_layers", "qwen4_exp", "minimax_m3_text_blocks"])
 def test_the_engine_s_tokens(tmp_path, name):
     """The tokens of the CPU: prompts in pieces, then token by token, with a known prefix, and with quantised keys."""
     case = load_case(name)

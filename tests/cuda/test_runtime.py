@@ -108,7 +108,7 @@ class Told(FakeDriver):
 
 
 @pytest.mark.parametrize("variable, overlaps", [("1", True), ("0", False)])
-@pytest.mark.thin(2)
+@pytest.mark.merge
 def test_a_kernel_begins_early_only_behind_another_one(variable, overlaps, monkeypatch):
     monkeypatch.setenv("NUMFLOW_CUDA_DEPENDENT", variable)
     told, case = Told(), BY_NAME["attention-grouped"]

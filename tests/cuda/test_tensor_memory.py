@@ -152,6 +152,7 @@ def test_tiles_of_4_bit_floats(multiply, scales_of, count):
     ("E4M3_ROW", 20, 96, 70, True),
     *(pytest.param(*case, tma, marks=pytest.mark.slow) for tma in (True, False) for case in (
         ("E4M3_128", 260, 256, 130), ("E5M2_128", 130, 640, 66), ("E4M3_128", 20, 2048, 66)))])
+@pytest.mark.merge
 def test_products_of_8_bit_floats(kind, n, k, tokens, tma):
     """Columns with half a tile left over and in parts, block scales and row scales; few tokens are computed as with
     other activations."""
@@ -252,7 +253,7 @@ class Blackwell(FakeDriver):
 
 
 @pytest.mark.parametrize("tma", ["1", "0"])
-@pytest.mark.thin(2)
+@pytest.mark.merge
 def test_a_launch(tma, monkeypatch):
     monkeypatch.setenv("NUMFLOW_CUDA_TMA", tma)
     told, case = Blackwell(), of_float8(linear_case("E4M3_ROW", 8, 64, 65), 64)

@@ -175,7 +175,7 @@ def test_products_of_experts(kind):
 
 @pytest.mark.parametrize("variable, name", [("TMA=1", "wgmma_f16_tma"), ("TMA=0", "wgmma_f16"),
                                             ("WGMMA=0", "gemm_f16_128")])
-@pytest.mark.thin(3)
+@pytest.mark.merge
 def test_a_launch(variable, name, monkeypatch):
     """The driver is asked once for the kernel's shared memory, unless the kernel is disabled."""
     monkeypatch.setenv(*f"NUMFLOW_CUDA_{variable}".split("="))

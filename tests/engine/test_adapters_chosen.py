@@ -5,8 +5,10 @@ import pytest
 
 import numflow
 from numflow.errors import FormatError, RequestError
+from tests.engine.published import write_case
 from tests.formats.peft import PREFIX, pair, write_adapter
 from tests.server.tiny import write_chat_model
+from tests.specs.case import load_case
 
 IDS = [20, 31, 45, 60, 33, 9, 77, 120]
 LAYER = "model.layers.{}."
@@ -192,3 +194,22 @@ def test_numbers_that_become_too_large_are_told_in_one_line(tmp_path, base, back
     with numflow.load(base, backend, adapters={"huge": write_adapter(tmp_path, huge)}) as model, pytest.raises(
             RequestError, match="^the model's logits are not finite numbers"):
         model.generate(IDS, max_tokens=2, adapter="huge")
+
+
+@pytest.mark.parametrize("name, table", [("blenderbot_small", "model.shared"), ("seamless_m4t", "shared"),
+                                         ("mvp", "model.shared")])
+@pytest.mark.merge
+def test_tables_and_output_matrices_of_encoder_decoders(name, table, tmp_path):
+    """Encoder and decoder read one table, at different scales in BlenderBot (small); the output matrix too."""
+    case, ids = load_case(name), load_case(name).inputs[0]
+    shape = case.tensors[f"{table}.weight"]
+    tensors = pair(table, shape[::-1], kind="lora_embedding_{}") | pair("lm_head", shape)
+    adapter = write_adapter(tmp_path / "adapter", tensors)
+    base = write_case(name, tmp_path)
+    with numflow.load(base, "reference", adapters={"a": adapter}, merge="a") as model:
+        expected = model.logits(ids["decoder_ids"], encoder_ids=ids["ids"])
+    for backend in ("reference", "cpu"):
+        with numflow.load(base, backend, activations="f32", adapters={"a": adapter}) as model:
+            found, bare = (model.logits(ids["decoder_ids"], encoder_ids=ids["ids"], adapter=chosen)
+                           for chosen in ("a", None))
+        assert np.abs(found - expected).max() < 1e-4 * expected.std() < np.abs(bare - expected).max()

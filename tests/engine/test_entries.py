@@ -1,5 +1,5 @@
-"""Entries of windows beside the last keys, and hashed n-grams beside an index of windows: the same values for any
-chunks and in any batch."""
+"""Entries of windows beside the last keys, hashed n-grams beside an index of windows, and an index of blocks of keys:
+the same values for any chunks and in any batch."""
 
 import json
 
@@ -14,15 +14,17 @@ from tests.specs.weights import values
 
 TEXT = [5 + (7 * i * i + i) % 190 for i in range(200)]
 PROMPTS = [TEXT[:150], TEXT[:61], TEXT[30:100], [*TEXT[:130], 5, 6], [9, 8]]
-CLOSE = {"deepseek_v4": 1e-5, "qwen4_exp": 3e-5}  # of the reference, which multiplies whole batches
-BLOCKS = {"deepseek_v4": 40, "qwen4_exp": 60}  # of keys and values, too few for all requests
+# Difference from the reference, which multiplies whole batches.
+CLOSE = {"deepseek_v4": 1e-5, "qwen4_exp": 3e-5, "minimax_m3_text_blocks": 3e-5}
+# Blocks of keys and values, too few for all requests.
+BLOCKS = {"deepseek_v4": 40, "qwen4_exp": 60, "minimax_m3_text_blocks": 40}
 SETTINGS = [{}, {"n": 3, "temperature": 1.0, "seed": 5}, {"num_beams": 3}, {"speculate": "ngram"}]
 
 
-@pytest.fixture(scope="module", params=["deepseek_v4", "qwen4_exp"])
+@pytest.fixture(scope="module", params=["deepseek_v4", "qwen4_exp", "minimax_m3_text_blocks"])
 def folder(request, tmp_path_factory):
     """A window of 6, entries of 4 tokens that an index chooses, and of 8 tokens; or n-grams of up to 3 tokens, a
-    convolution of taps 3 tokens apart, and windows of 4 tokens that an index chooses."""
+    convolution of taps 3 tokens apart, and windows of 4 tokens that an index chooses; or blocks of 5 keys."""
     case, folder = load_case(request.param), tmp_path_factory.mktemp(request.param) / request.param
     folder.mkdir()
     save_file({name: values(name, shape).astype(np.float32) for name, shape in case.tensors.items()},

@@ -43,11 +43,12 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(folder, activations):
     np.testing.assert_array_equal(_logits(folder, chunk=7, threads=2, **options), whole)
 
 
+@pytest.mark.parametrize("name", ["deepseek_v32", "minimax_m3_blocks"])
 @pytest.mark.parametrize("kv", ["f16", "q8", "q3h"])
 @pytest.mark.merge
-def test_keys_of_an_index_have_the_type_too(tmp_path, kv):
+def test_keys_of_an_index_have_the_type_too(tmp_path, kv, name):
     """Which keys are seen is decided by rotated codes, as the reference decides it by what they stand for."""
-    write_case("deepseek_v32", tmp_path)
+    write_case(name, tmp_path)
     found = _logits(tmp_path, activations="f32", kv=kv)
     assert relative_error(found, _logits(tmp_path, backend="reference", kv=kv)) < (1e-3 if kv == "f16" else 1e-4)
     np.testing.assert_array_equal(_logits(tmp_path, activations="f32", kv=kv, chunk=7, threads=2), found)

@@ -187,11 +187,17 @@ def test_a_norm_in_a_gguf_file_takes_the_place_of_the_bases(tmp_path):
         open_adapter(path)
 
 
+def test_gguf_with_invocation_tokens(tmp_path):
+    path = tmp_path / "a.gguf"
+    path.write_bytes(gguf_file(more=[pair("adapter.alora.invocation_tokens", 9, struct.pack("<IQ2I", 4, 2, 7, 9))]))
+    assert open_adapter(path).invocation == (7, 9)
+
+
 @pytest.mark.parametrize("broken, words", [
     (gguf_file(kind="model"), "no LoRA"), (gguf_file(float("nan")), "alpha"), (gguf([u32("a", 1)]), "no LoRA"),
     (gguf_file(names=("blk.0.attn_q.weight.lora_a", "blk.1.attn_q.weight.lora_b")), "is missing"),
-    (gguf_file(more=[pair("adapter.alora.invocation_tokens", 9, struct.pack("<IQI", 4, 1, 7))]),
-     "only after these tokens"),
+    (gguf_file(more=[pair("adapter.alora.invocation_tokens", 9, struct.pack("<IQf", 6, 1, 7))]),
+     "invocation_tokens: expected token ids"),
     (gguf_file(names=("blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight")), "ends in")])
 def test_gguf_files_that_are_refused(tmp_path, broken, words):
     path = tmp_path / "a.gguf"

@@ -35,6 +35,7 @@ def test_block_types_expand_as_in_the_gguf_package(name):
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))
+@pytest.mark.thin(8)
 def test_no_rows_give_no_rows(name):
     columns = 4 * TYPES[name].block
     assert to_f32(np.empty((0, TYPES[name].row_bytes(columns)), np.uint8), name).shape == (0, columns)

@@ -83,6 +83,7 @@ def test_rows_that_are_no_whole_blocks():
 
 @pytest.mark.parametrize("kind", [
     kind for kind in STORED if TYPES[kind].block > 1 and kind not in {*ROW_SCHEMES, *INFERFLOW_SCHEMES}])
+@pytest.mark.thin(8)
 def test_random_rows_are_small_numbers(kind):
     columns = 512
     found = to_f32(random_rows(kind, 4, columns), kind)

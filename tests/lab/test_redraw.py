@@ -33,7 +33,7 @@ def redraw(lab):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in REPORTS])
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 def test_a_report_is_drawn_from_its_results(name):
     lab, there = drawn_again(name), REPO / "reports" / name
     text = (there / "report.md").read_text(encoding="utf-8")

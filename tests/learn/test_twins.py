@@ -45,6 +45,7 @@ def test_the_product_from_packed_bytes():
     assert np.allclose(packed.product(rows, x), to_f32(rows, "q3h") @ x, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.merge
 def test_the_tile_of_bytes():
     rows, x, y = by_kernel("q4", "int8")
     fields = unpack_reference(rows, find("q4"), COLUMNS)

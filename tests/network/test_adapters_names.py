@@ -6,12 +6,23 @@ import numpy as np
 import pytest
 
 from numflow import network
-from numflow.errors import FormatError
+from numflow.errors import FormatError, RequestError
 from numflow.formats.adapter import Adapter, LowRank
 from numflow.network.adapters.fit import fitted
 from numflow.network.adapters.merge import merged
+from numflow.network.adapters.steps import adaptable, parts_of
 from numflow.network.adapters.tables import tied_table
-from tests.network.test_adapters import FACTOR, PATH, Q, by_hand, low_rank, tensor, toy
+from tests.network.test_adapters import (
+    FACTOR,
+    PATH,
+    Q,
+    by_hand,
+    logits_of,
+    low_rank,
+    program_of,
+    tensor,
+    toy,
+)
 from tests.specs.case import load_case, memory_checkpoint
 
 
@@ -135,14 +146,55 @@ def test_rows_of_an_output_matrix_that_is_the_table():
     assert np.allclose(some.tensors[table].f32()[5], 2) and np.allclose(some.tensors[table].f32()[3], before[3])
 
 
-def test_a_block_that_layers_have_in_turns():
+def in_turns(found):
+    """Changes of a shared block's matrices in two layers, and the checkpoint with the sums in separate tensors."""
+    at, modules = "model.layers.{}.shared_transformer.", ("self_attn.q_proj", "feed_forward.gate_up_proj",
+                                                          "self_attn.linear_q_adapter_list.{}.1")
+    names = {(layer, module): f"{at.format(layer)}{module.format(use)}.weight" for layer, use in ((1, 0), (4, 2))
+             for module in modules}
+    shapes = {key: found.tensors[name.replace(".4.", ".1.")].shape for key, name in names.items()}
+    adapter = Adapter(PATH, "hf", {name: low_rank(f"{name}{'x' * key[0]}", shapes[key]) for key, name in names.items()})
+    apart = {name.replace(".1.", ".4.", 1): replace(one, name=name.replace(".1.", ".4.", 1))
+             for name, one in found.tensors.items() if name.startswith(at.format(1))}
+    return adapter, by_hand(replace(found, tensors={**found.tensors, **apart}), adapter, 0.2, set())
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_block_that_layers_have_in_turns(backend):
+    case, (found, spec) = load_case("zamba2_adapted"), opened("zamba2_adapted")
+    adapter, sums = in_turns(found)
+    built = adaptable(network.build(spec, found), found)
+    some = [merged(found, spec, [(adapter, 0.2)]), sums]
+    bias = "model.layers.4.shared_transformer.feed_forward.gate_up_proj.bias"
+    assert some[0].tensors.keys() - found.tensors.keys() == {*[*adapter.added][3:], bias}
+    programs = [program_of(backend, *pair) for pair in ((network.build(spec, one), one) for one in some)]
+    programs.append(program_of(backend, built, found))
+    programs[2].set_adapter(0, parts_of(built, found, fitted(adapter, found, spec), 0.2))
+    by_merging, expected, by_request = (logits_of(program, case, built, number)
+                                        for program, number in zip(programs, (-1, -1, 0), strict=True))
+    base = logits_of(programs[2], case, built, -1)
+    for program in programs:
+        program.close()
+    assert np.abs(by_merging - expected).max() < 1e-4 * expected.std()
+    assert np.abs(by_request - expected).max() < 1e-4 * expected.std() < np.abs(base - expected).max()
+
+
+def test_an_adapter_of_other_matrices_leaves_a_shared_block_shared():
     found, spec = opened("zamba2_adapted")
-    shared = next(name for name in found.tensors if name.endswith("shared_transformer.self_attn.q_proj.weight"))
-    adapter = Adapter(PATH, "hf", {shared: low_rank(shared, found.tensors[shared].shape)})
-    with pytest.raises(FormatError, match="several layers share"):
-        fitted(adapter, found, spec)
     own = next(name for name in found.tensors if name.endswith("mamba.out_proj.weight"))
-    assert fitted(Adapter(PATH, "hf", {own: low_rank(own, found.tensors[own].shape)}), found, spec).adapter.added
+    adapter = Adapter(PATH, "hf", {own: low_rank(own, found.tensors[own].shape)})
+    assert merged(found, spec, [(adapter, 1.0)]).tensors.keys() == found.tensors.keys()
+    unused = "model.layers.4.shared_transformer.self_attn.linear_q_adapter_list.0.1.weight"  # of layer 1
+    both = Adapter(PATH, "hf", {**adapter.added, unused: low_rank(unused, (8, 8))})
+    assert fitted(both, found, spec).left_out == (unused,)
+    bias = "model.layers.4.shared_transformer.feed_forward.down_proj.bias"
+    saved = Adapter(PATH, "hf", {}, replaced={bias: tensor("b", np.ones(found.tensors[bias.replace("4", "1")].shape))})
+    built = adaptable(network.build(spec, found), found)
+    with pytest.raises(RequestError, match="share the base's bias; merge"):
+        parts_of(built, found, fitted(saved, found, spec), 1.0)
+    name = bias.removesuffix(".bias")
+    sums = merged(found, spec, [(saved, 1.0)])
+    assert (sums.tensors[bias].f32() == 1).all() and f"{name}.weight" in sums.tensors
 
 
 def test_a_bias_that_a_model_has_no_place_for():

@@ -73,7 +73,8 @@ NO_ARCHITECTURE += ("codegen", "codegen_tied", "ernie", "ernie_hidden", "falcon_
                     "kolibri1_defaults", "lfm3", "lfm3_plain", "ministral",
                     "ministral_window", "mistral4_multimodal", "persimmon",
                     "persimmon_plain", "xglm", "xglm_relu", "youtu", "youtu_plain_query")
-NO_ARCHITECTURE += tuple(name for name in LATE_MOE if not name.startswith(("qwen3_vl", "hy_v3", *NEW)))
+NO_ARCHITECTURE += tuple(name for name in LATE_MOE
+                         if not name.startswith(("qwen3_vl", "hy_v3", "minimax_m3_blocks", *NEW)))
 MORE = MORE_DECODERS | MORE_ENCODERS | MORE_PARTS | MORE_TRANSLATORS
 NO_ARCHITECTURE += tuple(name for name in MORE if name not in REFUSED
                          and not name.startswith(("dbrx", "granite_docling", "nemotron_h", "step3p7")))

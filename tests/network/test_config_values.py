@@ -46,7 +46,7 @@ def changed(config, path, value):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * bool(i % 8))
                                   for i, name in enumerate(names())])
-@pytest.mark.thin(12)
+@pytest.mark.thin(24)
 def test_any_value_under_any_key_is_one_line_or_computes(name):
     """Every key of a family gets an unsuitable value, a different one in each family."""
     case = load_case(name)
@@ -96,6 +96,13 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
     ("deepseek_v3", "n_group", 3, "moe.experts: expected a multiple of moe.groups 3"),
     ("deepseek_v3", "topk_group", 10**6, "moe.top_groups"),
     ("deepseek_v32", "max_position_embeddings", 10**9, "an index has up to 4194304 positions"),
+    ("minimax_m3_text_blocks", "index_n_heads", 2,
+     "indexer.block: expected as many index heads as key heads 1, .*, found 2"),
+    ("minimax_m3_text_blocks", "index_local_blocks", 4, "indexer.local: expected up to indexer.top_k 3, found 4"),
+    ("minimax_m3_blocks", "text_config.sparse_attention_config.sparse_score_type", "mean",
+     "sparse_score_type of .* is 'mean'; expected one of max"),
+    ("minimax_m3_blocks", "text_config.sparse_attention_config.sparse_init_block", 1,
+     "sparse_init_block of .* is 1; expected one of 0"),
     ("bert", "layer_norm_eps", 0, "norm.eps"),
     ("gemma2", "layer_types", ["full"] * 3, r"layer_types\[0\] of .* is 'full'; expected one of full_attention"),
     ("lfm2", "layer_types", [3] * 4, r"layer_types\[0\] of .* is 3; expected one of full_attention, conv"),

@@ -61,6 +61,21 @@ def test_entries_are_read_as_they_are_chosen():
     assert cost["pool"].cache == 8 * 2 * 64 * 4 and cost["write"].cache == 8 / 4 * 16 * 4
 
 
+def test_keys_of_selected_blocks_are_read():
+    """One sequence of 1 token after 99: two of the blocks of 8 keys."""
+    chosen, params = View("y", 64, 2), {"cache": "keys", "heads": 4, "scale": 1.0}
+    index = Step("block_select", (X,), (chosen,), {}, {"cache": "index", "heads": 2, "top_k": 2, "block": 8})
+    whole, best = (Step("attention", (X, *more), (View("y", 0, 64),), {}, params | own)
+                   for more, own in (((), {}), ((chosen,), {"block": 8})))
+    made = replace(network(index, whole, best), caches={
+        "keys": Cache("keys", 2, 16, 16), "index": Cache("index", 1, 16, 0, prefix=16)})
+    load, steps = Workload(1, 1, 99), (index, whole, best)
+    index_cost, all_cost, cost = (step_cost(made, step, load, kv_bytes=2) for step in steps)
+    assert index_cost.cache == 100 * 16 * 2 and index_cost.operations == 2 * 100 * 2 * 17
+    assert (all_cost.cache, cost.cache) == (100 * 64 * 2, 16 * 64 * 2)
+    assert (all_cost.operations, cost.operations) == (2 * 100 * 4 * 32, 2 * 16 * 4 * 32)
+
+
 def test_a_linear_reads_its_matrix_once_whatever_the_batch():
     weight = Weight("w", (96, 64), types=("Q4_0",))
     step = Step("linear", (X,), (Y,), {"weight": "w"})

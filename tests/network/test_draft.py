@@ -97,7 +97,7 @@ def test_a_draft_with_other_keys_left_does_not_run(tmp_path, keys, named):
     {"pad_token_id": [1, 2], "summary_type": "cls", "_name_or_path": "x", "final_logit_softcapping": None},
     {"rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2.0}},
 ])
-@pytest.mark.thin(3)
+@pytest.mark.merge
 def test_keys_without_a_say_in_the_arithmetic_need_no_word(tmp_path, keys):
     checkpoint = new_model(**keys)
     drafted = draft(checkpoint)

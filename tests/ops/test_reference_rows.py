@@ -163,6 +163,28 @@ def test_queries_and_keys_meet_the_vectors_of_their_distance(both):
             np.testing.assert_allclose(found[i, 3 * h:3 * h + 3], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_each_index_head_chooses_blocks_of_its_own():
+    keys, q = np.sign(rng(9, 4)), np.sign(rng(3, 8, seed=1))
+
+    class Cache:
+        shape, every = Shape("keys", 1, 4, 0), 0
+        lengths, table = staticmethod(lambda batch: [9]), staticmethod(lambda batch: [None])
+        read = staticmethod(lambda blocks, length: (keys[:length, None], None))
+
+    batch = Batch(np.zeros(3, np.int32), np.array([6, 7, 8], np.int32), np.array([0, 3]), np.zeros((1, 1), int),
+                  np.array([2]))
+    found = attention.block_select(q, batch=batch, cache=Cache, heads=2, block=3, top_k=2, local=1, width=4)
+    assert (found.dtype, found.shape) == (np.int32, (3, 4)) and not found[:, 1::2].any()
+    for t, h in np.ndindex(3, 2):
+        own = (6 + t) // 3
+        scores = {p: max(float(q[t, 4 * h:4 * h + 4] @ k) for k in keys[3 * p:min(3 * p + 3, 7 + t)])
+                  for p in range(own)}
+        best = min(scores, key=lambda p: (-scores[p], p))
+        assert found[t, 2 * h] == 1 << own | 1 << best
+    every = attention.block_select(q, batch=batch, cache=Cache, heads=2, block=3, top_k=9, local=0, width=2)
+    assert every.tolist() == [[0b111] * 2] * 3
+
+
 def test_an_index_chooses_the_best_keys_of_those_that_are_seen():
     keys, q, weights = np.sign(rng(9, 4)), np.sign(rng(3, 8, seed=1)), rng(3, 2, seed=2)
 

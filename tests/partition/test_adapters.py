@@ -15,6 +15,7 @@ from numflow.network.adapters.steps import adaptable, parts_of
 from numflow.partition.cut.cut import partition
 from numflow.partition.run.program import PlanProgram
 from tests.network.test_adapters import PATH, logits_of, low_rank, own_matrices, program_of, tensor
+from tests.network.test_adapters_names import in_turns, opened
 from tests.partition.plans import executor, options
 from tests.specs.case import load_case, memory_checkpoint
 
@@ -58,6 +59,20 @@ def test_each_device_adds_its_share(name, devices, backend):
                 expected = logits_of(sums, case, whole, -1)
             assert np.abs(logits_of(program, case, built, number) - expected).max() < 1e-4 * expected.std()
             assert np.array_equal(logits_of(program, case, built, -1), bare)
+
+
+@pytest.mark.parametrize("devices", ["0;1", "0&1"])
+@pytest.mark.merge
+def test_a_block_that_layers_have_in_turns(devices):
+    case, (found, spec) = load_case("zamba2_adapted"), opened("zamba2_adapted")
+    adapter, sums = in_turns(found)
+    built, whole = network.build(spec, found, fuse=False), network.build(spec, sums)
+    with closing(placed(built, found, devices, "cpu")) as program, closing(
+            program_of("reference", whole, sums)) as wanted:
+        program.reserve(1, 1)
+        program.set_adapter(0, parts_of(built, found, fitted(adapter, found, spec), 0.2, program.shares))
+        expected = logits_of(wanted, case, whole, -1)
+        assert np.abs(logits_of(program, case, built, 0) - expected).max() < 1e-4 * expected.std()
 
 
 def placed(built, found, devices: str, backend: str) -> PlanProgram:

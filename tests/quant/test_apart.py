@@ -147,7 +147,8 @@ def test_models_run_with_them(made, backend):
         assert rms(found - expected) < 0.5 * rms(without.logits(ids) - expected)
 
 
-@pytest.mark.parametrize(("backend", "devices"), [("reference", "0;1"), ("reference", "0&1"), ("cpu", "0&1")])
+@pytest.mark.parametrize(("backend", "devices"), [
+    ("reference", "0;1"), ("reference", "0&1"), pytest.param("cpu", "0&1", marks=pytest.mark.merge)])
 def test_models_with_them_can_be_cut(made, backend, devices):
     ids = list(TEXT[:12].encode())
     with numflow.load(made[1], backend="reference") as whole, \
@@ -155,6 +156,7 @@ def test_models_with_them_can_be_cut(made, backend, devices):
         np.testing.assert_allclose(cut.logits(ids), whole.logits(ids), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.merge
 def test_they_take_few_bytes_in_memory(made):
     source, file, _ = made
     with numflow.load(file, backend="cpu") as apart, numflow.load(source, backend="cpu", weights="q6") as q6, \

@@ -47,7 +47,7 @@ def error(y: np.ndarray, x: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", K_TYPES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 def test_both_readers_agree_and_the_error_is_below_that_of_simple_scales(name, kind):
     x = weights(kind)
     raw = encode(x, name)

@@ -140,6 +140,16 @@ case("minimax_m3", wrapped("MiniMaxM3SparseForConditionalGeneration", "minimax_m
     projector_hidden_size=16, vision_config=EYES | {
         "model_type": "minimax_m3_vl_vision", "image_size": 8, "spatial_merge_size": 2}),
      kind="multimodal", lengths=(9, 31))
+# Blocks of keys that are not all selected: two of 4 keys.
+case("minimax_m3_blocks", wrapped("MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl", M3 | {
+    "num_hidden_layers": 4, "moe_layer_freq": [0, 1, 1, 0], "max_position_embeddings": 128, "swiglu_limit": 7.0,
+    "intermediate_size": 28, "shared_intermediate_size": 28, "sparse_attention_config": {
+        "use_sparse_attention": True, "sparse_attention_freq": [0, 1, 1, 1], "sparse_num_index_heads": 2,
+        "sparse_index_dim": 24, "sparse_block_size": 4, "sparse_topk_blocks": 2, "sparse_local_block": 1,
+        "sparse_score_type": "max", "sparse_init_block": 0, "sparse_disable_index_value": [0, 1, 1, 1]}},
+    image_token_index=200, video_token_index=201, projector_hidden_size=16, vision_config=EYES | {
+        "model_type": "minimax_m3_vl_vision", "image_size": 8, "spatial_merge_size": 2}),
+     kind="multimodal", lengths=(41, 70))
 case("minimax_m3_full", wrapped("MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl", M3 | {
     "mlp_layer_types": ["sparse", "dense"], "tie_word_embeddings": False, "swiglu_limit": 7.0, "swiglu_alpha": 1.5,
     "partial_rotary_factor": 1.0, "rotary_dim": 16}, image_token_index=200, video_token_index=201,

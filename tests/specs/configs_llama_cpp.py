@@ -1,7 +1,7 @@
 """Tiny GGUF files of architectures that llama.cpp supports: name -> (metadata, tensors, options).
 
 options: "hidden" where the results are hidden states, not logits; "lengths" of the prompts; "tolerance"; "pooled" where
-embeddings of whole texts are stored.
+embeddings of whole texts are stored; "flash" where llama.cpp computes the model's attention by FlashAttention only.
 """
 
 VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM, FFN = 67, 64, 3, 4, 16, 72
@@ -294,18 +294,22 @@ case("mimo2", "mimo2", PATTERN | {
     | {name: shape for layer, count in enumerate((4, 2, 4)) for name, shape in layers({
         "attn_qkv.weight": (96 + 40 * count, WIDTH), "attn_output.weight": (WIDTH, WIDTH)}
         | ({"attn_sinks.weight": (HEADS,)} if layer != 1 else {}), (layer,)).items()})
-# Blocks of keys that an index would choose from: no more than it chooses.
-case("minimax_m3", "minimax-m3", RMS | {
+# Blocks of keys that an index chooses from: no more than it chooses, and more.
+M3 = RMS | {
     "attention.head_count_kv": 2, "expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 20,
     "expert_shared_count": 1, "expert_weights_scale": 1.7, "expert_weights_norm": True, "expert_gating_func": 2,
     "leading_dense_block_count": 1, "rope.dimension_count": 8, "attention.key_length": HEAD_DIM,
     "attention.value_length": HEAD_DIM, "rope.freq_base": 5000.0, "attention.indexer.head_count": 2,
     "attention.indexer.key_length": 8, "attention.indexer.top_k": 16, "attention.indexer.block_size": 8,
-    "attention.indexer.local_blocks": 1},
-    table() | HEAD | layers(attention(2) | LLAMA_NORMS | HEAD_NORMS) | layers(ffn(), (0,)) | layers(
-        experts(5, 20) | SHARED | {"exp_probs_b.bias": (5,), "indexer.q_proj.weight": (16, WIDTH),
-                                   "indexer.k_proj.weight": (8, WIDTH)}
-        | norms("indexer.q_norm", "indexer.k_norm", width=8), (1, 2)))
+    "attention.indexer.local_blocks": 1}
+M3_TENSORS = table() | HEAD | layers(attention(2) | LLAMA_NORMS | HEAD_NORMS) | layers(ffn(), (0,)) | layers(
+    experts(5, 20) | SHARED | {"exp_probs_b.bias": (5,), "indexer.q_proj.weight": (16, WIDTH),
+                               "indexer.k_proj.weight": (8, WIDTH)}
+    | norms("indexer.q_norm", "indexer.k_norm", width=8), (1, 2))
+case("minimax_m3", "minimax-m3", M3, M3_TENSORS)
+case("minimax_m3_blocks", "minimax-m3", M3 | {
+    "context_length": 128, "attention.indexer.top_k": 2, "attention.indexer.block_size": 4}, M3_TENSORS,
+     lengths=(9, 70), flash=True, tolerance=1e-2)
 # Gates of heads and of columns; every fourth layer sees everything, from the first on, and is stretched.
 LAGUNA = PATTERN | {"attention.sliding_window_pattern": None, "expert_shared_feed_forward_length": 20,
                     "expert_weights_scale": 1.7, "expert_weights_norm": True, "expert_gating_func": 2,

@@ -67,6 +67,17 @@ case("minimax_m3_text_indexed", "MiniMaxM3VLForCausalLM", "minimax_m3_vl_text", 
     "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 8, "index_topk_blocks": 4,
     "index_n_heads": 2, "index_head_dim": 8, "partial_rotary_factor": 0.5, "rotary_dim": 8}, kind="causal",
      lengths=(9, 31))
+case("minimax_m3_text_blocks", "MiniMaxM3VLForCausalLM", "minimax_m3_vl_text", M3, {
+    "max_position_embeddings": 128, "num_hidden_layers": 3, "shared_intermediate_size": 28,
+    "layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"], "num_key_value_heads": 1, "index_n_heads": 1,
+    "index_block_size": 5, "index_topk_blocks": 3, "index_local_blocks": 2, "index_head_dim": 16,
+    "partial_rotary_factor": 0.5, "rotary_dim": 8}, kind="causal", lengths=(43, 66))
+case("minimax_m3_text_no_local", "MiniMaxM3VLForCausalLM", "minimax_m3_vl_text", M3, {
+    "max_position_embeddings": 128, "layer_types": ["minimax_m3_sparse", "minimax_m3_sparse"],
+    "num_key_value_heads": 4, "index_n_heads": 4,
+    "index_block_size": 16, "index_topk_blocks": 2, "index_local_blocks": 0, "index_head_dim": 16}, kind="causal",
+     lengths=(50, 75))
 APERTUS = {key: value for key, value in CASES_2026["apertus"][0].items() if key not in ("architectures", "model_type")}
 case("apertus1p5_text", "Apertus1p5TextForCausalLM", "apertus1p5_text", APERTUS, {"output_vocab_size": 150},
      kind="causal")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-_F32, _NO_POOLING, _NO_FLASH = 0, 0, 0
+_F32, _NO_POOLING = 0, 0
 
 
 class ModelParams(ctypes.Structure):
@@ -63,10 +63,11 @@ def opened(folder: Path) -> ctypes.CDLL:
 
 
 def numbers(library: ctypes.CDLL, path: Path, ids: list[int], width: int, hidden: bool,
-            pooled: bool = False) -> np.ndarray:
+            pooled: bool = False, flash: bool = False) -> np.ndarray:
     """float32 [len(ids), width]: logits after every token, or hidden states, with float32 keys and values.
 
-    pooled: one row [1, width], the embedding of the whole text with the file's pooling.
+    pooled: one row [1, width], the embedding of the whole text with the file's pooling. flash: FlashAttention, whose
+    masks are float16.
 
     Raises:
         RuntimeError: llama.cpp does not load or run the file; it prints the reason.
@@ -80,7 +81,7 @@ def numbers(library: ctypes.CDLL, path: Path, ids: list[int], width: int, hidden
     settings.n_ctx = settings.n_batch = settings.n_ubatch = 512
     settings.n_threads = settings.n_threads_batch = 1
     settings.type_k = settings.type_v = _F32
-    settings.flash_attn_type, settings.embeddings = _NO_FLASH, hidden
+    settings.flash_attn_type, settings.embeddings = int(flash), hidden
     if not pooled:
         settings.pooling_type = _NO_POOLING
     context = library.llama_init_from_model(model, settings)

@@ -55,8 +55,8 @@ def make(library, name: str) -> None:
             random = np.random.PCG64(i + 7).random_raw(length)
             ids = [int(n % vocabulary) for n in random]
             kept = list(range(length))[:: max(1, length // 3)]
-            pooled = bool(options.get("pooled"))
-            found = numbers(library, path, ids, width if hidden else vocabulary, hidden, pooled)
+            pooled, flash = bool(options.get("pooled")), bool(options.get("flash"))
+            found = numbers(library, path, ids, width if hidden else vocabulary, hidden, pooled, flash)
             assert np.isfinite(found).all()
             arrays[f"{'pooled' if pooled else 'hidden' if hidden else 'logits'}_{i}"] = found if pooled else found[kept]
             inputs.append({"ids": ids})

@@ -56,8 +56,8 @@ def _attention(step: Step, ctx, cache: KVCache, selected: tuple[int, int], y: di
                biased: bool = True) -> Call:
     """Attention over one cache, of keys or of entries.
 
-    selected: address and stride of the bits of visible keys. y, sums: slots and memory of the results. biased: scores
-    have the biases of the step, and sinks take part.
+    selected: address and stride of the bits of visible keys or blocks. y, sums: slots and memory of the results.
+    biased: scores have the biases of the step, and sinks take part.
     """
     shape, heads = cache.shape, param(step, "heads")
     is_self, every = shape.kind == "self", shape.every
@@ -84,7 +84,8 @@ def _attention(step: Step, ctx, cache: KVCache, selected: tuple[int, int], y: di
         causal=is_self and causal, window=window, softcap=float(param(step, "softcap")), slopes=slopes, sinks=sinks,
         bias=bias, reach=reach, scratch=scratch, scratch_bytes=per_thread, partials=partials, max_slots=MAX_SLOTS,
         counters=counters, decoded=decoded, **cache.row_fields, transposed=transposed, chunk=chunk,
-        selected=selected[0], selected_stride=selected[1], every=every, sums=sums,
+        selected=selected[0], selected_stride=selected[1], every=every, selected_block=param(step, "block"),
+        selected_words=step.inputs[1].width // shape.kv_heads if param(step, "block") else 0, sums=sums,
         **_relative(step if biased else None, ctx))
 
 
@@ -107,19 +108,31 @@ def multiplies_pairs(cache: KVCache, activations: str) -> bool:
 
 def index_select(step: Step, ctx) -> list[Call]:
     """q f32 [T, I*d], weights f32 [T, I] -> y i32 [T, W]."""
-    (q, weights), (y,), cache = step.inputs, step.outputs, ctx.caches[param(step, "cache")]
+    return [_selection(step, ctx, words=step.outputs[0].width, block=0, local=0,
+                       **ctx.strided("weights", step.inputs[1]))]
+
+
+def block_select(step: Step, ctx) -> list[Call]:
+    """q f32 [T, H*d] -> y i32 [T, H*W]."""
+    return [_selection(step, ctx, words=step.outputs[0].width // param(step, "heads"), block=param(step, "block"),
+                       local=param(step, "local"), weights=0, weights_stride=0)]
+
+
+def _selection(step: Step, ctx, **own: Any) -> Call:
+    """The call of an op that selects keys or blocks. own: slots that the two ops fill differently."""
+    q, (y,), cache = step.inputs[0], step.outputs, ctx.caches[param(step, "cache")]
     heads, width, fields = param(step, "heads"), cache.widths[0], cache.table_fields
     rotated = 4 * 32 * (y.width + 2)
     scratch_bytes = rotated if cache.kinds[0] in ("f32", "f16") else rotated + width * (4 * heads + 5 * GROUP)
     scratch_bytes = -(-scratch_bytes // 64) * 64
     scratch = ctx.scratch("scores of an index", ctx.n_threads * scratch_bytes)
-    return [Call.named(
-        step, _INDEX.kernel("index_select"), INDEX, header=ctx.header, rows=ctx.rows(q), **ctx.strided("q", q),
-        **ctx.strided("weights", weights), **ctx.strided("y", y), words=y.width, cache=cache.addresses,
+    return Call.named(
+        step, _INDEX.kernel(step.op), INDEX, header=ctx.header, rows=ctx.rows(q), **ctx.strided("q", q), **own,
+        **ctx.strided("y", y), cache=cache.addresses,
         table=fields["table"], table_stride=fields["table_stride"], block_size=cache.block_size, heads=heads,
         size=cache.shape.k_dim, kind=cache.row_fields["k_kind"], width=width, row=cache.row_fields["k_size"],
         top_k=param(step, "top_k"), scratch=scratch, scratch_bytes=scratch_bytes, rotated=rotated,
-        every=cache.shape.every)]
+        every=cache.shape.every)
 
 
 def index_tokens(step: Step, ctx) -> list[Call]:

@@ -1,17 +1,19 @@
-"""The kernels of `index_select` and `index_tokens` (attention.py)."""
+"""The kernels of `index_select`, `block_select` and `index_tokens` (attention.py); their bits, read by attention."""
 
 import numpy as np
 
 from numflow.cpu.attention.coded import decode_keys
-from numflow.cpu.attention.slots import INDEX, TOKENS
+from numflow.cpu.attention.slots import HEAD, INDEX, LAST_KEY, SLOTS, TOKENS, Y_ADDRESS
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, SEQUENCE_OF, kernel
-from numflow.cpu.simd.float32 import fma, load_part, maximum, sum_lanes
+from numflow.cpu.simd.float32 import fma, keep_lanes, load_part, max_lanes, maximum, sum_lanes
 from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32, zero_f32
-from numflow.cpu.state.cache import GROUP
+from numflow.cpu.state.cache import CHUNK, GROUP
 from numflow.cpu.state.kv_code import rotate
 from numflow.cpu.state.kv_rows import BF16, F16
 from numflow.quant.kv import BLOCK
+
+_LOWEST, _HIGHEST = np.float32(-np.inf), np.float32(np.inf)
 
 
 @kernel
@@ -38,6 +40,36 @@ def index_select(args, thread, n_threads):
 
 
 @kernel
+def block_select(args, thread, n_threads):
+    """Threads share the rows. Per row: the largest score of each block, by head, then the bits of each head."""
+    header, scratch = i64(args, INDEX.header), i64(args, INDEX.scratch) + thread * i64(args, INDEX.scratch_bytes)
+    positions, sequence_of = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, SEQUENCE_OF))
+    begin, end = share(i64(header, i64(args, INDEX.rows)), thread, n_threads)
+    block, words, heads = i64(args, INDEX.block), i64(args, INDEX.words), i64(args, INDEX.heads)
+    for t in range(begin, end):
+        position = np.int64(positions[t])
+        blocks = min(position // block + 1, 32 * words)
+        table = i32_ptr(i64(header, i64(args, INDEX.table))
+                        + 4 * np.int64(sequence_of[t]) * i64(header, i64(args, INDEX.table_stride)))
+        if i64(args, INDEX.kind) > BF16:
+            _rotate_queries(args, t, scratch + i64(args, INDEX.rotated))
+        for head in range(heads):
+            for index in range(blocks):
+                f32_ptr(scratch)[head * 32 * words + index] = _LOWEST
+        for first in range(0, min(position + 1, blocks * block), GROUP):
+            _raise_scores(args, scratch, t, table, first, position)
+        bits = i32_ptr(i64(args, INDEX.y) + 4 * t * i64(args, INDEX.y_stride))
+        for word in range(heads * words):
+            bits[word] = 0
+        for head in range(heads):
+            scores = scratch + 4 * 32 * words * head
+            for index in range(max(blocks - i64(args, INDEX.local), 0), blocks):
+                f32_ptr(scores)[index] = _HIGHEST
+            _select(i32_ptr(scores), i32_ptr(i64(args, INDEX.y) + 4 * (t * i64(args, INDEX.y_stride) + words * head)),
+                    blocks, i64(args, INDEX.top_k))
+
+
+@kernel
 def index_tokens(args, thread, n_threads):
     """Threads share the rows. A word of a row has the bits of 32 tokens."""
     header, every = i64(args, TOKENS.header), i64(args, TOKENS.every)
@@ -58,6 +90,46 @@ def index_tokens(args, thread, n_threads):
 
 
 @inline
+def selected_bits(args, scratch, r, key):
+    """Bit i is set if row r of a tile of attention sees key + i, for i below 16."""
+    words, block = _selected_words(args, scratch, r), i64(args, SLOTS.selected_block)
+    bits = np.int64(0)
+    if block == 0:
+        bits = np.int64(words[key // 32]) >> (key % 32)
+    elif block % GROUP == 0:
+        bits = -_bit(words, key // block)
+    else:
+        for lane in range(min(np.int64(GROUP), i64(scratch + LAST_KEY, r) + 1 - key)):
+            bits |= _bit(words, (key + lane) // block) << lane
+    return bits
+
+
+@inline
+def any_selected(args, scratch, rows, base, max_key):
+    """True if a row of a tile sees a block of the chunk from `base` on. Keys that no row sees add exactly 0."""
+    block, found = i64(args, SLOTS.selected_block), np.int64(0)
+    for r in range(rows):
+        words = _selected_words(args, scratch, r)
+        for index in range(base // block, min(base + CHUNK - 1, max_key) // block + 1):
+            found |= _bit(words, index)
+    return found != 0
+
+
+@inline
+def _selected_words(args, scratch, r):
+    """The bits of a row's visible keys, or of the visible blocks of its key head."""
+    t = (i64(scratch + Y_ADDRESS, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
+    head = i64(scratch + HEAD, r) // i64(args, SLOTS.queries_per_key)
+    return i32_ptr(i64(args, SLOTS.selected) + 4 * (t * i64(args, SLOTS.selected_stride)
+                                                    + head * i64(args, SLOTS.selected_words)))
+
+
+@inline
+def _bit(words, index):
+    return (np.int64(words[index // 32]) >> (index % 32)) & 1
+
+
+@inline
 def _rotate_queries(args, t, y):
     """Write a row's queries to y, f32 [heads][width], padded with zeros and rotated block by block."""
     size, width = i64(args, INDEX.size), i64(args, INDEX.width)
@@ -70,8 +142,27 @@ def _rotate_queries(args, t, y):
 
 
 @inline
-def _scores(args, scratch, t, table, first):
-    """Scores of 16 keys from `first` on: sum over heads of weight * max(q . k, 0)."""
+def _raise_scores(args, scratch, t, table, first, position):
+    """Raise the scores of blocks, by head, to those of 16 keys from `first` on, up to the row's position."""
+    q, columns, k = _operands(args, scratch, t, table, first)
+    block, words, kind = i64(args, INDEX.block), i64(args, INDEX.words), i64(args, INDEX.kind)
+    lanes = scratch + 4 * 32 * words * i64(args, INDEX.heads)
+    for head in range(i64(args, INDEX.heads)):
+        product = keep_lanes(_product(kind, q, columns, k, head), np.int64(0), position - first, _LOWEST)
+        scores = f32_ptr(scratch + 4 * 32 * words * head)
+        if block % GROUP == 0:
+            scores[first // block] = max(scores[first // block], max_lanes(product))
+        else:
+            store_f32(lanes, product)
+            for lane in range(min(np.int64(GROUP), position + 1 - first)):
+                index = (first + lane) // block
+                if index < 32 * words:
+                    scores[index] = max(scores[index], f32_ptr(lanes)[lane])
+
+
+@inline
+def _operands(args, scratch, t, table, first):
+    """The queries of a row and their columns; 16 keys from `first` on, decoded where needed."""
     block_size, kind, width = i64(args, INDEX.block_size), i64(args, INDEX.kind), i64(args, INDEX.width)
     key = np.int64(table[first // block_size]) * block_size + first % block_size
     k = i64(i64(args, INDEX.cache), 0) + key * i64(args, INDEX.row)
@@ -83,13 +174,27 @@ def _scores(args, scratch, t, table, first):
         codes = codes + 4 * width * i64(args, INDEX.heads)
         decode_keys(kind, width, np.int64(GROUP), k, i64(args, INDEX.row), codes, codes + GROUP * width, k)
         k = codes + GROUP * width
-    q, weights = f32_ptr(q), f32_ptr(i64(args, INDEX.weights) + 4 * t * i64(args, INDEX.weights_stride))
+    return q, columns, k
+
+
+@inline
+def _product(kind, q, columns, k, head):
+    """Products of the query of a head and 16 keys."""
+    q, product = f32_ptr(q), zero_f32()
+    for e in range(columns):
+        column = load_f16(k + 2 * GROUP * e) if kind == F16 else load_f32(k + 4 * GROUP * e)
+        product = fma(q[head * columns + e], column, product)
+    return product
+
+
+@inline
+def _scores(args, scratch, t, table, first):
+    """Scores of 16 keys from `first` on: sum over heads of weight * max(q . k, 0)."""
+    q, columns, k = _operands(args, scratch, t, table, first)
+    weights = f32_ptr(i64(args, INDEX.weights) + 4 * t * i64(args, INDEX.weights_stride))
     total = zero_f32()
     for head in range(i64(args, INDEX.heads)):
-        product = zero_f32()
-        for e in range(columns):
-            column = load_f16(k + 2 * GROUP * e) if kind == F16 else load_f32(k + 4 * GROUP * e)
-            product = fma(q[head * columns + e], column, product)
+        product = _product(i64(args, INDEX.kind), q, columns, k, head)
         total = fma(weights[head], maximum(zero_f32(), product), total)
     return total
 

@@ -18,22 +18,24 @@ HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 # c2p, p2c: products of queries and of keys with relative-position embeddings. bucket_table, bucket_reach: bucket of
 # each relative position -reach .. reach. n_buckets: buckets per head.
 # every: tokens per entry, of a cache of entries, else 0.
+# selected_block: keys per bit of `selected`, whose rows have selected_words words for each key head; 0: a bit per key.
 # sums: f32 [T, H, 2] for the maximum and the sum of exponentials of each row and head, or 0.
 SLOTS = slots("""
     header q q_stride y y_stride cache kv_heads queries_per_key k_dim v_dim block_size table table_stride lengths
     scale causal window softcap slopes sinks bias reach scratch scratch_bytes partials max_slots counters decoded
     k_kind v_kind k_width v_width k_size v_size transposed chunk selected selected_stride c2p c2p_stride p2c p2c_stride
-    bucket_table bucket_reach n_buckets every sums""")
+    bucket_table bucket_reach n_buckets every selected_block selected_words sums""")
 # Join of two attentions of a row. sums, other_sums: f32 [T, H, 2], maximum and sum of exponentials of each of the two.
 JOIN = slots("header rows y y_stride other other_stride sums other_sums heads width")
 
 RELATIVE = ("c2p", "c2p_stride", "p2c", "p2c_stride", "bucket_table", "bucket_reach", "n_buckets")
 
-# index_select. words: 32-bit words per row of bits. kind, width, row: type, columns and bytes of a cached key. scratch,
-# per thread: the scores of a row; from offset `rotated` on its rotated queries, then codes and floats of 16 keys.
+# index_select, block_select. words: 32-bit words per row of bits, or per head of a row. kind, width, row: type, columns
+# and bytes of a cached key. scratch, per thread: the scores of a row, or of the blocks of each head; from offset
+# `rotated` on its rotated queries, then codes and floats of 16 keys.
 INDEX = slots("""
     header rows q q_stride weights weights_stride y y_stride words cache table table_stride block_size heads size
-    kind width row top_k scratch scratch_bytes rotated every""")
+    kind width row top_k scratch scratch_bytes rotated every block local""")
 # index_tokens. words: 32-bit words per row of y.
 TOKENS = slots("header rows x x_stride y y_stride words every")
 

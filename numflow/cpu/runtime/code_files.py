@@ -32,6 +32,12 @@ def load(module: str, name: str) -> MachineCode | None:
         return None
 
 
+def exists(module: str, name: str) -> bool:
+    """Whether a kernel is on disk."""
+    path = _path(module, name)
+    return path is not None and path.exists()
+
+
 def save(module: str, name: str, compiled: Any) -> None:
     """Save a kernel that Numba has compiled, if kernels of its module are `kept`."""
     path = _path(module, name)

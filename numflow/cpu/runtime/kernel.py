@@ -113,6 +113,22 @@ class Kernel:
         self._code: Any = None  # keeps the machine code in memory
         self._call: Any = None
 
+    @classmethod
+    def of(cls, origin: list) -> "Kernel":
+        """The kernel with this `origin`."""
+        module, function, line, name, constants = origin
+        return cls(module, function, line, None, name, tuple(constants))
+
+    @property
+    def origin(self) -> list:
+        """Module, function, line, name and constants, as JSON: the kernel for another process."""
+        return [self.module, self.function, self._line, self.name, list(self._constants)]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the kernel is compiled or loaded."""
+        return self._call is not None
+
     @property
     def fn(self) -> Callable[[int, int, int], None]:
         """The Python function."""

@@ -23,11 +23,19 @@ from numflow.cuda.attention.exact import exact_kernel
 from numflow.cuda.attention.few import WIDEST, few_kernel, slices_of
 from numflow.cuda.attention.join import MOST_PARTS, join, join_two
 from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
-from numflow.cuda.attention.parameters import BatchTables, Biases, Entries, Halves, Heads, RelativeScores, Scores
+from numflow.cuda.attention.parameters import (
+    BatchTables,
+    Biases,
+    Chosen,
+    Entries,
+    Halves,
+    Heads,
+    RelativeScores,
+    Scores,
+)
 from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Prepared, Sizes, ceil
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.kernel import Kernel
-from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.state.cache_code import width
 from numflow.cuda.weights.operand import bind_operand
 from numflow.network.windows import reach
@@ -50,8 +58,9 @@ NO_HALVES = Halves(None, None, 0)
 def attention(step: Step, ctx, leaves: Prepared | None = None) -> list[Call]:
     """q f32 [T, H * E] -> y f32 [T, H * E_v].
 
-    Optional inputs: chosen i32 [T, W] (bitmap of the visible keys), or one or two products with relative-position
-    embeddings f32 [T, H * N]. Optional weights: slopes [H], sinks [H], buckets [n, H], position_buckets [2R + 1].
+    Optional inputs: chosen i32 [T, W] (bitmap of the visible keys, or of the visible blocks for each key head), or one
+    or two products with relative-position embeddings f32 [T, H * N]. Optional weights: slopes [H], sinks [H], buckets
+    [n, H], position_buckets [2R + 1].
     leaves: the matrix operand, int8 or f16, to which the kernels write y as well, for the `linear` step that follows;
     no unit of the operand crosses a head.
     """
@@ -130,8 +139,11 @@ def _over(step: Step, ctx, cache, leaves: Prepared | None = None, least: int = 1
     flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
     share = _Share(heads, shape.kv_heads, most, least)
     if is_exact:
-        bits = IntRows(*(ctx.view(chosen[0]) if chosen else (None, 0)))
-        kernel = exact_kernel(*cache_sizes, *flags, cache.v_row, bool(chosen), bool(relative), entries is not None)
+        block = param(step, "block") if is_own else 0
+        bits = Chosen(*(ctx.view(chosen[0]) if chosen else (None, 0)), block,
+                      chosen[0].width // shape.kv_heads if block else 0)
+        kernel = exact_kernel(*cache_sizes, *flags, cache.v_row, bool(chosen), bool(relative), entries is not None,
+                              block > 0)
         args = (*args, bits, _relative_scores(step, ctx, relative), _entries(ctx, entries))
         return _Over(*_exact(step, args, kernel, share, _seen(step, entries)), None, partial, leaves)
     return _Over(*_tensor(step, args, cache_sizes, flags, share, cache.v_row, halves), partial, leaves)

@@ -11,13 +11,22 @@ import functools
 from numflow.cuda.attention.bias import biased, seen
 from numflow.cuda.attention.entries import entry_walker, weighed
 from numflow.cuda.attention.join import LOWEST
-from numflow.cuda.attention.parameters import BatchTables, Biases, Entries, Heads, RelativeScores, Scores
+from numflow.cuda.attention.parameters import BatchTables, Biases, Chosen, Entries, Heads, RelativeScores, Scores
 from numflow.cuda.device.call import N_TOKENS
 from numflow.cuda.lang.hadamard import rotate
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
-from numflow.cuda.lang.intrinsics import block_x, block_y, block_z, grid_z, lane_index, load4, sync_warp
+from numflow.cuda.lang.intrinsics import (
+    ballot,
+    block_x,
+    block_y,
+    block_z,
+    grid_z,
+    lane_index,
+    load4,
+    sync_warp,
+)
 from numflow.cuda.lang.kernel import Kernel, kernel
-from numflow.cuda.lang.parameters import IntRows, Rows
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.state.cache_code import PIECE, element, floats, name_of_values, pitch, region, width
 from numflow.quant.kv import BLOCK, CODED
@@ -26,11 +35,12 @@ from numflow.quant.kv import BLOCK, CODED
 @functools.cache
 def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool, has_slopes: bool,
                  has_sinks: bool, has_buckets: bool, v_row: int, has_chosen: bool = False,
-                 has_relative: bool = False, has_entries: bool = False) -> Kernel:
+                 has_relative: bool = False, has_entries: bool = False, has_blocks: bool = False) -> Kernel:
     """Grid (heads, rows, parts).
 
     v_row: columns of a row in the value cache; a value is its first v_dim columns. has_chosen: only keys whose bits are
-    set are visible; with entries, only entries whose bits are set. has_far: the scores have relative-position terms.
+    set are visible; with entries, only entries whose bits are set; with blocks, only keys of blocks whose bits are set
+    for the key head. has_far: the scores have relative-position terms.
     """
     k_width, columns = width(k_type, k_dim), -(-width(v_type, v_dim) // 32)
     pieces, v_width = k_width // 8, width(v_type, v_dim)
@@ -42,14 +52,15 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     bias = biased(has_cap, has_slopes, has_buckets, 1.0)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
-    extras += "_entries" * has_entries + "_chosen" * has_chosen + "_far" * has_relative
+    extras += "_entries" * has_entries + "_chosen" * has_chosen + "_blocks" * has_blocks
+    extras += "_far" * has_relative
     walk = entry_walker(columns, has_cap, has_chosen) if has_entries else None
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=8 if is_wide else 12,
             exact=has_buckets)
     def _attention(y: Rows, partial: f32.ptr, q: Rows, k: u32.ptr, v: u32.ptr, biases: Biases, batch: BatchTables,
-                   shape: Heads, rule: Scores, chosen: IntRows, relative: RelativeScores, entries: Entries):
+                   shape: Heads, rule: Scores, chosen: Chosen, relative: RelativeScores, entries: Entries):
         # Block indices: a query head and a row. Then the range of keys that the row sees.
         head, t, lane = block_x(), block_y(), u32(lane_index())
         if t >= batch.counts[N_TOKENS]:
@@ -84,8 +95,13 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
             score, block, offset = f32(LOWEST), u32(0), u32(0)
             inside = u32(1) if key < end else u32(0)
             if has_chosen and not has_entries and inside != 0:
-                word = u32(chosen.data[t * chosen.stride + (u32(key) >> u32(5))])
-                inside = u32(u32(word >> u32(u32(key) & u32(31))) & u32(1))
+                bit = u32(u32(key) // chosen.block) if has_blocks else u32(key)
+                words = u32(t * chosen.stride + kv_head * chosen.words) if has_blocks else u32(t * chosen.stride)
+                word = u32(chosen.data[words + (bit >> u32(5))])
+                inside = u32(u32(word >> u32(bit & u32(31))) & u32(1))
+            if has_blocks and ballot(inside != 0) == 0:  # no key of the group is in a visible block
+                begin = i32(begin + 32)
+                continue
             if key < end:  # also for keys that are not chosen: the values phase reads them with weight 0
                 block, offset = u32(blocks[u32(key) // shape.block_size]), u32(u32(key) % shape.block_size)
             if inside != 0:

@@ -45,6 +45,16 @@ class Entries(NamedTuple):
     every: u32
 
 
+class Chosen(NamedTuple):
+    """Bits of the visible keys or entries, i32 [T, W]; or of visible blocks of `block` keys, `words` words of a row for
+    each key head."""
+
+    data: i32.ptr
+    stride: u32
+    block: u32
+    words: u32
+
+
 class BatchTables(NamedTuple):
     """Tokens and block tables of the batch.
 

@@ -81,6 +81,8 @@ class Adapters(Mapping[str, ChosenAdapter]):
             if len({*self._named, name}) > MOST:
                 raise RequestError(f"there are {MOST} adapters already, as many as may be")
             fit = fitted(open_adapter(given.path), self._checkpoint, self._spec)
+            if fit.adapter.invocation and (not self._runner.causal or self._runner.has_encoder):
+                raise RequestError(f"{given.path}: an adapter with invocation tokens is for decoders only")
             parts = parts_of(self._runner.network, self._checkpoint, fit, given.scale, self._runner.program.shares)
             if fit.left_out:
                 with closing(reporter(self._progress)) as reports:
@@ -91,7 +93,8 @@ class Adapters(Mapping[str, ChosenAdapter]):
                 number = next(number for number in itertools.count() if number not in taken)
                 self._runner.program.set_adapter(number, parts)
                 self._filled.add(number)
-            self._named[name] = found = ChosenAdapter(name, str(given.path), given.scale, number, next(self._serials))
+            self._named[name] = found = ChosenAdapter(name, str(given.path), given.scale, number, next(self._serials),
+                                                      fit.adapter.invocation)
             self._alive.add(found)
             if in_place:
                 with self._runner.lock:

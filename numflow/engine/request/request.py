@@ -302,6 +302,8 @@ class Requests:
         if settings.speculate == "draft" or (settings.speculate is None and self.has_draft):
             raise RequestError(f"context_shift does not go with a draft model: add {option('speculate', 'ngram')} or "
                                f"{option('speculate', 'off')}")
+        if (adapter := self.find_adapter(settings.adapter)) is not None and adapter.invocation:
+            raise RequestError("context_shift does not go with an adapter that starts at invocation tokens")
         return True
 
     def _constraints(self, settings, max_tokens, prefix, shifts=False) -> Constraints:

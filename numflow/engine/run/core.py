@@ -381,7 +381,7 @@ class Core:
             return
         self.scheduler.remove(job.group)
         if self.scheduler.prefix is not None and error is None and isinstance(job, Job) and (ids := job.text()):
-            self.slots.put(job.group.root, ids, job.request.slot)
+            self.slots.put(job.group.root, ids, job.request.slot, job.group.adapter_start)
         self.counts["failed" if error else "cancelled" if reason else "finished"] += 1
         job.end(reason, error and self.runner.explain(error))
         self._count(job)

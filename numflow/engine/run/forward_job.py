@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from numflow.decoding.choice import Choice
+from numflow.engine.request.adapter import text_adapter
 from numflow.engine.runner.texts import Text
-from numflow.engine.schedule.sequence import NO_ADAPTER, Sequence, SequenceGroup
+from numflow.engine.schedule.sequence import Sequence, SequenceGroup
 
 
 class ForwardJob:
@@ -23,9 +24,10 @@ class ForwardJob:
         self.done = threading.Event()
         self.result = np.empty((len(text.ids), width), np.float32)
         ids = [] if output == "encoder_hidden" else text.ids.tolist()
+        adapter = text_adapter(text.adapter, ids)
         self.group = SequenceGroup(ids, len(ids), encoder=0 if self.encoder_ids is None else len(self.encoder_ids),
                                    output=output, every_row=rows, whole=not causal, cached=False,
-                                   adapter=NO_ADAPTER if text.adapter is None else text.adapter.number)
+                                   adapter=adapter.number, adapter_start=adapter.start)
         self._adapter = text.adapter  # the reference keeps the adapter's number in use
         self._filled = 0
 

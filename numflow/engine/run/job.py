@@ -11,12 +11,13 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.decoding.logprobs import TokenLogprob
 from numflow.decoding.speculative import MAX_DRAFTS
+from numflow.engine.request.adapter import text_adapter
 from numflow.engine.request.beam import BeamSearch, Hypothesis
 from numflow.engine.request.request import Request
 from numflow.engine.run.generation import Generation, Piece, TextStream, Timing
 from numflow.engine.run.search import Search, searches
 from numflow.engine.schedule.prefix import START
-from numflow.engine.schedule.sequence import NO_ADAPTER, Sequence, SequenceGroup
+from numflow.engine.schedule.sequence import Sequence, SequenceGroup
 from numflow.engine.speculate.drafters import Drafters
 
 Decoder = Callable[[Request], Any]  # returns the incremental detokenizer of a request, or None without a tokenizer
@@ -176,11 +177,10 @@ class Job:
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
         read = tuple(request.prompt.tolist()) if request.encoder else ()
-        adapter = request.adapter  # keys and values are shared only between requests with the same adapter
-        serials = () if adapter is None else (adapter.serial,)
+        adapter = text_adapter(request.adapter, prefix)
         self.group = SequenceGroup(prefix, request.max_length, width, priority, len(read),
-                                   root=(START, request.cache_key, read, *serials),
-                                   adapter=NO_ADAPTER if adapter is None else adapter.number)
+                                   root=(START, request.cache_key, read, *adapter.serials),
+                                   adapter=adapter.number, adapter_start=adapter.start)
 
     def run(self) -> None:
         """Note that tokens run in this step; they have no token types."""

@@ -5,19 +5,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numflow.engine.schedule.prefix import AdapterStart
 from numflow.errors import RequestError
 
 
 @dataclass(frozen=True)
 class SlotText:
-    """A text that has run. root: its root in the prefix cache. ids: int32 [n]."""
+    """A text that has run. root: its root in the prefix cache. ids: int32 [n]. start: as of SequenceGroup."""
 
     root: Hashable
     ids: np.ndarray
+    start: AdapterStart | None = None
 
     def is_prefix_of(self, other: "SlotText") -> bool:
         """Whether this text is a prefix of the other text."""
-        return self.root == other.root and len(self.ids) <= len(other.ids) \
+        return (self.root, self.start) == (other.root, other.start) and len(self.ids) <= len(other.ids) \
             and bool(np.array_equal(self.ids, other.ids[:len(self.ids)]))
 
 
@@ -45,9 +47,10 @@ class TextSlots:
         """Text of a slot, None if it is empty."""
         return self._texts[self.check(slot)]
 
-    def put(self, root: Hashable, ids: Sequence[int], slot: int | None = None) -> None:
+    def put(self, root: Hashable, ids: Sequence[int], slot: int | None = None,
+            start: AdapterStart | None = None) -> None:
         """Store a text in `slot`, or in the slot whose text it continues, or in the least recently used slot."""
-        new = SlotText(root, np.array(ids, np.int32))
+        new = SlotText(root, np.array(ids, np.int32), start)
         if slot is None:
             continued = [(len(old.ids), index) for index, old in enumerate(self._texts)
                          if old is not None and old.is_prefix_of(new)]

@@ -18,8 +18,8 @@ from numflow.ops import Batch
 class BatchPart:
     """Part of one sequence in a batch: its next n tokens.
 
-    sequence: an OpenSequence, or an object with the same length, tables, cross, encoded, reach and adapter (a Sequence
-    of the scheduler).
+    sequence: an OpenSequence, or an object with the same length, tables, cross, encoded, reach, adapter and
+    adapter_start (a Sequence of the scheduler).
     ids: n token ids. rows: i32, indices of the rows to return. types: i32 [n] token types, None for zeros.
     given: further inputs of the network, f32 [n, W] by name.
     """
@@ -39,10 +39,11 @@ class BatchPart:
 class EncodedText:
     """Sequence of an encoder's text in a batch: no tokens have run yet."""
 
-    __slots__ = ("adapter", "cross", "encoded", "length")
+    __slots__ = ("adapter", "adapter_start", "cross", "encoded", "length")
 
     def __init__(self, group: SequenceGroup):
         self.length, self.cross, self.encoded, self.adapter = 0, group.cross, group.encoder, group.adapter
+        self.adapter_start = 0
 
 
 class Batches:
@@ -103,6 +104,8 @@ class Batches:
             limits=np.array(counts if tables else [min(s.reach, self._context) for s in sequences], np.int32))
         if any(sequence.adapter >= 0 for sequence in sequences):
             batch.adapters = np.array([sequence.adapter for sequence in sequences], np.int32)
+            if any(sequence.adapter_start for sequence in sequences):
+                batch.adapter_starts = np.array([sequence.adapter_start for sequence in sequences], np.int32)
         given = [part.given for part in parts if part.given]
         if given:
             batch.given = {name: np.concatenate([rows[name] for rows in given]) for name in given[0]}

@@ -152,9 +152,9 @@ class Runner:
         return variant(self.network, min(reach, self.context))
 
     def open(self, limit: int, encoder_ids: np.ndarray | None = None, reach: int = 0,
-             adapter: int = NO_ADAPTER) -> "OpenSequence":
+             adapter: int = NO_ADAPTER, adapter_start: int = 0) -> "OpenSequence":
         """Open a new sequence of at most `limit` tokens; the encoder reads `encoder_ids` first, if given."""
-        sequence = OpenSequence(self, limit, reach, adapter)
+        sequence = OpenSequence(self, limit, reach, adapter, adapter_start)
         if encoder_ids is not None:
             try:
                 self.encode([BatchPart(sequence, encoder_ids, np.zeros(0, np.int32))], None)
@@ -252,11 +252,12 @@ class OpenSequence:
 
     encoded: tokens that the encoder has read for the text. reach: maximum length of the whole request, which selects
     rotary frequencies that depend on the length; 0: `limit`. marked: length to which `rewind` can always return; None:
-    none. adapter: index of the adapter of its rows.
+    none. adapter: index of the adapter of its rows, which has an effect from position `adapter_start` on.
     """
 
-    def __init__(self, runner: Runner, limit: int, reach: int = 0, adapter: int = NO_ADAPTER):
-        self.runner, self.adapter = runner, adapter
+    def __init__(self, runner: Runner, limit: int, reach: int = 0, adapter: int = NO_ADAPTER,
+                 adapter_start: int = 0):
+        self.runner, self.adapter, self.adapter_start = runner, adapter, adapter_start
         self.limit, self.reach = limit, reach or limit
         self.length = 0
         self.encoded = 0

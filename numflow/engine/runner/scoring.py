@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from numflow.decoding.logprobs import TokenLogprob, log_likelihood, token_logprobs
+from numflow.engine.request.adapter import text_adapter
 from numflow.engine.request.request import Request
 from numflow.engine.runner.batches import BatchPart
 from numflow.engine.runner.runner import ROW_VALUES, Runner
 from numflow.engine.runner.texts import BATCH_ROWS, groups
-from numflow.engine.schedule.sequence import NO_ADAPTER
 from numflow.errors import RequestError
 
 NO_ROWS = np.zeros(0, np.int32)
@@ -38,9 +38,10 @@ class Continuation(NamedTuple):
 def prompt_logprobs(runner: Runner, request: Request) -> list[TokenLogprob | None]:
     """Log-probability of each token of a request's prompt, None for the first."""
     ids, top = request.prompt, request.scored or 0
-    adapter = NO_ADAPTER if request.adapter is None else request.adapter.number
+    adapter = text_adapter(request.adapter, ids)
     found: list[TokenLogprob | None] = [None]
-    with runner.open(len(ids), reach=request.max_length, adapter=adapter) as sequence:
+    with runner.open(len(ids), reach=request.max_length, adapter=adapter.number,
+                     adapter_start=adapter.first) as sequence:
         for start, rows in sequence.rows(ids[:-1]):
             found += token_logprobs(rows, ids[start + 1:start + 1 + len(rows)], top)
     return found

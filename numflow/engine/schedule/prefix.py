@@ -2,11 +2,22 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from numflow.engine.schedule.blocks import GONE, BlockAllocator, BlockTable
 
 START: Hashable = 0  # the root node: the empty text
-Key = tuple[Hashable, tuple[int, ...]]
+Key = tuple[Hashable, tuple[Hashable, ...]]
+
+
+class AdapterStart(NamedTuple):
+    """Position of the first token of a text on which an adapter has an effect, and the adapter's serial number.
+
+    Keys and values of earlier tokens are those of the base model.
+    """
+
+    position: int
+    serial: int
 
 
 class Node:
@@ -24,7 +35,8 @@ class Node:
 
 class PrefixCache:
     """Tree of KV blocks (radix tree with one block per edge). A node is a text that ends with a full block. The key of
-    a node is its parent and the tokens of the block themselves, not a hash: two texts cannot be confused.
+    a node is its parent and the tokens of the block themselves, not a hash: two texts cannot be confused. The key of
+    the block in which an adapter starts (`start`) ends with an AdapterStart, so texts share only the blocks before it.
 
     Free blocks stay in the tree until their allocator evicts them (least recently used first). There is one allocator
     for each pool (pools.Pool). A text can continue from a node if, in a pool with a window, the blocks of the last
@@ -72,14 +84,24 @@ class PrefixCache:
         """All nodes, parents before children."""
         return self._by_id.values()
 
-    def find(self, node: Hashable, ids: Sequence[int], block: int) -> tuple[Hashable, list[int]] | None:
+    def key(self, node: Hashable, ids: Sequence[int], block: int, start: AdapterStart | None = None) -> Key:
+        """Key of the child of `node` for block number `block` of `ids`."""
+        tokens = tuple(ids[block * self.block_size:(block + 1) * self.block_size])
+        return node, tokens if start is None or start.position // self.block_size != block else (*tokens, start)
+
+    def is_marked(self, node: Node) -> bool:
+        """Whether an adapter starts in the block of a node."""
+        return len(node.key[1]) > self.block_size
+
+    def find(self, node: Hashable, ids: Sequence[int], block: int,
+             start: AdapterStart | None = None) -> tuple[Hashable, list[int]] | None:
         """Child of `node` for block number `block` of `ids`: (node, KV block of each pool), None if not cached."""
-        size = self.block_size
-        found = self._nodes.get((node, tuple(ids[block * size:(block + 1) * size])))
+        found = self._nodes.get(self.key(node, ids, block, start))
         return None if found is None else (found.id, found.blocks)
 
     def match(self, node: Hashable, ids: Sequence[int], max_blocks: int,
-              tables: Sequence[BlockTable]) -> tuple[Hashable, list[list[int]], int]:
+              tables: Sequence[BlockTable],
+              start: AdapterStart | None = None) -> tuple[Hashable, list[list[int]], int]:
         """Longest cached prefix of `ids` that a text can continue from, of at most `max_blocks` blocks.
 
         Returns its node; its blocks for each of `tables`, GONE before the window; and the number of leading blocks
@@ -88,7 +110,7 @@ class PrefixCache:
         path: list[list[int]] = []
         best, length = node, 0
         begins = [0] * len(tables)  # for each table, the first block of the run of cached blocks up to here
-        while len(path) < max_blocks and (found := self.find(node, ids, len(path))) is not None:
+        while len(path) < max_blocks and (found := self.find(node, ids, len(path), start)) is not None:
             node, blocks = found
             path.append(blocks)
             begins = [len(path) if block == GONE else begin for block, begin in zip(blocks, begins, strict=True)]
@@ -98,10 +120,11 @@ class PrefixCache:
         return best, [[GONE if index < first else blocks[pool] for index, blocks in enumerate(path[:length])]
                       for pool, first in enumerate(firsts)], len(path)
 
-    def insert(self, node: Hashable, ids: Sequence[int], index: int, blocks: Sequence[int]) -> Hashable:
+    def insert(self, node: Hashable, ids: Sequence[int], index: int, blocks: Sequence[int],
+               start: AdapterStart | None = None) -> Hashable:
         """Insert block number `index` of `ids` below `node`. blocks: the KV block of each pool. Returns the new node.
         Blocks that the node has already stay."""
-        key = node, tuple(ids[index * self.block_size:(index + 1) * self.block_size])
+        key = self.key(node, ids, index, start)
         found = self._nodes.get(key)
         if found is None:
             self._last_id += 1

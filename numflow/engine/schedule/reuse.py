@@ -30,7 +30,8 @@ class Reuse:
             if (prefix := self._cache_of(sequence)) is None or sequence.group.every_row:
                 continue
             limit = (len(sequence.ids) - 1) // self.block_size
-            node, blocks, sequence.shared_blocks = prefix.match(group.root, sequence.ids, limit, sequence.tables)
+            node, blocks, sequence.shared_blocks = prefix.match(group.root, sequence.ids, limit, sequence.tables,
+                                                                  group.adapter_start)
             for table, cached in zip(sequence.tables, blocks, strict=True):
                 first = cached.count(GONE)
                 table.assign([*cached[:first], *table.allocator.share(cached[first:])], first)
@@ -44,7 +45,7 @@ class Reuse:
             return
         for index in range(sequence.cached_blocks, length // self.block_size):
             blocks = [table.full_block(index, length) for table in sequence.tables]
-            sequence.node = prefix.insert(sequence.node, sequence.ids, index, blocks)
+            sequence.node = prefix.insert(sequence.node, sequence.ids, index, blocks, sequence.group.adapter_start)
             sequence.cached_blocks = index + 1
 
     def max_chunk(self, sequence: Sequence) -> int:
@@ -74,9 +75,10 @@ class Reuse:
         size = self.block_size
         while (sequence.length + size < len(sequence.ids)
                and sequence.cached_blocks == (index := sequence.length // size)):
-            found = prefix.find(sequence.node, sequence.ids, index)
+            key = sequence.node, sequence.ids, index, sequence.group.adapter_start
+            found = prefix.find(*key)
             if found is None:
-                return sequence.node, tuple(sequence.ids[sequence.length:sequence.length + size])
+                return prefix.key(*key)
             tokens = min(len(sequence.ids), (index + 2) * size)  # the tokens that are left to run need a block too
             if GONE in found[1] or not self._extend(sequence, [tokens] * len(sequence.tables)):
                 return None

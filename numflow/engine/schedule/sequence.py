@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from numflow.engine.schedule.blocks import BlockTable
-from numflow.engine.schedule.prefix import START
+from numflow.engine.schedule.prefix import START, AdapterStart
 from numflow.network.windows import STATE
 
 NO_ADAPTER = -1  # as in Batch.adapters
@@ -80,6 +80,11 @@ class Sequence:
         return self.group.adapter
 
     @property
+    def adapter_start(self) -> int:
+        """Position of the first token on which the adapter has an effect."""
+        return self.group.adapter_start.position if self.group.adapter_start else 0
+
+    @property
     def encoded(self) -> int:
         """Number of tokens that the encoder has read."""
         return self.group.encoder if self.group.encoded else 0
@@ -97,7 +102,8 @@ class SequenceGroup:
     cached:    whether the request uses the prefix cache. root: root node of its texts in the prefix cache: stands for
                everything but the tokens that keys and values depend on.
     reused:    tokens of the prompt found in the prefix cache.
-    adapter:   index of the adapter of its rows, or NO_ADAPTER.
+    adapter:   index of the adapter of its rows, or NO_ADAPTER. adapter_start: start of an adapter that has no effect on
+               the first tokens; None: it has an effect on all.
     """
 
     prompt: list[int]
@@ -112,6 +118,7 @@ class SequenceGroup:
     root: Hashable = START
     reused: int = 0
     adapter: int = NO_ADAPTER
+    adapter_start: AdapterStart | None = None
     sequences: list[Sequence] = field(default_factory=list)
     arrival: int = -1
     running: bool = False

@@ -51,7 +51,7 @@ class Sessions:
         found = self._core.slots.text(slot)
         if found is None or (shared is not None and not belongs(found.root, shared)):
             raise RequestError(f"slot {slot} has no text", param="id_slot")
-        if not can_be_saved(found.root):
+        if not can_be_saved(found.root) or found.start is not None:
             raise RequestError(f"slot {slot} has a text of an adapter, or behind an encoder: these are not saved")
         return found
 

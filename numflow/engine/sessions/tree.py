@@ -69,7 +69,7 @@ def held_cache(core: Core, nbytes: int) -> Iterator[HeldTree]:
                 path.append(node)
                 last, node = node, prefix.parent(node)
             cost = sum(pool.size for on_path in path for pool, block in zip(pools, on_path.blocks) if block != GONE)
-            if not path or (node is None and not can_be_saved(last.key[0])):
+            if not path or (node is None and not can_be_saved(last.key[0])) or any(map(prefix.is_marked, path)):
                 continue
             if cost > nbytes:
                 break

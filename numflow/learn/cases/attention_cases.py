@@ -67,6 +67,26 @@ def attention_cases():
         yield _entries(every, series, heads, size, top_k, schedule)
     for every, top_k, schedule in ((4, 2, SCHEDULE), (5, 3, LONG), (40, 1, LONG), (1, 6, SHORT)):
         yield _tokens_of_entries(every, top_k, schedule)
+    for heads, kv_heads, size, block, top_k, local, schedule in (
+            (4, 2, 16, 4, 3, 1, SCHEDULE), (6, 3, 20, 5, 2, 0, LONG), (2, 1, 64, 16, 4, 2, LONG),
+            (4, 2, 48, 1, 7, 1, SHORT), (2, 2, 16, 128, 2, 1, LONG)):
+        yield _blocks(heads, kv_heads, size, block, top_k, local, schedule)
+
+
+def _blocks(heads, kv_heads, size, block, top_k, local, schedule):
+    """Sparse attention to the blocks of keys that each index head selects for its key head. The index has keys of few
+    values, so that scores tie."""
+    b = Builder(f"block_select-{top_k}-of-{block}-{kv_heads}-heads")
+    q, key, query, k, v = b.inputs(kv_heads * size, size, heads * 16, kv_heads * 16, kv_heads * 16)
+    b.arrays["table.0"][:, :key.start + size] = np.sign(b.arrays["table.0"][:, :key.start + size])
+    index, cache = b.cache(kv_heads=1, k_dim=size, prefix=size), b.cache(kv_heads=kv_heads, k_dim=16)
+    words = -(-320 // (32 * block))
+    chosen, y = b.buffer(kv_heads * words, dtype="i32"), b.buffer(heads * 16)
+    b.step("cache_write", (key,), (), cache=index)
+    b.step("block_select", (q,), (chosen,), cache=index, heads=kv_heads, block=block, top_k=top_k, local=local)
+    b.step("cache_write", (k, v), (), cache=cache)
+    b.step("attention", (query, chosen), (y,), cache=cache, heads=heads, scale=0.25, block=block)
+    return b.case(y, schedule, bound=2e-5)
 
 
 def _attend(b, q, k, v, heads, head_dim, cache, params, weights=(), v_dim=None):

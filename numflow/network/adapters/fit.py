@@ -4,7 +4,6 @@ Names are resolved by the spec: its prefixes are optional on both sides, and it 
 """
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from numflow.errors import FormatError
 from numflow.formats.adapter import Adapter, LowRank, computed, turned
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.adapters.apart import rearranged, rows_of_change
+from numflow.network.adapters.in_turns import with_copies
 from numflow.network.adapters.modules import rows_together
 from numflow.network.adapters.tables import existing, tied_table, untied, with_tokens
 from numflow.network.steps.names import SUFFIXES, TensorNames
@@ -34,7 +34,8 @@ T = TypeVar("T")
 class Fitted:
     """An adapter keyed by the names of a checkpoint's tensors, with checked shapes.
 
-    checkpoint: has a separate output matrix if the adapter unties it from the embedding table.
+    checkpoint: has a separate output matrix if the adapter unties it from the embedding table, and separate tensors for
+                each layer of a shared block that the adapter changes.
     transposed: tensors that are stored as [..., K, N]. head: the output matrix, if it was untied.
     biases: name of a matrix -> name of its bias, where they differ by more than the suffix.
     left_out: the adapter's names for parts that networks don't have, such as an image encoder.
@@ -66,11 +67,13 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     _check_kind(adapter, checkpoint)
     built = network.build(spec, checkpoint, fuse=False)
     names = _Names(adapter, checkpoint, spec)
+    if (copied := with_copies(adapter, checkpoint, built, names.shortened)) is not checkpoint:
+        checkpoint, built = copied, network.build(spec, copied, fuse=False)
+        names = _Names(adapter, checkpoint, spec)
     parts = [part for weight in built.weights.values() for part in weight.parts]
     left_out = names.left_out({part.tensor for part in parts})
     table = tied_table(built)
     own, head = with_tokens(names.stored(left_out, built), checkpoint, names.heads, table), None
-    names.check_alone(own, built)
     if table is not None and names.unties(own, table):
         head = names.head(own)
         checkpoint = untied(own, checkpoint, spec, built, head)
@@ -108,7 +111,7 @@ class _Names:
         self.heads = [name for name in heads if name.endswith(".weight")]
         self._short: dict[str, str] = {}
         for name in (*checkpoint.tensors, *self.heads):
-            self._short.setdefault(self._shortened(name), name)
+            self._short.setdefault(self.shortened(name), name)
 
     def stored(self, left_out: Collection[str], built: Network) -> Adapter:
         """The adapter keyed by stored tensors, without the names `left_out`."""
@@ -123,7 +126,7 @@ class _Names:
                       multiplied=kept(own.multiplied))
         table = tied_table(built)
         head = {} if table is None else dict.fromkeys(self.heads, table)
-        own = rearranged(own, self._stored, self._shortened, self._names, built, self._checkpoint, head)
+        own = rearranged(own, self._stored, self.shortened, self._names, built, self._checkpoint, head)
         return replace(own, added=self._renamed(own.added), offsets=self._renamed(own.offsets),
                        replaced=self._renamed(own.replaced), tokens=self._renamed(kept(own.tokens)),
                        repeated=self._renamed(kept(own.repeated)))
@@ -145,21 +148,6 @@ class _Names:
                               f"spec {names.spec.name!r} ignores, such as {found[0]!r}")
         return found
 
-    def check_alone(self, own: Adapter, built: Network) -> None:
-        """Refuse changes of blocks that several layers share: the adapter may have a change for each of these
-        layers."""
-        uses = Counter(name for steps in built.entries.values() for step in steps for name in step.weights.values())
-        shared = set[str]()
-        for weight in built.weights.values():
-            module = next(iter(weight.name.split(".")[2:]), "")
-            sharable, per_use = self._names.in_turns(module)
-            if per_use or (sharable and uses[weight.name] > 1):
-                shared |= {part.tensor for part in weight.parts}
-        for name in (*own.added, *own.offsets, *own.replaced):
-            if shared & {name, f"{name.removesuffix('.bias')}.weight"}:
-                raise FormatError(f"{own.path}: {name!r} is in a block that several layers share, but the adapter "
-                                  f"has a change for each layer, which is not supported")
-
     def biases(self, own: Adapter) -> dict[str, str]:
         """Name of a matrix -> name of its bias, where they differ by more than the suffix."""
         plain = {name: f"{name.removesuffix('.weight')}.bias" for name in (*own.added, *own.offsets)}
@@ -169,7 +157,7 @@ class _Names:
     def _ignored(self, name: str) -> bool:
         """Whether a tensor belongs to a part of a model that the spec leaves out, by its patterns that end in ".*".
         Patterns with layer numbers apply to tensors of the checkpoint only."""
-        forms, stored = {name, self._shortened(name), name.removeprefix("model.")}, self._stored(name) is not None
+        forms, stored = {name, self.shortened(name), name.removeprefix("model.")}, self._stored(name) is not None
         return any(fnmatchcase(form, pattern.replace("{layers}", "*").replace("{beyond}", "*"))
                    for pattern in self._names.ignored if pattern.endswith(".*") and (stored or "{" not in pattern)
                    for form in forms)
@@ -234,23 +222,24 @@ class _Names:
 
     def _stored_name(self, name: str) -> str:
         """The name of a tensor in the checkpoint, also of a bias or output matrix that it does not have."""
-        short = self._shortened(name)
+        short = self.shortened(name)
         if (stored := self._stored(name) or self._short.get(short)) is not None:
             return stored
-        if name.endswith(".bias") and (matrix := self._short.get(self._shortened(f"{name[:-5]}.weight"))) is not None:
+        if name.endswith(".bias") and (matrix := self._short.get(self.shortened(f"{name[:-5]}.weight"))) is not None:
             return f"{matrix.removesuffix('.weight')}.bias"
         raise FormatError(f"{self._adapter.path}: made for another model: {self._checkpoint.path} has no tensor "
                           f"{name!r}")
 
     def _stored(self, name: str) -> str | None:
         """The tensor of the checkpoint for an adapter's name, None if there is none."""
-        tensors, short = self._checkpoint.tensors, self._shortened(name)
+        tensors, short = self._checkpoint.tensors, self.shortened(name)
         if name in tensors:
             return name
         stored = self._short.get(short)
         return stored if stored in tensors else self._names.renamed(short)
 
-    def _shortened(self, name: str) -> str:
+    def shortened(self, name: str) -> str:
+        """A name without its prefix."""
         return next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
 
 

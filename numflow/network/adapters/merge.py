@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from numflow import network
-from numflow.errors import FormatError, SpecError
+from numflow.errors import FormatError, SpecError, option
 from numflow.formats.adapter import Adapter, LowRank, check_finite
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
@@ -34,6 +34,9 @@ def merged(checkpoint: Checkpoint, spec: Spec, adapters: Sequence[tuple[Adapter,
         FormatError: an adapter is for another model. Raised by reads of a tensor: its change is not finite.
     """
     for adapter, scale in adapters:
+        if adapter.invocation:
+            raise FormatError(f"{adapter.path}: has no effect before its invocation tokens, and cannot be merged: load "
+                              f"it for requests ({option('adapters')})")
         fit = fitted(adapter, checkpoint, spec)
         if note is not None and fit.left_out:
             note(fit.without())

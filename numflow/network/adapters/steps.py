@@ -13,6 +13,7 @@ from numflow.errors import RequestError, option
 from numflow.formats.adapter import Adapter, LowRank, check_finite
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.adapters.fit import Fitted, as_stored
+from numflow.network.adapters.in_turns import name_in_layer, name_of_use
 from numflow.network.adapters.parts import AdaptedPart, AdaptedParts
 from numflow.network.adapters.tables import tied_table
 from numflow.network.weights.source import WeightSource
@@ -48,10 +49,11 @@ def _targets(step: Step, network: Network, checkpoint: Checkpoint) -> Iterator[_
     if weight is None or weight.constant is not None or weight.normalize_rows or any(p.turned for p in weight.parts):
         return
     if step.op == "embed":
-        y, name = step.outputs[0], f"rows of {weight.name}"
+        y, scale = step.outputs[0], param(step, "scale")
+        name = f"rows of {weight.name}" if scale == 1 else f"rows of {weight.name} * {scale}"
         params = {"part": name, "rows": weight.shape[0], "first": param(step, "first")}
         yield _Target(replace(step, op="adapt_rows", inputs=(y,), weights={}, params=params,
-                              label=f"{step.label}.adapter"), weight.parts, scale=param(step, "scale"))
+                              label=f"{step.label}.adapter"), weight.parts, scale=scale)
     elif step.op == "expert_linear":
         (x, ids), y = step.inputs, step.outputs[0]
         yield _Target(_step(step, weight.name, (x, y, ids), y, param(step, "first")), weight.parts, weight.groups,
@@ -61,7 +63,8 @@ def _targets(step: Step, network: Network, checkpoint: Checkpoint) -> Iterator[_
         head = "logits" in network.outputs and network.buffers[y.buffer].rows == "logits"
         for index, part in enumerate(weight.parts):
             output = View(y.buffer, y.start + offset, _rows(part, weight.shape[1], checkpoint))
-            yield _Target(_step(step, f"{weight.name}[{index}]", (step.inputs[0], output), output), (part,), head=head,
+            name = f"{name_of_use(weight, step, network)}[{index}]"
+            yield _Target(_step(step, name, (step.inputs[0], output), output), (part,), head=head,
                           bias=(step.weights.get("bias", ""), offset))
             offset += output.width
 
@@ -118,7 +121,8 @@ class _Parts:
 
     def of(self, target: _Target) -> list[AdaptedPart | None]:
         """One part per expert, or a single one; None for no change."""
-        names = [_name(part, target, self._fit, self._tied) for part in target.parts]
+        names = [name_in_layer(_name(part, target, self._fit, self._tied), target.step, self._network)
+                 for part in target.parts]
         found = [self._checked(name, part, target, index)
                  for index, (name, part) in enumerate(zip(names, target.parts, strict=True))]
         if len(found) < target.experts:
@@ -216,6 +220,8 @@ class _Parts:
             found = _rows_in(vector.f32() * np.float32(offset * self._scale), part)
         bias = self._fit.bias_of(name)
         if bias in own.replaced and target.step.op == "adapt":
+            if name_in_layer(part.tensor, target.step, self._network) != part.tensor:
+                raise _merge_it(own, bias, "several layers share the base's bias")
             self.done.add(bias)
             if target.bias[0] and self._with_biases is not None:
                 width = target.step.outputs[0].width

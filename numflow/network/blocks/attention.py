@@ -87,12 +87,13 @@ def attend(b: Builder, q: View, y: View, cache: Cache, heads: int, beside: Besid
     if b.option("attention", "log_scaled"):
         log_scaled(b, "attn", q, heads)
     window = b.option("attention", "window")
+    block = b.option("indexer", "block") if b.option("indexer", "heads") else 0
     b.emit("attention", (q, *beside[0]), (y,), "attention", weights, cache=cache.name, heads=heads,
            window=max(window, b.option("attention", "ahead") + 1) if window else 0,
            **{key: b.option("attention", key) for key in ("scale", "causal", "softcap")},
            **({"cross": f"{b.prefix}cross"} if b.option("attention", "merged") else {}),
            **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
-           **({"chunk": chunk} if chunk else {}))
+           **({"block": block} if block else {}), **({"chunk": chunk} if chunk else {}))
 
 
 def _heads(b: Builder, x: View, shape: Heads, kv: tuple[View, View] | None = None) -> View:

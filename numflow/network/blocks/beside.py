@@ -92,10 +92,11 @@ def relative(b: Builder, x: View, heads: int) -> Beside:
 def temper(b: Builder, x: View) -> None:
     """Multiply x by attention.temperature's factor of each position, in place."""
     if temperature := b.option("attention", "temperature"):
-        smooth: dict[str, Any] = ({"smooth": 2} if b.option("attention", "temperature_power") else
-                                  {"smooth": 1} if b.option("attention", "temperature_smooth") else {})
-        b.emit("scale_by_position", (x,), (x,), "q_temperature", scale=temperature, **smooth,
-               length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"))
+        smooth = 2 if b.option("attention", "temperature_power") else int(b.option("attention", "temperature_smooth"))
+        more: dict[str, Any] = {"smooth": smooth} if smooth else {}
+        b.emit("scale_by_position", (x,), (x,), "q_temperature", scale=temperature,
+               length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"),
+               **more)
 
 
 def uneven_window(b: Builder, q: View, heads: int) -> Beside:
@@ -176,25 +177,47 @@ def log_scaled(b: Builder, module: str, x: View, heads: int) -> None:
 
 
 def index(b: Builder, x: View, low_query: View) -> tuple[View]:
-    """Select the top_k keys for each query by an index with small keys, or the tokens of the top_k windows.
+    """Select the top_k keys for each query by an index with small keys, or the tokens of the top_k windows, or the
+    top_k blocks for each key head.
 
-    Returns a bit mask i32 [T, context / 32]: of this layer, or of the last layer before that has an index.
+    Returns a bit mask i32 [T, context / 32], or [T, key heads * blocks / 32]: of this layer, or of the last layer
+    before that has an index.
     """
-    every, context = b.option("indexer", "every"), _indexed(b)
+    every, block, context = b.option("indexer", "every"), b.option("indexer", "block"), _indexed(b)
     if b.option("rope", "scaling") == "dynamic":  # the longest text after scaling
         context = max(context, int(b.option("rope", "original_context") * b.option("rope", "factor")))
-    chosen = b.view("chosen", -(-context // 32), dtype="i32")
+    selections = _selections(b) if block else 1
+    chosen = b.view("chosen", selections * -(-context // (32 * max(block, 1))), dtype="i32")
     if not b.option("indexer", "own"):
         if not any(chosen in step.outputs for step in b.entries[b.entry]):
             raise SpecError(f"{b.where}: indexer.own: the first layer needs its own indexer", ("indexer.own",))
         return (chosen,)
     q, name = (_mean_keys if b.option("indexer", "pooling") == "mean" else _keys)(b, x, low_query)
-    if every == 1:
+    if block:
+        b.emit("block_select", (q,), (chosen,), "block_select", cache=name, block=block,
+               **{key: b.option("indexer", key) for key in ("heads", "top_k", "local")})
+    elif every == 1:
         _select(b, x, q, name, chosen)
     else:
         best = _select(b, x, q, name, b.view("chosen_entries", -(-context // (32 * every)), dtype="i32"))
         b.emit("index_tokens", (best,), (chosen,), "index_tokens", every=every)
     return (chosen,)
+
+
+def _selections(b: Builder) -> int:
+    """The number of selections of blocks, one for each key head.
+
+    Raises:
+        SpecError: the index has windows, another number of heads, or fewer blocks than are selected first.
+    """
+    heads, kv_heads = b.option("indexer", "heads"), b.option("attention", "kv_heads")
+    if heads != kv_heads or b.option("indexer", "every") > 1 or b.option("latent", "rank"):
+        raise SpecError(f"{b.where}: indexer.block: expected as many index heads as key heads {kv_heads}, without "
+                        f"indexer.every or latent.rank, found {heads}", ("indexer.block", "indexer.heads"))
+    if b.option("indexer", "local") > b.option("indexer", "top_k"):
+        raise SpecError(f"{b.where}: indexer.local: expected up to indexer.top_k {b.option('indexer', 'top_k')}, found "
+                        f"{b.option('indexer', 'local')}", ("indexer.local", "indexer.top_k"))
+    return heads
 
 
 def _keys(b: Builder, x: View, low_query: View) -> tuple[View, str]:

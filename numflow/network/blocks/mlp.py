@@ -65,7 +65,7 @@ def _softplus(x: float) -> float:
 
 def gated(b: Builder, gate: View, up: View, y: View, label: str, kind: str, cut: float,
           caps: tuple[float, float] = (0.0, 0.0)) -> None:
-    """y = act(gate) * up, both factors clamped to [-cut, cut] unless cut is 0. caps: see moe.gate_softcap."""
+    """y = act(gate) * up, both factors clamped to [-cut, cut] unless cut is 0. caps: moe.gate_softcap, up_softcap."""
     if caps[0]:
         b.emit("softcap", (gate,), (y,), f"{label}_gate_cap", cap=caps[0])
         b.emit("act_mul", (gate, y), (gate,), label, kind="sigmoid")

@@ -42,7 +42,8 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
     failing = []
     continues = _continues(checkpoint)
     for spec in _families():
-        for renamed in ({}, _guessed_names(spec, checkpoint)):
+        guessed = _guessed_names(spec, checkpoint)
+        for renamed in ({}, guessed) if guessed else ({},):
             candidate, config = _with_names(spec, checkpoint.naming, renamed), Recorded(checkpoint.config)
             other = (not names_it(spec.section("detect"), checkpoint)) + (spec.type != "decoder" and continues)
             rest = (len(renamed), len(spec.chain), spec.name)

@@ -40,6 +40,18 @@ def index_select(step: Step, network: Network) -> None:
     expect(step, "dtype of the output", "i32", network.buffers[y.buffer].dtype)
 
 
+def block_select(step: Step, network: Network) -> None:
+    cache, heads, (q,), (y,) = _cache(step, network), param(step, "heads"), step.inputs, step.outputs
+    expect(step, "key heads and windows of the index", (1, 0), (cache.kv_heads, cache.every))
+    expect(step, "width of q", heads * cache.k_dim, q.width)
+    expect(step, "dtype of the output", "i32", network.buffers[y.buffer].dtype)
+    if y.width % heads:
+        raise NetworkError(f"{step}: {heads} heads do not divide {y.width} words")
+    if param(step, "block") < 1 or not 0 <= param(step, "local") <= param(step, "top_k"):
+        raise NetworkError(f"{step}: a block should have 1 key or more, and 0 to top_k {param(step, 'top_k')} blocks "
+                           f"be local; they are {param(step, 'block')} and {param(step, 'local')}")
+
+
 def index_tokens(step: Step, network: Network) -> None:
     (x,), (y,), every = step.inputs, step.outputs, param(step, "every")
     if every < 1:
@@ -87,6 +99,10 @@ def attention(step: Step, network: Network) -> None:
         what = "products with relative positions" if relative else "chosen"
         expect(step, f"dtype of {what}", "f32" if relative else "i32", network.buffers[view.buffer].dtype)
         expect(step, f"width of {what}", step.inputs[1].width if relative else view.width, view.width)
+    if param(step, "block") and (relative or param(step, "entries") or len(step.inputs) != 2
+                                 or step.inputs[1].width % cache.kv_heads or cache.kind != "self"):
+        raise NetworkError(f"{step}: selected blocks need words for each of the {cache.kv_heads} key heads, and no "
+                           "entries or relative positions")
     count = len(step.inputs)
     expect(step, "number of inputs", max(count, 2) if relative else min(count, 2), count)
     if relative and (cache.kind, step.inputs[1].width % heads) != ("self", 0):

@@ -4,7 +4,16 @@ from functools import cache
 from math import isqrt
 
 from numflow.errors import NetworkError, did_you_mean
-from numflow.network.steps.cache_checks import attention, cache_write, expect, index_select, index_tokens, pool, rows
+from numflow.network.steps.cache_checks import (
+    attention,
+    block_select,
+    cache_write,
+    expect,
+    index_select,
+    index_tokens,
+    pool,
+    rows,
+)
 from numflow.ops import (
     ACTIVATIONS,
     ADAPTING,
@@ -369,9 +378,9 @@ _SHAPES = {
     "rms_norm": _norm, "layer_norm": _norm, "linear": _linear,
     "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "head_linear": _head_linear, "cache_write": cache_write, "pool": pool, "index_select": index_select,
-    "index_tokens": index_tokens, "attention": attention, "act": _act, "act_mul": _act, "gate_rows": _by_group,
-    "permute": _permute, "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale,
-    "scale_by_position": _scale_by_position,
+    "index_tokens": index_tokens, "block_select": block_select, "attention": attention, "act": _act, "act_mul": _act,
+    "gate_rows": _by_group, "permute": _permute, "mul": _same, "causal_conv": _causal_conv, "add": _same,
+    "scale": _scale, "scale_by_position": _scale_by_position,
     "sparsify": _same, "match_rms": _by_group, "mix": _mix, "balance": _balance,
     "softcap": _same, "clamp": _same, "copy": _same, "signed_sqrt": _same,
     "select_rows": _select, "adapt": _adapt, "adapt_rows": _adapt,

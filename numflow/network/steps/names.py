@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 
 from numflow.errors import SpecError, did_you_mean
@@ -17,7 +17,8 @@ STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
 _EXPRESSION = re.compile(r"\{(?!(?:layer|expert|language|owner|use)\})([^{}]+)\}")  # an expression in a pattern
 _LAYER = re.compile(r"\blayer\b")
-_OWNER, _TURN = "{owner}", "{use}"  # in patterns of tensors that several layers share
+_OWNER = "{owner}"  # in patterns of tensors that several layers share
+_hint = lru_cache(256)(did_you_mean)  # a draft of a spec misses the same names in many families
 _BEYOND = 16  # number of layer indices behind the last layer that {beyond} matches
 
 
@@ -104,7 +105,9 @@ class TensorNames:
         """Module, role, layer and expert by tensor name without a prefix, for patterns with expressions."""
         modules = [module for module, patterns in self.patterns.items()
                if any(map(_EXPRESSION.search, [patterns] if isinstance(patterns, str) else patterns))]
-        layers = range(self._resolved.option("stack", "layers")) if modules else ()
+        stacks = ("encoder", "decoder") if self.spec.type == "encoder-decoder" else ("",)
+        layers = range(max(self._resolved.option("stack", "layers", None, stack) for stack in stacks)
+                       ) if modules else ()
         found: dict[str, list[tuple[str, str, int | None, int | None]]] = {}
         for module, role, layer in product(modules, SUFFIXES, layers):
             for name in self.candidates(module, role, layer, ""):
@@ -112,10 +115,10 @@ class TensorNames:
                 found.setdefault(short, []).append((module, role, layer, None))
         return found
 
-    def in_turns(self, module: str) -> tuple[bool, bool]:
-        """Whether several layers may share a module ({owner}), and whether each use has its own tensor ({use})."""
-        patterns = self.patterns.get(module, ())
-        return any(_OWNER in pattern for pattern in patterns), any(_TURN in pattern for pattern in patterns)
+    def in_turns(self, weight: str) -> bool:
+        """Whether a weight, such as "blk.0.attn_q.weight", is in a block that several layers may share ({owner})."""
+        module = next(iter(weight.split(".")[2:]), "")
+        return any(_OWNER in pattern for pattern in self.patterns.get(module, ()))
 
     def _of_others(self, stored: str, name: str, role: str, layer: int | None, expert: int | None) -> bool:
         """Whether a module has the name `stored` and not `name`, which has no prefix."""
@@ -163,7 +166,7 @@ class TensorNames:
         where = f"{self.checkpoint.path} and spec {self.spec.name!r}"
         if not tried:
             raise SpecError(f"{where}: the spec has no name for tensor {module!r} of {self.checkpoint.naming!r} files")
-        near = did_you_mean(tried[0], [n for n in self.checkpoint.tensors if n not in self.used][:2000])
+        near = _hint(tried[0], tuple(n for n in self.checkpoint.tensors if n not in self.used)[:2000])
         near = near if near.startswith("; did you mean") else ""
         raise SpecError(f"{where}: missing tensor {module}.{role}, looked for {tried[0]!r}"
                         f"{' and ' + str(len(tried) - 1) + ' other names' if len(tried) > 1 else ''}{near}")

@@ -253,7 +253,7 @@ class _Emitter:
             return {step.inputs[0]: spans}
         if step.op == "head_concat":
             return {view: of_heads(spans, step.outputs[0], view) for view in own_columns(step)}
-        if step.op == "head_linear":
+        if step.op in ("head_linear", "block_select"):
             return {step.inputs[0]: of_heads(spans, step.outputs[0], step.inputs[0])}
         if step.op == "gate_rows":
             (x, gate), (y,) = step.inputs, step.outputs
@@ -264,8 +264,12 @@ class _Emitter:
             cache = self.network.caches[param(step, "cache")]
             cut = self.caches[cache.name]
             if step.op == "attention":
-                return {view: of_heads(spans, step.outputs[0], view) for view in step.inputs
-                        if self.network.buffers[view.buffer].dtype == "f32"}
+                pieces = {view: of_heads(spans, step.outputs[0], view) for view in step.inputs
+                          if self.network.buffers[view.buffer].dtype == "f32"}
+                if param(step, "block"):
+                    size = step.inputs[1].width // cache.kv_heads
+                    pieces[step.inputs[1]] = tuple((b * size, e * size) for b, e in cut.kv_heads)
+                return pieces
             return {view: tuple((b * size, e * size) for b, e in cut.kv_heads)
                     for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim))}
         return dict.fromkeys(step.inputs, spans)
@@ -291,7 +295,7 @@ class _Emitter:
         if step.op in RECURRENT:
             return own_params(step, self.states[param(step, "state")], i)
         key = {"rms_norm": "groups", "layer_norm": "groups", "rope": "heads", "head_concat": "heads",
-               "head_linear": "heads", "attention": "heads"}.get(step.op)
+               "head_linear": "heads", "attention": "heads", "block_select": "heads"}.get(step.op)
         if key is None:
             return dict(step.params)
         return {**step.params, key: param(step, key) * (end - begin) // step.outputs[0].width}
@@ -322,7 +326,8 @@ class _Emitter:
         if "cache" in step.params:
             for name in filter(None, (param(step, "cache"), step.params.get("cross"))):
                 whole = self.network.caches[name]
-                begin, end = self.caches[name].kv_heads[i] if cache is not None else (0, whole.kv_heads)
+                is_cut = cache is not None and name in self.caches  # keys of an index are whole on every device
+                begin, end = self.caches[name].kv_heads[i] if is_cut else (0, whole.kv_heads)
                 device.caches[name] = replace(whole, kv_heads=end - begin)
             if entries := step.params.get("entries"):  # one head: every device has it
                 device.caches[entries] = self.network.caches[entries]

@@ -179,6 +179,9 @@ class _Chooser:
         heads = self.caches[cache.name].heads
         self.wanted |= {view: scaled(heads, view.width // param(step, "heads")) for view in step.inputs
                         if self.network.buffers[view.buffer].dtype == "f32"}
+        if param(step, "block"):  # words of each key head
+            chosen = step.inputs[1]
+            self.wanted[chosen] = scaled(self.caches[cache.name].kv_heads, chosen.width // cache.kv_heads)
         return Sharding(COLUMNS, scaled(heads, cache.value_dim))
 
     def _cache_write(self, at: int, step: Step, spans: Spans | None) -> Sharding:
@@ -288,7 +291,8 @@ class _Chooser:
                          "expert_combine"), _whole),
         **dict.fromkeys(("send", "receive"), _whole),  # exchanges between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
-        "head_concat": _head_concat, "head_linear": _head_linear, "gate_rows": _gate_rows, "attention": _attention,
+        "head_concat": _head_concat, "head_linear": _head_linear, "block_select": _head_linear, "gate_rows": _gate_rows,
+        "attention": _attention,
         "cache_write": _cache_write, "causal_conv": _channels, "softplus": _channels,
         **dict.fromkeys(RECURRENT, _recurrent), "linear": _linear, "embed": _embed,
         "embed_ids": _embed_ids,

@@ -44,6 +44,6 @@ def _rows_of(batch: Batch, begin: int, end: int) -> tuple[Batch, np.ndarray]:
         types=None if batch.types is None else batch.types[begin:end], cross_blocks=of_sequences(batch.cross_blocks),
         cross_lengths=of_sequences(batch.cross_lengths), limits=of_sequences(batch.limits),
         slots=np.flatnonzero(inside) if batch.slots is None else batch.slots[inside],
-        adapters=of_sequences(batch.adapters),
+        adapters=of_sequences(batch.adapters), adapter_starts=of_sequences(batch.adapter_starts),
         windows=batch.windows and {window: table[inside] for window, table in batch.windows.items()})
     return piece, wanted

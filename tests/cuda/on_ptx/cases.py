@@ -24,7 +24,7 @@ from numflow.quant.kv import CODED
 from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
-from tests.cuda.attention_shapes import FORMS, attention_case, entries_case, every_bias, latent_case
+from tests.cuda.attention_shapes import FORMS, attention_case, blocks_case, entries_case, every_bias, latent_case
 from tests.cuda.kernels import APART, EVERY, GROUPED, decoder, many_rows
 from tests.cuda.matrices import (
     FLOAT4,
@@ -160,6 +160,9 @@ def _attention() -> Iterator[Job]:
         for every, top_k in ((0, 0), (4, 0), (4, 4)):
             entries = entries_case(2, 512, every, top_k, (((0, 20),), ((0, 3), (1, 1)), ((0, 1), (1, 1))))
             yield _case(f"attention-entries-{kind}-{every}-{top_k}", entries, HALF, kv_type=kind)
+    blocks = blocks_case(4, 2, 128, 16, 2, (((0, 50),), ((0, 3), (1, 1)), ((0, 1), (1, 1))))
+    for kind in ("f16", *FORMS):
+        yield _case(f"attention-blocks-{kind}", blocks, HALF, kv_type=kind)
     yield _case("attention-biases", replace(every_bias(), schedule=(((0, 40), (1, 3)), ((0, 1), (1, 1)))), HALF,
                 kv_type="f16")
     narrow = attention_case(4, 1, 64, 64, (((0, 40), (1, 3)), ((0, 1), (1, 1))))
