@@ -1,4 +1,4 @@
-"""Several residual streams, passes over the same layers, per-layer embeddings, and streams as an output.
+"""Several residual streams, per-layer embeddings, and streams as an output.
 
 Alternating updates (AltUp, arXiv 2301.13310): a layer computes one stream. It predicts the other streams before, and
 corrects them after, with coefficients that a router computes from a stream. Attention may have a learned low-rank
@@ -8,8 +8,6 @@ Hyper-connections (arXiv 2409.19606): a block reads a gated sum of all streams, 
 by further gates. Gates are computed from all streams. The streams may also be mixed by a doubly stochastic matrix,
 whose rows and columns sum to 1 (arXiv 2512.24880). With a rank, a block reads the mean of the normalised streams, each
 column times a gate of its own, from two matrices of that rank.
-
-Passes (arXiv 2506.21734): a pass reads the sum of two streams and replaces one of them. Passes repeat the same layers.
 
 Per-layer embeddings: p [T, layers * P] is computed once, (norm per layer of (per_layer_model x / sqrt(D)) + embeddings
 of the tokens from a second table) / sqrt(2). Layer i adds norm(per_layer_proj (act(per_layer_gate x) * p[:, columns of
