@@ -100,8 +100,9 @@ def _invocation(path: Path, config: Mapping[str, Any], found: "_Parts") -> tuple
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse unsupported kinds and variants of adapters."""
     kind = config.get("peft_type")
-    if not isinstance(kind, str) or kind.upper() not in ("LORA", *KINDS, *_REPLACING):
-        raise FormatError(f"{path}: peft_type: expected LORA, {', '.join((*KINDS, *_REPLACING))}, found {quoted(kind)}: "
+    known = ("LORA", *KINDS, *_REPLACING)
+    if not isinstance(kind, str) or kind.upper() not in known:
+        raise FormatError(f"{path}: peft_type: expected {', '.join(known)}, found {quoted(kind)}: "
                           f"such adapters are not read")
     for key in _OTHER_KINDS:
         if config.get(key):

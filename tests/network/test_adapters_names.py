@@ -216,6 +216,18 @@ def test_a_bias_that_a_model_has_no_place_for():
         merged(found, spec, [(adapter, 1.0)])
 
 
+@pytest.mark.parametrize("family, end", [("mimo_v2_flash", "o_proj"), ("gemma4_moe", "router.proj")])
+def test_a_new_bias_of_a_product_that_is_scaled(family, end):
+    """The models scale the input of these matrices, but networks scale the product."""
+    found, spec = opened(family)
+    name = next(name for name in found.tensors if name.endswith(f"{end}.weight"))
+    shape = found.tensors[name].shape
+    change, bias = {name: low_rank(name, shape)}, {name: (tensor("b", np.ones(shape[0])), 1.0)}
+    assert fitted(Adapter(PATH, "hf", change), found, spec).adapter.added
+    with pytest.raises(FormatError, match="gets a bias, but the model scales this product"):
+        fitted(Adapter(PATH, "hf", change, bias), found, spec)
+
+
 def test_experts_of_two_kinds_in_one_list():
     found, spec = opened("ernie4_5_vl_moe")
     at = "model.language_model.layers.1.mlp"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from numflow.spec.reader import Spec
 # Stacked parameters of all experts -> the modules that each expert's rows consist of, in order.
 _STACKS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "up_proj": ("ffn_up_exps",),
            "down_proj": ("ffn_down_exps",)}
+_SCALES = ("attn_out_scale", "router_scale")  # labels of steps that scale a product
 _LAYER = re.compile(r"\.(\d+)\.")
 T = TypeVar("T")
 
@@ -85,7 +87,21 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     if biased and any(step.label == "head_scale" for steps in built.entries.values() for step in steps):
         raise FormatError(f"{own.path}: {biased[0]!r} gets a bias, but the model scales its logits: the adapter does "
                           "not say which comes first")
-    return Fitted(own, checkpoint, transposed, head, names.biases(own), left_out)
+    fit = Fitted(own, checkpoint, transposed, head, names.biases(own), left_out)
+    _check_biases(fit, built)
+    return fit
+
+
+def _check_biases(fit: Fitted, built: Network) -> None:
+    """Refuse a new bias of a product that is scaled: some models scale the input instead."""
+    for before, step in (pair for steps in built.entries.values() for pair in pairwise(steps)):
+        if not step.label.endswith(_SCALES) or before.op != "linear" or before.outputs != step.inputs:
+            continue
+        for part in built.weights[before.weights["weight"]].parts:
+            name, bias = part.tensor, fit.bias_of(part.tensor)
+            if bias not in fit.checkpoint.tensors and (name in fit.adapter.offsets or bias in fit.adapter.replaced):
+                raise FormatError(f"{fit.adapter.path}: {name!r} gets a bias, but the model scales this product: the "
+                                  f"adapter does not say which comes first")
 
 
 def _check_kind(adapter: Adapter, checkpoint: Checkpoint) -> None:
