@@ -158,7 +158,7 @@ def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
     if stretched:
         facts["context"] = max(facts["context"], *(int(step.params["border"] * step.params["stretch"])
                                                    for step in stretched))
-        if not any(step.op == "index_select" for step in b.entries["main"]):  # its bit mask has one bit per position
+        if not any(step.op in ("index_select", "block_select") for step in b.entries["main"]):  # bits of all positions
             facts["stretches"] = True
     if b.resolved.option("embedding", "position", None, stack) == "learned":
         offset = b.resolved.option("embedding", "position_offset", None, stack)

@@ -19,6 +19,11 @@ MODULES: dict[str, str] = {
     "attn_k_in_norm": "norm of the input of keys, if not attn_norm", "attn_v_in_norm": "of values",
     "attn_depth": "queries of attention's input over depth [D], or of query, key and value [3, D]",
     "ffn_depth": "query of the feed-forward block's input over depth [D]", "head_depth": "query of the last norm's [D]",
+    **{f"{name}_message_{part}": f"{what} of the message to {of}" for name, of in (
+        ("attn", "the input of queries"), ("attn_k", "keys"), ("attn_v", "values"), ("ffn", "the feed-forward block"))
+       for part, what in (("down", "gates, down,"), ("forget", "forget gate, up,"), ("gain", "gain, up,"))},
+    "message_queries": "for each layer of a pass, queries of the messages to queries and feed-forward block [2 n, D]",
+    "message_kv_queries": "of those to keys and values [2 n, D]",
     "attn_rel": "weights of the learned values of attention.relative, for each head [H * R, D]",
     "attn_rel_numbers": "these values [R, distances]",
     "attn_k_conv": "convolution of keys [C, K]", "attn_v_conv": "convolution of values",

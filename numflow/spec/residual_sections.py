@@ -93,6 +93,13 @@ RESIDUAL: dict[str, dict[str, SpecOption]] = {
                        "block, weighed by the softmax of their products with a learned query; 0 = a residual stream as "
                        "usual", 0),
         "eps": _float(1e-6, "epsilon of that norm", above=0, most=1),
+        "loop_first": _int(0, "first layer of a loop over `loop_layers` layers: each pass begins with the stream and "
+                           "the blocks before this layer. From the second pass on, the inputs of query, key, value and "
+                           "feed-forward block read a message, a sum over the blocks of the pass before", 0),
+        "loop_layers": _int(0, "layers of a pass: whole blocks; 0 = no loop", 0),
+        "loop_passes": _int(1, "passes; each run of a layer counts as a layer"),
+        "gate_rank": _int(1, "rank of the gates of messages: (1 - tanh(forget(z))) * input + tanh(gain(z)) * message, "
+                          "z = down(norm(input), norm(message))"),
     },
     "altup": {
         "streams": _int(0, "alternating updates: number of residual streams. A layer computes one of them, and "

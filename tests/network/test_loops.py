@@ -21,6 +21,10 @@ def build(tmp_path, name, text):
     ("longcat_flash", 'extends = "longcat_flash"\n[moe]\nenabled = "layer % 2 == 1"\n', "missing tensor|moe.late"),
     ("inkling_text", 'extends = "inkling"\n[moe]\nscore = "softmax_topk"\n', "moe.always: expected scores of softmax"),
     ("zaya", 'extends = "zaya"\n[attention]\nvalue_dim = 4\n', "attention.convolved: expected separate matrices"),
+    ("inkling2_text", 'extends = "inkling2"\n[attention]\nrelative = 0\n', "attention.token_sinks: expected"),
+    ("inkling2_text", 'extends = "inkling2"\n[block]\nparallel = true\n', "expected False with depth.layers"),
+    ("inkling2_loop_text", 'extends = "inkling2_loop"\n[depth]\nloop_layers = 1\n', "whole blocks of 2 layers"),
+    ("dory", 'extends = "dory"\n[hf.tensors]\nattn_mix = "lm_head.logit_scale"\n', r"is \[203\], but spec 'own'"),
     ("longcat_flash", 'extends = "longcat_flash"\n[hf.tensors]\nattn_q_a = "layers.{layer // nobody}"\n',
      "names 'nobody', which is no parameter"),
 ])

@@ -65,3 +65,11 @@ case("inkling2", "Inkling2ForConditionalGeneration", "inkling2", {
         "model_type": "inkling2_text", "num_hidden_layers": 6, "unpadded_vocab_size": 201, "rms_norm_eps": 1e-3,
         "n_layers_per_attn_res_block": 4, "num_experts_per_tok": 3},
     "vision_config": INK_EYES, "image_token_id": 200}, kind="multimodal", lengths=(9, 30))
+LOOP = INK | {"num_hidden_layers": 6, "loop_layer_index_start": 2, "loop_layer_index_end": 4, "loop_num_passes": 2,
+              "loop_gate_rank": 6, "layer_types": [*INK["layer_types"], "hybrid_sliding", "hybrid"]}
+case("inkling2_loop_text", "Inkling2LoopForCausalLM", "inkling2_loop_text", LOOP, lengths=(9, 30))
+case("inkling2_loop", "Inkling2LoopForConditionalGeneration", "inkling2_loop", {
+    "text_config": {key: value for key, value in INK.items() if key != "layer_types"} | INK_NEAR | {
+        "model_type": "inkling2_loop_text", "num_hidden_layers": 6, "unpadded_vocab_size": 201,
+        "loop_config": {"core_start": 2, "core_end": 6, "num_passes": 2, "gate_rank": 5}},
+    "vision_config": INK_EYES, "image_token_id": 200}, kind="multimodal", lengths=(9, 30))

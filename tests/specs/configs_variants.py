@@ -111,6 +111,8 @@ ROTARY: dict[str, tuple] = {
     "apertus_scaled_by_class": ("apertus", {"rope_theta": 5e5}, ("rope_scaling",)),
     "deepseek_v32_dynamic": ("deepseek_v32", {
         "index_n_heads": 24, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}),
+    "minimax_m3_text_dynamic": ("minimax_m3_text_blocks", {
+        "rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}, (), {"lengths": (30, 60)}),
     "gemma_embedding_window_one": ("gemma_embedding", {"sliding_window": 1}, (), SHORT_TEXTS),
     "gemma3_type_passed_over": ("gemma3", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 1.3}}),
     "gemma3n_type_passed_over": ("gemma3n", {"rope_scaling": {"type": "linear", "factor": 4.0}}),

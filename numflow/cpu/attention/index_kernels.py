@@ -145,19 +145,32 @@ def _rotate_queries(args, t, y):
 def _raise_scores(args, scratch, t, table, first, position):
     """Raise the scores of blocks, by head, to those of 16 keys from `first` on, up to the row's position."""
     q, columns, k = _operands(args, scratch, t, table, first)
-    block, words, kind = i64(args, INDEX.block), i64(args, INDEX.words), i64(args, INDEX.kind)
-    lanes = scratch + 4 * 32 * words * i64(args, INDEX.heads)
-    for head in range(i64(args, INDEX.heads)):
-        product = keep_lanes(_product(kind, q, columns, k, head), np.int64(0), position - first, _LOWEST)
-        scores = f32_ptr(scratch + 4 * 32 * words * head)
-        if block % GROUP == 0:
-            scores[first // block] = max(scores[first // block], max_lanes(product))
-        else:
-            store_f32(lanes, product)
-            for lane in range(min(np.int64(GROUP), position + 1 - first)):
-                index = (first + lane) // block
-                if index < 32 * words:
-                    scores[index] = max(scores[index], f32_ptr(lanes)[lane])
+    kind, heads, head = i64(args, INDEX.kind), i64(args, INDEX.heads), np.int64(0)
+    while head + 4 <= heads:  # four sums at a time hide the latency of the additions
+        a, b, c, d = _four_products(kind, q, columns, k, head)
+        _raise_head(args, scratch, head, first, position, a)
+        _raise_head(args, scratch, head + 1, first, position, b)
+        _raise_head(args, scratch, head + 2, first, position, c)
+        _raise_head(args, scratch, head + 3, first, position, d)
+        head += 4
+    for rest in range(head, heads):
+        _raise_head(args, scratch, rest, first, position, _product(kind, q, columns, k, rest))
+
+
+@inline
+def _raise_head(args, scratch, head, first, position, product):
+    """Raise the scores of blocks of one head to products with 16 keys."""
+    block, words = i64(args, INDEX.block), i64(args, INDEX.words)
+    scores, lanes = f32_ptr(scratch + 4 * 32 * words * head), scratch + 4 * 32 * words * i64(args, INDEX.heads)
+    product = keep_lanes(product, np.int64(0), position - first, _LOWEST)
+    if block % GROUP == 0:
+        scores[first // block] = max(scores[first // block], max_lanes(product))
+    else:
+        store_f32(lanes, product)
+        for lane in range(min(np.int64(GROUP), position + 1 - first)):
+            index = (first + lane) // block
+            if index < 32 * words:
+                scores[index] = max(scores[index], f32_ptr(lanes)[lane])
 
 
 @inline
@@ -185,6 +198,17 @@ def _product(kind, q, columns, k, head):
         column = load_f16(k + 2 * GROUP * e) if kind == F16 else load_f32(k + 4 * GROUP * e)
         product = fma(q[head * columns + e], column, product)
     return product
+
+
+@inline
+def _four_products(kind, q, columns, k, head):
+    """_product of four heads from `head` on."""
+    q, a, b, c, d = f32_ptr(q), zero_f32(), zero_f32(), zero_f32(), zero_f32()
+    for e in range(columns):
+        column, at = load_f16(k + 2 * GROUP * e) if kind == F16 else load_f32(k + 4 * GROUP * e), head * columns + e
+        a, b = fma(q[at], column, a), fma(q[at + columns], column, b)
+        c, d = fma(q[at + 2 * columns], column, c), fma(q[at + 3 * columns], column, d)
+    return a, b, c, d
 
 
 @inline

@@ -69,7 +69,7 @@ def attention_cases():
         yield _tokens_of_entries(every, top_k, schedule)
     for heads, kv_heads, size, block, top_k, local, schedule in (
             (4, 2, 16, 4, 3, 1, SCHEDULE), (6, 3, 20, 5, 2, 0, LONG), (2, 1, 64, 16, 4, 2, LONG),
-            (4, 2, 48, 1, 7, 1, SHORT), (2, 2, 16, 128, 2, 1, LONG)):
+            (5, 5, 48, 1, 7, 1, SHORT), (2, 2, 16, 128, 2, 1, LONG)):
         yield _blocks(heads, kv_heads, size, block, top_k, local, schedule)
 
 

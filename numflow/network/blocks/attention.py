@@ -257,6 +257,9 @@ def position_biases(b: Builder, heads: int) -> dict[str, str]:
     if b.option("attention", "sinks"):
         weights["sinks"] = b.vector("attn_sinks", "weight", heads)
     if b.option("attention", "token_sinks"):  # scores are relative to the token's sink
+        if not b.option("attention", "relative") or b.option("attention", "softcap") or weights:
+            raise SpecError(f"{b.where}: attention.token_sinks: expected attention.relative, and neither softcap, "
+                            "sinks nor ALiBi", ("attention.token_sinks",))
         weights["sinks"] = b.constant(f"sinks_zero.{heads}", np.zeros(heads, np.float32))
     if b.option("attention", "buckets"):
         layer = b.layer

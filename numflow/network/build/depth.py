@@ -3,36 +3,52 @@
 The input of a layer's attention and of its feed-forward block is sum_i p_i n_i. n_i are the normalised sums of the
 earlier blocks and, last, of the current one; p is the softmax of query . n_i / sqrt(D), with a learned query. A block's
 first layer starts a new sum; the embeddings are the first sum.
+
+Layers may run in a loop of several passes. Each pass begins with the sums before the loop. From the second pass on,
+each layer reads messages: sums over the blocks that the pass before made, weighed as above, with a query for each
+reader.
 """
 
-from dataclasses import replace
-
-import numpy as np
-
-from numflow.errors import SpecError
 from numflow.network.blocks.attention import self_attention
 from numflow.network.blocks.channels import add_convolution
 from numflow.network.blocks.feed_forward import feed_forward
+from numflow.network.build.messages import PAST, Loop, copied, receive, weigh
+from numflow.network.build.residuals import ONLY, check_layer
 from numflow.network.steps.builder import Builder
 from numflow.ops import View
 
+# Options of a layer with attention over depth: option -> its only value.
+_ONLY: dict[tuple[str, str], object] = {
+    **ONLY, ("mixer", "kind"): "attention", ("block", "post_norm"): "none", ("block", "channel_scales"): False,
+    ("block", "output_scale"): False, ("block", "norm_gate_rank"): 0, ("moe", "late"): False, ("conv", "around"): 0,
+    ("ffn", "adapter_width"): 0, ("side", "enabled"): False, ("per_layer", "width"): 0, ("altup", "streams"): 0,
+    ("hyper", "streams"): 0, ("passes", "layers"): 0, ("ngrams", "size"): 0}
 
 class Depth:
     """The sums of a network that is being built. x [T, D]: the current block's sum."""
 
     def __init__(self, b: Builder, x: View):
-        self.b, self.x, self.count = b, x, 0  # count: earlier blocks
+        self.b, self.x = b, x
+        self.count = self.before = 0  # earlier blocks, and those before the loop
+        self.loop = Loop(b)
         size, layers = b.option("depth", "layers"), b.option("stack", "layers")
+        layers -= self.loop.layers * (self.loop.passes - 1)
         self.sums = b.view("depth_sums", (-(-layers // size) + 1) * x.width)
 
     def layer(self) -> None:
         """One layer: attention, then the feed-forward block."""
         b, x = self.b, self.x
-        if b.layer is None or b.option("mixer", "kind") != "attention" or b.option("block", "parallel"):
-            raise SpecError(f"{b.where}: depth.layers: expected layers of attention and then a feed-forward block",
-                            ("depth.layers",))
+        check_layer(b, "depth.layers", _ONLY)
+        assert b.layer is not None
+        self._begin_pass()
+        messages = self.loop.messages(b, x.width)
         first = b.layer % b.option("depth", "layers") == 0
-        y = self._attention(self._inputs("attn_depth") if b.layer else [x])
+        inputs = self._inputs("attn_depth") if b.layer else [x]
+        if messages:
+            inputs = [copied(b, view, f"depth_{i}") for i, view in enumerate((inputs * 3)[:3])]
+            for name, view in zip(("attn", "attn_k", "attn_v"), inputs):
+                receive(b, name, view, messages[name])
+        y = self._attention(inputs)
         if first:
             if not b.layer:
                 self._normalise(x)
@@ -41,6 +57,8 @@ class Depth:
         else:
             b.emit("add", (x, y), (x,), "attn_add")
         (h,) = self._inputs("ffn_depth")
+        if messages:
+            receive(b, "ffn", h, messages["ffn"])
         y = feed_forward(b, b.norm("ffn_norm", h, b.view("normed", x.width)))
         self._convolve("ffn", y)
         b.emit("add", (x, y), (x,), "ffn_add")
@@ -49,6 +67,24 @@ class Depth:
         """x = the input of the last norm."""
         (y,) = self._inputs("head_depth")
         self.b.emit("copy", (y,), (self.x,), "depth_end")
+
+    def _begin_pass(self) -> None:
+        """Before the first layer of a loop: keep the stream. Before that of a further pass: keep the blocks of the pass
+        before, and begin with the stream before the loop again."""
+        b, x, loop = self.b, self.x, self.loop
+        if (turn := loop.turn(b)) is None or loop.place(b):
+            return
+        kept = b.view("loop_stream", x.width)
+        if turn == 0:
+            b.emit("copy", (x,), (kept,), "loop_keep")
+            self.before = self.count
+            return
+        self._normalise(x)  # the blocks of a pass: all behind the stream before the loop, and the last sum
+        parts = (self.count - self.before) * x.width
+        past = View(self.sums.buffer, (self.before + 1) * x.width, parts)
+        b.emit("copy", (past,), (b.view(PAST, parts),), "loop_past")
+        b.emit("copy", (kept,), (x,), "loop_again")
+        self.count = self.before
 
     def _attention(self, inputs: list[View]) -> View:
         """Attention of one input, or of the inputs of query, key and value, each with its norm."""
@@ -81,21 +117,3 @@ class Depth:
         queries = b.numbers(module, width * (tensor.rows if tensor.rows in (1, 3) else 1)).reshape(-1, width)
         return [weigh(b, f"{module}_{i}", query, View(self.sums.buffer, 0, count * width), b.view(f"depth_{i}", width))
                 for i, query in enumerate(queries)]
-
-
-def weigh(b: Builder, label: str, query: np.ndarray, parts: View, y: View) -> View:
-    """y [T, D] = sum_i p_i n_i over the parts n_i [T, D] of `parts`, p the softmax of query . n_i / sqrt(D)."""
-    width = len(query)
-    count = parts.width // width
-    weight = b.constant(f"{b.prefix}{label}", np.tile(query / np.float32(width ** 0.5), (count, 1)))
-    b.weights[weight] = replace(b.weights[weight], groups=count)
-    scores, order = b.view("depth_scores", count), b.view("depth_order", count)
-    b.emit("head_linear", (parts,), (scores,), label, {"weight": weight}, heads=count)
-    # A softmax of all scores, in their order: a route to experts that are given.
-    shift = b.constant(f"depth_order.{count}", np.arange(count, dtype=np.float32))
-    b.emit("scale", (scores,), (order,), f"{label}_order", {"shift": shift}, scale=0.0)
-    ids, shares = b.view("depth_ids", count, dtype="i32"), b.view("depth_shares", count)
-    b.emit("moe_route", (scores, order), (ids, shares), f"{label}_softmax", {}, score="softmax")
-    b.emit("scale", (View(parts.buffer, parts.start, width),), (y,), f"{label}_zero", scale=0.0)
-    b.emit("mix", (y, parts, shares), (y,), f"{label}_sum", parts=1)
-    return y

@@ -1,4 +1,8 @@
-"""Layers that run in passes: two streams that passes replace in turn, or a stream that starts again."""
+"""Layers that run in passes: two streams that passes replace in turn, or a stream that starts again.
+
+Passes (arXiv 2506.21734): a pass reads the sum of two streams and replaces one of them. Passes repeat the same layers.
+With passes.restart, the stream before a pass becomes its norm plus the norm of the stream before the first pass.
+"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Several residual streams, passes over the same layers, per-layer embeddings, and streams as an output.
+"""Several residual streams, per-layer embeddings, and streams as an output.
 
 Alternating updates (AltUp, arXiv 2301.13310): a layer computes one stream. It predicts the other streams before, and
 corrects them after, with coefficients that a router computes from a stream. Attention may have a learned low-rank
@@ -8,8 +8,6 @@ Hyper-connections (arXiv 2409.19606): a block reads a gated sum of all streams, 
 by further gates. Gates are computed from all streams. The streams may also be mixed by a doubly stochastic matrix,
 whose rows and columns sum to 1 (arXiv 2512.24880). With a rank, a block reads the mean of the normalised streams, each
 column times a gate of its own, from two matrices of that rank.
-
-Passes (arXiv 2506.21734): a pass reads the sum of two streams and replaces one of them. Passes repeat the same layers.
 
 Per-layer embeddings: p [T, layers * P] is computed once, (norm per layer of (per_layer_model x / sqrt(D)) + embeddings
 of the tokens from a second table) / sqrt(2). Layer i adds norm(per_layer_proj (act(per_layer_gate x) * p[:, columns of
@@ -34,12 +32,12 @@ from numflow.ops import Part, View
 _LEAST = 1e-5  # lower limit of a stream's mean square, where its RMS is matched to another stream's
 
 # Options of a layer that several streams do not support: option -> its only value.
-_ONLY = {("block", "parallel"): False, ("block", "pre_norm"): True, ("block", "attention_norm"): True,
+ONLY = {("block", "parallel"): False, ("block", "pre_norm"): True, ("block", "attention_norm"): True,
          ("block", "residual"): "plain", ("block", "residual_scale"): 1.0, ("block", "ffn_residual_scale"): 1.0,
-         ("block", "mix"): "none",
+         ("block", "mix"): "none", ("passes", "restart"): False,
          ("ffn", "enabled"): True, ("ffn", "token_shift"): False, ("moe", "beside"): False, ("moe", "early"): False}
-_ONLY_ALTUP = {**_ONLY, ("mixer", "kind"): "attention"}
-_ONLY_HYPER = {**_ONLY, ("block", "post_norm"): "none", ("block", "output_scale"): False, ("per_layer", "width"): 0,
+_ONLY_ALTUP = {**ONLY, ("mixer", "kind"): "attention"}
+_ONLY_HYPER = {**ONLY, ("block", "post_norm"): "none", ("block", "output_scale"): False, ("per_layer", "width"): 0,
                ("altup", "streams"): 0}
 
 
@@ -59,7 +57,7 @@ def begin_streams(b: Builder, x: View) -> View:
 
 def altup_layer(b: Builder, streams: View, x: View, feed_forward: Callable[[View], None]) -> None:
     """One layer on all streams. x [T, D]: buffer of the computed stream, to which `feed_forward` adds."""
-    _check_layer(b, "altup", _ONLY_ALTUP)
+    check_layer(b, "altup.streams", _ONLY_ALTUP)
     active, count = b.option("altup", "active"), _count(b)
     predicted = b.view("predicted", streams.width)
     gates = b.linear("altup_predict", _modalities(b, _one(streams, x.width, active)), b.view("altup_gates", count ** 2))
@@ -99,15 +97,20 @@ def end_streams(b: Builder, streams: View, x: View) -> None:
     b.emit("scale", (x,), (x,), "altup_mean", scale=1 / count)
 
 
-def _check_layer(b: Builder, section: str, only: dict[tuple[str, str], object]) -> None:
+def check_layer(b: Builder, because: str, only: dict[tuple[str, str], object]) -> None:
+    """Check that options of the current layer have their only values beside the option `because`.
+
+    Raises:
+        SpecError: one has another value.
+    """
     if b.option("mixer", "kind") == "none":
         only = {("mixer", "kind"): "attention", **only}
     for (of, key), value in only.items():
         if of == "moe" and not b.option("moe", "enabled"):
             continue
         if (found := b.option(of, key)) != value:
-            raise SpecError(f"{b.where}: {of}.{key}: expected {value!r} with {section}.streams, found {found!r}",
-                            (f"{of}.{key}", f"{section}.streams"))
+            raise SpecError(f"{b.where}: {of}.{key}: expected {value!r} with {because}, found {found!r}",
+                            (f"{of}.{key}", because))
 
 
 def _count(b: Builder) -> int:
@@ -162,7 +165,7 @@ def begin_hyper(b: Builder, x: View) -> View:
 
 def hyper_layer(b: Builder, streams: View, x: View, blocks: Iterable[tuple[str, Callable]]) -> None:
     """One layer on all streams. x [T, D]: buffer of a block's input. blocks: ("attn", block), ("ffn", block)."""
-    _check_layer(b, "hyper", _ONLY_HYPER)
+    check_layer(b, "hyper.streams", _ONLY_HYPER)
     count, rank = b.option("hyper", "streams"), b.option("hyper", "rank")
     if rank and b.option("hyper", "balance"):
         raise SpecError(f"{b.where}: hyper.balance: expected 0 with hyper.rank", ("hyper.balance", "hyper.rank"))
