@@ -144,9 +144,9 @@ def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
              **{key: b.resolved.option("stack", key, None, stack) for key in ("layers", "width", "context")}}
     if b.resolved.option("head", "scores", None, stack):
         facts["labels"] = b.names.need("score_output").rows
-    if in_turns := frozenset(part.tensor for weight in b.weights.values() if b.names.in_turns(weight.name)
-                             for part in weight.parts):
-        facts["in_turns"] = in_turns
+    if in_turns := {part.tensor for weight in b.weights.values() if b.names.in_turns(weight.name)
+                    for part in weight.parts}:
+        facts["in_turns"] = tuple(sorted(in_turns))
     if (dropped := b.resolved.option("embedding", "dropped_token", None, stack)) >= 0:
         facts["dropped"] = dropped, b.resolved.option("embedding", "dropped_keep", None, stack)
     if stack:
