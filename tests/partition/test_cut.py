@@ -15,7 +15,7 @@ from numflow.ops import EXCHANGES
 from numflow.partition.cut.cut import partition
 from numflow.partition.cut.plan import layer_of, single_device
 from tests.partition.plans import TOLERANCE, error, model_of, one_device, several_devices
-from tests.specs.case import memory_checkpoint
+from tests.specs.case import load_case, memory_checkpoint
 
 
 def _ops(part, entry="main"):
@@ -39,6 +39,16 @@ def test_by_layer_every_step_is_somewhere_once():
     assert {name for names in weights for name in names} == set(built.weights)
     assert weights[0] & weights[1] == {"rope.0", "token_embd.weight"}  # the embedding is the head too
     assert [dict(part.layers) for part in plan.devices] == [{"": range(2)}, {"": range(2, 3)}]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma4_moe", "step3p7", "zamba2", "flint"])
+def test_values_that_nobody_reads_are_not_sent(name):
+    """Layers whose views of a buffer differ in width overwrite each other's values in part."""
+    case = load_case(name)
+    checkpoint = memory_checkpoint(case.configs[0], case.tensors)
+    plan = partition(network.build(network.choose_spec(checkpoint), checkpoint), "0;1")
+    sent = {step.inputs[0].buffer for step in plan.devices[0].network.entries["main"] if step.op == "send"}
+    assert sent <= {"x", "x.wanted", "embeddings"} and "x" in sent
 
 
 def test_layers_by_hand():

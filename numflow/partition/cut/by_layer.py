@@ -96,7 +96,9 @@ class _Walk:
         self.lists = [stage[entry] for stage in self.stages]
         self.values: list[_Value] = []
         first = next((self._of_layer(step) for step in steps if layer_of(step.label)), 0)
-        for step in steps:
+        others = [other for name, other in self.network.entries.items() if name != entry]
+        for index, step in enumerate(steps):
+            self.later = [steps[index + 1:], *others]
             stage = self._stage(step, first)
             self._check_cache(step, stage)
             for view in step.inputs:
@@ -135,11 +137,35 @@ class _Walk:
             self.lists[stage].append(Step("receive", (), (value.view,), {}, {"peer": value.owner}, label))
 
     def _write(self, view: View, stage: int, step: Step) -> None:
-        """Record a new value of a stage. Overlapping values that are not fully overwritten are sent there first."""
+        """Record a new value of a stage. Values that it overwrites in part are sent there first, if the rest of their
+        columns is read later; else they are no values any more."""
+        current = []
         for value in self.values:
-            if value.view.overlaps(view) and not view.covers(value.view):
+            if not value.view.overlaps(view):
+                current.append(value)
+            elif any(self._is_read(rest) for rest in _without(value.view, view)):
                 self._bring(value.view, stage)
-        self.values = [replace(value, owner=stage, stages={stage}) if value.view.overlaps(view) else value
-                       for value in self.values if not view.covers(value.view)]
+                current.append(replace(value, owner=stage, stages={stage}))
         source = step if step.op in _RECOMPUTED else None
-        self.values.append(_Value(view, stage, {stage}, source))
+        self.values = [*current, _Value(view, stage, {stage}, source)]
+
+    def _is_read(self, view: View) -> bool:
+        """Whether a later step or another entry reads columns of a view before they are written, or they are output."""
+        return (any(_read_before_written(view, steps) for steps in self.later)
+                or any(view.overlaps(output) for output in self.network.outputs.values()))
+
+
+def _without(view: View, written: View) -> list[View]:
+    """The columns of a view before and behind another one."""
+    begin, end, behind = view.start, view.start + view.width, written.start + written.width
+    pieces = [View(view.buffer, begin, written.start - begin), View(view.buffer, behind, end - behind)]
+    return [piece for piece in pieces if piece.width > 0]
+
+
+def _read_before_written(view: View, steps: tuple[Step, ...]) -> bool:
+    for step in steps:
+        if any(view.overlaps(x) for x in step.inputs):
+            return True
+        if any(y.covers(view) for y in step.outputs):
+            return False
+    return False
