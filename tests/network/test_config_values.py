@@ -58,7 +58,7 @@ def test_any_value_under_any_key_is_one_line_or_computes(name):
             except NumflowError as error:
                 assert "\n" not in str(error) and len(str(error)) < 1500, (path, value)
                 continue
-            ids = case.inputs[0]["ids"][: min(6, made.facts["context"])]
+            ids = [token % made.facts["vocabulary"] for token in case.inputs[0]["ids"][: min(6, made.facts["context"])]]
             program = Program(made, WeightSource(made, checkpoint))
             with warnings.catch_warnings(action="ignore"):
                 for output in made.outputs:
