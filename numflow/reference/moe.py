@@ -32,9 +32,14 @@ def _top_k(logits, experts, bias, width, score, groups, top_groups, group_best):
     choice = scores if bias is None else scores + bias
     if top_groups < groups:
         choice = _mask_groups(choice, groups, top_groups, group_best)
-    ids = _best(choice, width) if experts is None else np.clip(experts, 0, logits.shape[1] - 1).astype(np.int64)
+    ids = _best(choice, width) if experts is None else _clipped(experts, logits.shape[1])
     gates = np.take_along_axis(scores, ids, axis=1)
     return ids, {"softmax_topk": softmax, "sigmoid_topk": sigmoid}.get(score, lambda x: x)(gates)
+
+
+def _clipped(ids, experts):
+    """Ids clipped to 0 .. X - 1; 0 for NaN."""
+    return np.fmin(np.fmax(ids, 0), experts - 1).astype(np.int64)
 
 
 def _sparsemixer(logits, width, reach):

@@ -137,7 +137,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
         "q_norm_kind": _choice(("rms", "layer", "l2", "clip"), "= norm_kind", "norm.kind of that norm; clip: each head "
                                "x, times its weights, becomes x * min(1, q_norm_limit / |x|)"),
-        "q_norm_limit": _float(1.0, "see q_norm_kind", above=0, most=1e15),
+        "q_norm_limit": _float(1.0, "see q_norm_kind", 1e-9, 1e9),
         "q_norm_eps": _float(0.0, "epsilon of that norm; 0 = norm.eps", 0, 1),
         "v_norm": _choice(("none", "head"), "none", "norm of values, per head"),
         "shared_from": _int(0, "layers from this one on read the keys and values of the last layer before it that has "
@@ -193,7 +193,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                          "relative_dim learned values, weighed by attn_rel(x); 0 = none", 0, 1 << 16),
         "relative_dim": _int(1, "number of those learned values per distance"),
         "relative_limit": _float(0.0, "the weights attn_rel(x) of a head w, times attn_rel_scale, become w * min(1, "
-                                 "relative_limit / |w|); 0 = off", 0, 1e15),
+                                 "relative_limit / |w|); 0 = off", 0, 1e9),
         "kv_convolved": _bool("has('attn_k_conv.weight')", "keys and values x become x + a causal depthwise "
                               "convolution of x over conv.taps tokens, before norm and rotation"),
         "kv_taps": _bool("has('attn_k_taps.weight')", "the kernel of that convolution, stored [K, C] from the current "
@@ -227,7 +227,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "heads": _int(0, "sparse attention: heads of an index that selects the keys for attention, or the entries for "
                       "mixer.kind compressed; 0 = attend to all", 0),
         "head_dim": _int(0, "columns of an index head; the first ones (latent.rope_dim, or rope.dims) are rotated", 0),
-        "top_k": _int(1, "keys, entries or blocks selected for each query"),
+        "top_k": _int(1, "keys or entries selected for each query"),
         "pairing": _choice(("half", "adjacent"), "half", "rope.pairing of the index"),
         "last": _bool(False, "rotate the last columns of an index head, not the first"),
         "norm_eps": _float(1e-6, "epsilon of the layer norm of the index keys", above=0, most=1),

@@ -58,9 +58,9 @@ def moe_route(args, thread, n_threads):
 
 @inline
 def _given(args, t, s, experts):
-    """Expert id s of token t from the input, clamped."""
+    """Expert id s of token t from the input, clamped; 0 for NaN."""
     id = f32_ptr(i64(args, ROUTE.given) + 4 * t * i64(args, ROUTE.given_stride))[s]
-    return np.int64(min(max(id, np.float32(0)), np.float32(experts - 1)))
+    return np.int64(min(max(np.float32(0), id), np.float32(experts - 1)))
 
 
 @inline

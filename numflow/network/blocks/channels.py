@@ -10,6 +10,7 @@ from numflow.network.steps.builder import Builder
 from numflow.ops import CONV_KINDS, Cache, View
 
 _ZERO_KEY = 8  # columns of keys that are all zero
+_LEAST = 1e-20  # lower limit of a mean square that divides
 _CERTAIN = 1e4  # a logit next to which the softmax of all others is 0
 
 
@@ -90,7 +91,7 @@ def clip_length(b: Builder, label: str, x: View, heads: int, limit: float) -> No
     like = b.view("clip_like", size)
     shift = b.constant(f"clip_like.{size}.{limit}", np.full(size, rms, np.float32))
     b.emit("scale", (View(x.buffer, x.start, size),), (like,), f"{label}_limit", {"shift": shift}, scale=0.0)
-    b.emit("match_rms", (x, like), (x,), label, least=rms ** 2)
+    b.emit("match_rms", (x, like), (x,), label, least=max(rms ** 2, _LEAST))
 
 
 def gated_recurrence(b: Builder, x: View) -> View:
