@@ -227,7 +227,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "heads": _int(0, "sparse attention: heads of an index that selects the keys for attention, or the entries for "
                       "mixer.kind compressed; 0 = attend to all", 0),
         "head_dim": _int(0, "columns of an index head; the first ones (latent.rope_dim, or rope.dims) are rotated", 0),
-        "top_k": _int(1, "keys or entries selected for each query"),
+        "top_k": _int(1, "keys, entries or blocks selected for each query"),
         "pairing": _choice(("half", "adjacent"), "half", "rope.pairing of the index"),
         "last": _bool(False, "rotate the last columns of an index head, not the first"),
         "norm_eps": _float(1e-6, "epsilon of the layer norm of the index keys", above=0, most=1),
