@@ -47,6 +47,11 @@ def folder(module: str) -> Path:
     return path
 
 
+def is_shared(module: str) -> bool:
+    """Whether other processes of this user have the same folder for the kernels of a module; it is not temporary."""
+    return folder(module).parent == root()
+
+
 @functools.cache
 def prune() -> None:
     """Remove the folders that were not used for KEEP_DAYS, once per process; other processes may do the same."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from numflow import kernel_cache
 from numflow.cpu.runtime import code_files
 from numflow.cpu.runtime.kernel import Kernel, compile_seconds, on_compile
 
@@ -30,8 +31,9 @@ def compile_missing(kernels: Iterable[Kernel], processes: int, done: Callable[[]
     A kernel that another process does not compile is left to `Kernel.prepare`. done: called after each kernel.
     """
     with _one:
-        missing = [kernel for kernel in dict.fromkeys(kernels) if not kernel.ready
-                   and code_files.kept(kernel.module) and not code_files.exists(kernel.module, kernel.file)]
+        missing = [kernel for kernel in dict.fromkeys(kernels)
+                   if not kernel.ready and code_files.kept(kernel.module) and kernel_cache.is_shared(kernel.module)
+                   and not code_files.exists(kernel.module, kernel.file)]
         others = min(processes, _most(), len(missing) // 2) - 1
         if len(missing) >= _FEWEST and others > 0:
             missing.sort(key=lambda kernel: not kernel.module.startswith(_LONGEST))
