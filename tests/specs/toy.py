@@ -22,7 +22,8 @@ SIZES = {
     "compressed.out_groups": 2, "compressed.out_rank": 12,
     "recurrent.heads": 4, "recurrent.key_heads": 2, "recurrent.key_dim": 12, "recurrent.value_dim": 12,
     "each": 1, "pairs": 1, "low_rank": 24, "low_rank_q": 16, "idle": 3, "inner": 96, "local_heads": 4, "reach": 3,
-    "local_kv_heads": 2, "local_head_dim": 16, "moe.router_width": 12,
+    "local_kv_heads": 2, "local_head_dim": 16, "moe.router_width": 12, "unpadded": VOCABULARY,
+    "stated": 4, "stated_first": 1, "stated_last": 1, "start": 1, "finish": 3, "turns": 2, "depth.layers": 1,
     **{f"xielu_{name}": [0.4, -0.3] for name in ("positive", "negative", "beta", "eps")},
 }
 

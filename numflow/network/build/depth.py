@@ -113,7 +113,8 @@ class Depth:
         b, width = self.b, self.x.width
         self._normalise(self.x)
         count = self.count + 1
-        tensor = b.names.need(module, "weight", b.layer, b.stack)
-        queries = b.numbers(module, width * (tensor.rows if tensor.rows in (1, 3) else 1)).reshape(-1, width)
+        tensor = b.names.find(module, "weight", b.layer, b.stack)
+        rows = tensor.rows if tensor is not None and tensor.rows in (1, 3) else 1
+        queries = b.numbers(module, width * rows).reshape(-1, width)
         return [weigh(b, f"{module}_{i}", query, View(self.sums.buffer, 0, count * width), b.view(f"depth_{i}", width))
                 for i, query in enumerate(queries)]
