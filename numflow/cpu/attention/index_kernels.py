@@ -3,8 +3,8 @@
 import numpy as np
 
 from numflow.cpu.attention.coded import decode_keys
-from numflow.cpu.attention.slots import HEAD, INDEX, LAST_KEY, SLOTS, TOKENS, Y_ADDRESS
-from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
+from numflow.cpu.attention.slots import HEAD, INDEX, SELECTED, SLOTS, TOKENS, Y_ADDRESS
+from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, i64_ptr, share
 from numflow.cpu.runtime.kernel import POSITIONS, SEQUENCE_OF, kernel
 from numflow.cpu.simd.float32 import fma, keep_lanes, load_part, max_lanes, maximum, sum_lanes
 from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32, zero_f32
@@ -90,38 +90,29 @@ def index_tokens(args, thread, n_threads):
 
 
 @inline
-def selected_bits(args, scratch, r, key):
-    """Bit i is set if row r of a tile of attention sees key + i, for i below 16."""
-    words, block = _selected_words(args, scratch, r), i64(args, SLOTS.selected_block)
-    bits = np.int64(0)
-    if block == 0:
-        bits = np.int64(words[key // 32]) >> (key % 32)
-    elif block % GROUP == 0:
-        bits = -_bit(words, key // block)
-    else:
-        for lane in range(min(np.int64(GROUP), i64(scratch + LAST_KEY, r) + 1 - key)):
-            bits |= _bit(words, (key + lane) // block) << lane
-    return bits
+def select_chunk(args, scratch, rows, base, max_key):
+    """Store the visible keys of the chunk from `base` on for each row of a tile of attention, as bits.
 
-
-@inline
-def any_selected(args, scratch, rows, base, max_key):
-    """True if a row of a tile sees a block of the chunk from `base` on. Keys that no row sees add exactly 0."""
-    block, found = i64(args, SLOTS.selected_block), np.int64(0)
+    Returns whether a row sees a key. Keys that no row sees add exactly 0.
+    """
+    block, last, found = i64(args, SLOTS.selected_block), min(base + CHUNK - 1, max_key), np.int64(0)
     for r in range(rows):
-        words = _selected_words(args, scratch, r)
-        for index in range(base // block, min(base + CHUNK - 1, max_key) // block + 1):
-            found |= _bit(words, index)
+        t = (i64(scratch + Y_ADDRESS, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
+        head = i64(scratch + HEAD, r) // i64(args, SLOTS.queries_per_key)
+        words = i32_ptr(i64(args, SLOTS.selected) + 4 * (t * i64(args, SLOTS.selected_stride)
+                                                        + head * i64(args, SLOTS.selected_words)))
+        bits = np.int64(0)
+        if block == 0:
+            for word in range((last - base) // 32 + 1):
+                bits |= (np.int64(words[base // 32 + word]) & 0xFFFFFFFF) << (32 * word)
+        else:
+            for index in range(base // block, last // block + 1):
+                begin, end = max(index * block - base, 0), min((index + 1) * block - base, np.int64(CHUNK))
+                ones = np.int64(-1) if end - begin == CHUNK else (np.int64(1) << (end - begin)) - 1
+                bits |= (ones << begin) * _bit(words, index)
+        i64_ptr(scratch + SELECTED)[r] = bits
+        found |= bits
     return found != 0
-
-
-@inline
-def _selected_words(args, scratch, r):
-    """The bits of a row's visible keys, or of the visible blocks of its key head."""
-    t = (i64(scratch + Y_ADDRESS, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
-    head = i64(scratch + HEAD, r) // i64(args, SLOTS.queries_per_key)
-    return i32_ptr(i64(args, SLOTS.selected) + 4 * (t * i64(args, SLOTS.selected_stride)
-                                                    + head * i64(args, SLOTS.selected_words)))
 
 
 @inline

@@ -46,8 +46,9 @@ RUNNING_MAX, NEXT_MAX = 2560, 2624  # f32 [16], one lane per row
 FACTOR, OTHER_FACTOR = 2688, 2752   # f32 [16], one lane per row
 FIRST_KEY, LAST_KEY = 2816, 2880    # first and last visible key of a row
 POSITION, HEAD, Y_ADDRESS = 2944, 3008, 3072  # of a row
+SELECTED = 3136            # of a row: bit i is set if it sees key i of the chunk
 # Partial result of a span, then the total of the tile, then q * scale, f32 [rows][E], then a decoded chunk.
-SPAN_RESULT = QUERIES = 3136
+SPAN_RESULT = QUERIES = 3200
 
 # A partial result: f32 maximum m [16], sum of exponentials l [16], values [8][Ep].
 MAXIMA, EXP_SUMS, VALUES = 0, 64, 128

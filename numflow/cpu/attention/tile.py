@@ -21,7 +21,7 @@ back at the end.
 import numpy as np
 
 from numflow.cpu.attention.coded import decode_keys, decode_values, transpose_16x16, transpose_rows
-from numflow.cpu.attention.index_kernels import any_selected, selected_bits
+from numflow.cpu.attention.index_kernels import select_chunk
 from numflow.cpu.attention.int8 import add_coded_values, coded_scores, quantize_query
 from numflow.cpu.attention.products import (
     columns_per_step,
@@ -49,6 +49,7 @@ from numflow.cpu.attention.slots import (
     QUERIES,
     RUNNING_MAX,
     SCORES,
+    SELECTED,
     SLOTS,
     SPAN,
     SPAN_RESULT,
@@ -165,7 +166,7 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
     for r in range(rows):
         store_f32(scratch + LANE_SUMS + 64 * r, zero_f32())
     for base in range(max(span * SPAN, min_key // CHUNK * CHUNK), min((span + 1) * SPAN, max_key + 1), CHUNK):
-        if i64(args, SLOTS.selected_block) and not any_selected(args, scratch, rows, base, max_key):
+        if i64(args, SLOTS.selected) and not select_chunk(args, scratch, rows, base, max_key):
             continue
         key, next_key = _chunk(args, sequence, head, base), _chunk(args, sequence, head, min(base + CHUNK, max_key))
         k = i64(i64(args, SLOTS.cache), 0) + key * i64(args, SLOTS.k_size)
@@ -354,7 +355,7 @@ def _adjusted(args, scratch, score, r, key):
         row = i64(args, SLOTS.bias) + 4 * i64(scratch + HEAD, r) * (2 * reach + 33)
         score = score + load_f32(row + 4 * (min(max(distance, -reach - 16), reach + 1) + reach + 16))
     if i64(args, SLOTS.selected):
-        score = keep_bits(score, selected_bits(args, scratch, r, key), _MASKED)
+        score = keep_bits(score, i64(scratch + SELECTED, r) >> (key % CHUNK), _MASKED)
     return keep_lanes(score, i64(scratch + FIRST_KEY, r) - key, i64(scratch + LAST_KEY, r) - key, _MASKED)
 
 
