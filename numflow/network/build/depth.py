@@ -24,6 +24,7 @@ _ONLY: dict[tuple[str, str], object] = {
     ("ffn", "adapter_width"): 0, ("side", "enabled"): False, ("per_layer", "width"): 0, ("altup", "streams"): 0,
     ("hyper", "streams"): 0, ("passes", "layers"): 0, ("ngrams", "size"): 0}
 
+
 class Depth:
     """The sums of a network that is being built. x [T, D]: the current block's sum."""
 
