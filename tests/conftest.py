@@ -134,3 +134,11 @@ def _offline(request, monkeypatch):
     """No test reaches the network unless it is marked `network`."""
     if request.node.get_closest_marker("network") is None:
         monkeypatch.setenv("NUMFLOW_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Folder of a small chat model with random weights, the base of adapters."""
+    from tests.server.tiny import write_chat_model
+
+    return write_chat_model(tmp_path_factory.mktemp("base"))

@@ -19,7 +19,6 @@ from tests.engine.make_activated import TEXTS, write_activated
 from tests.formats.peft import PREFIX, pair, write_adapter
 from tests.network.test_adapters import logits_of, program_of
 from tests.partition.test_adapters import adapters_of
-from tests.server.tiny import write_chat_model
 from tests.specs.case import load_case, memory_checkpoint
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
@@ -45,11 +44,6 @@ def test_rows_that_add_and_weights_that_are_sums(name):
                 expected = logits_of(sums, case, whole, -1)
             assert np.abs(logits_of(program, case, built, number) - expected).max() < 1e-4 * expected.std()
         assert np.array_equal(logits_of(program, case, built, -1), bare)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return write_chat_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

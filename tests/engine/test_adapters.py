@@ -12,15 +12,9 @@ from numflow.errors import FormatError, ModelNotFoundError, RequestError
 from numflow.formats import open_checkpoint
 from numflow.quant.recipe import read_recipe
 from tests.formats.peft import PREFIX, pair, write_adapter
-from tests.server.tiny import write_chat_model
 
 IDS = [20, 31, 45, 60, 33, 9]
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return write_chat_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

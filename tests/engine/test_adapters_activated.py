@@ -11,7 +11,6 @@ from numflow.errors import FormatError, RequestError
 from tests.engine.make_activated import INVOCATION, STEP, TEXTS, write_activated
 from tests.engine.published import write_case
 from tests.formats.peft import PREFIX, pair, write_adapter
-from tests.server.tiny import write_chat_model
 from tests.specs.case import load_case
 
 EXPECTED = json.loads((Path(__file__).parent / "expected" / "activated.json").read_text(encoding="utf-8"))
@@ -19,11 +18,6 @@ STARTS = [2, 6, None, 0, 3]  # of TEXTS
 Q = "model.layers.0.self_attn.q_proj"
 BEFORE = [20 + i * i % 97 for i in range(150)]  # the first two blocks of 64 tokens and a part of the third
 ANSWER = {"max_tokens": 9, "ignore_eos": True, "logprobs": 1}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return write_chat_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
