@@ -1,6 +1,7 @@
 """GGUF models of real shapes with random weights, named as llama.cpp's converter names them."""
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ class Made:
                                        value=RATE if name.endswith("ssm_a") else 1.0)
                    for name, shape in self.shapes.items()}
         return Checkpoint(Path(self.name), "gguf", "gguf", tensors, self.metadata)
+
+    def read_bytes(self, kind: str = "Q4_0") -> int:
+        """Bytes in the file of all tensors that decoding a token reads whole; of a table, it reads a row."""
+        tensors = self.checkpoint(kind).tensors.items()
+        return sum(tensor.nbytes for name, tensor in tensors if not name.startswith("per_layer_tok"))
+
+    def operations(self) -> int:
+        """Operations of a token of a prompt in the matrices of the layers."""
+        return sum(2 * prod(shape) for name, shape in self.shapes.items()
+                   if not name.endswith(PLAIN) and not name.startswith(("token_embd", "per_layer_tok")))
 
     def write(self, path: Path, kind: str = "Q4_0") -> Path:
         """The file, which llama.cpp reads too; it has no vocabulary."""

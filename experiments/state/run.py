@@ -11,6 +11,7 @@ files are written into a temporary folder and removed.
 
 import os
 import tempfile
+from itertools import product
 from pathlib import Path
 
 from ..llama_cpp import LlamaCpp
@@ -21,6 +22,7 @@ PARTS = "kernels,models,positions,types,memory"
 # the tokens that are decoded. texts: how many decode together.
 OPTIONS = {"parts": PARTS, "rounds": 5, "threads": "1,2", "prompts": "512,4096",
            "positions": "32,4096,32768", "tokens": 64, "texts": 32, "models": "qwen35,lfm2,granite,gemma4",
+           "types": "Q4_0",  # of the matrices in the files that llama.cpp reads too
            "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", "")}
 
 
@@ -42,12 +44,13 @@ def run(lab):
             found["kernels"] = kernels.rates(rounds, quick)
         if "models" in parts:
             found["models"] = {}
-            for one in made:
-                path = one.write(Path(folder) / "model.gguf")
+            for one, kind in product(made, options["types"].split(",")):
+                path = one.write(Path(folder) / "model.gguf", kind)
                 for count in threads:
-                    lab.say(f"{one.name}, {count} threads")
-                    found["models"][f"{one.name}|{count}"] = speed.beside(peer, path, count, prompts, positions[0],
-                                                                          options["tokens"], options["texts"], rounds)
+                    lab.say(f"{one.name}, {kind}, {count} threads")
+                    found["models"][f"{one.name}, {kind}|{count}"] = speed.beside(
+                        peer, path, count, prompts, positions[0], options["tokens"], options["texts"], rounds) | {
+                            "read_bytes": one.read_bytes(kind), "operations": one.operations()}
                 path.unlink()
         if "positions" in parts:
             found["positions"] = {}

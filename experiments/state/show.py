@@ -51,7 +51,10 @@ def blocks_figure(lab, found) -> None:
 def _models(lab, found) -> None:
     lab.heading("Whole models")
     lab.text("Tokens per second: medians, with the slowest and fastest round in brackets. Ratios are of the medians, "
-             "and of the fastest rounds, which other load disturbs least. Matrices are Q4_0 in the file.")
+             "and of the fastest rounds, which other load disturbs least. Matrices have the named type in the file, "
+             "Q4_0 where none is named. Shares of the limit are of the memory bandwidth for decoding, counted in the "
+             "bytes of the file that a token reads, and of the int8 peak for prompts, counted in the products of the "
+             "layers' matrices; both limits are medians of measurements before each round.")
     rows = []
     for name, one in found.items():
         for work, values in one["samples"].items():
@@ -59,9 +62,18 @@ def _models(lab, found) -> None:
                 continue
             other = one["samples"].get(f"llama.cpp {work}")
             row = [*name.split("|"), work, _spread(values)]
-            rows.append([*row, _spread(other), median(values) / median(other), max(values) / max(other)]
-                        if other else [*row, "-", "-", "-"])
-    lab.table(["model", "threads", "work", "numflow", "llama.cpp", "ratio", "ratio of the fastest"], rows)
+            row += [_spread(other), median(values) / median(other), max(values) / max(other)] if other else ["-"] * 3
+            rows.append([*row, *(_of_limit(one, work, rates) for rates in (values, other))])
+    lab.table(["model", "threads", "work", "numflow", "llama.cpp", "ratio", "ratio of the fastest", "numflow of limit",
+               "llama.cpp of limit"], rows)
+
+
+def _of_limit(one, work: str, rates) -> str:
+    """Share of what the machine allows, as far as that was measured."""
+    if not rates or "read_bytes" not in one or "texts" in work:
+        return "-"
+    bound = ("operations", "int8_gop_s") if work.startswith("prefill") else ("read_bytes", "read_gb_s")
+    return f"{100 * one[bound[0]] * median(rates) / median(one[bound[1]]) / 1e9:.0f} %"
 
 
 def _spread(values) -> str:

@@ -79,7 +79,10 @@ class Runner:
 
 def beside(peer: LlamaCpp, path: Path, threads: int, prompts: list[int], position: int, tokens: int, texts: int,
            rounds: int) -> dict:
-    """Samples of prompts, of decoding, and of so many texts together, tokens per second; the engines take turns."""
+    """Samples of prompts, of decoding, and of so many texts together, tokens per second; the engines take turns. The
+    machine's limits are measured before each round."""
+    from numflow.cpu.measure.roofline import measure_limits
+
     own = Runner(path, threads, max(*prompts, position + tokens) + 1)
     several = Runner(path, threads, position + tokens, texts)
     work = {f"prefill {n}": (lambda n=n: own.prefill(n), lambda n=n: peer.prefill(path, threads, n))
@@ -90,7 +93,9 @@ def beside(peer: LlamaCpp, path: Path, threads: int, prompts: list[int], positio
                                       lambda: peer.batched(path, threads, texts, position, tokens))
     own.run(0, 16)
     samples: dict = {}
+    limits = []
     for _ in range(rounds):
+        limits.append(measure_limits(threads))
         for name, (ours, theirs) in work.items():
             samples.setdefault(name, []).append(ours())
             if peer:
@@ -98,7 +103,8 @@ def beside(peer: LlamaCpp, path: Path, threads: int, prompts: list[int], positio
     weights = own.program.weights_bytes
     own.model.close()
     several.model.close()
-    return {"samples": samples, "weights_bytes": weights}
+    return {"samples": samples, "weights_bytes": weights, "read_gb_s": [each.read_gb_s for each in limits],
+            "int8_gop_s": [each.int8_gop_s for each in limits]}
 
 
 def by_position(path: Path, threads: int, positions: list[int], tokens: int, rounds: int) -> dict:

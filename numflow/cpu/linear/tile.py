@@ -9,9 +9,9 @@ bf16    Pairs of float weights, rounded to bfloat16, are multiplied with pairs o
 f32     Weights are decoded to float32, multiplied with float32 activations, summed over a unit, and the sum is added
         to the row's total.
 
-Units are added in the order of their columns, whatever the number of tokens and threads is, so the bits of a result
-never depend on either. The activations of M tokens are interleaved in memory (activations.py): x is the operand, aux
-holds the scales and sums of int8 activations. The scheme is a type, so a kernel contains the code of one scheme only.
+Units are added in the order of their columns, so the bits of a result never depend on the number of tokens or threads.
+The activations of M tokens are interleaved in memory (activations.py): x is the operand, aux holds the scales and sums
+of int8 activations. The scheme is a type, so a kernel contains the code of one scheme only.
 """
 
 from numba import types
@@ -45,24 +45,23 @@ from numflow.cpu.weights.panel import unpack_pairs
 from numflow.cpu.weights.tables import FLOATS8, Floats8, Planes
 from numflow.quant.stored import GRID
 
-# Software prefetch of codes: (distance in bytes, cache level, bytes from one prefetched line to the next). The
+# Software prefetch of codes: (bytes ahead with one thread, with several, cache level, bytes to the next line). The
 # hardware prefetcher alone is 10 to 50 % slower. The best setting depends on the cache lines per unit. With 3 or 3.5
-# lines, prefetch into the L2 cache reaches 90 % of the memory bandwidth, into L1 70 %; with 4 to 6 lines L1 is the
-# better one; with 8 lines one line of four is enough, the hardware fetches the others. For 8 tokens at once the
-# distance is about a tile: 32 sequences decode 4 to 20 % faster, long prompts run as fast as before. These figures are
-# of a Zen 5. A Zen 3, with AVX2, needs every line at any width, and a short distance: whole models of 4 bits decode
-# 1.35 times as fast, of 8 bits 1.65 times.
-NEAR, FARTHEST = (6144, 1, 64), (24576, 2, 64)
-AHEAD = {3: (12288, 2, 64), 3.5: (12288, 2, 64), 8: (8192, 2, 256)}
-WITH_AVX2 = (2048, 1, 64)
-# Strips of q2 have 48 bytes of headers for 256 bytes of codes: prefetching headers at a distance of their own too is
-# 5 % faster.
-STRIP_AHEAD, HEADERS_AHEAD = (12288, 2, 64), 6144
+# lines, prefetch into the L2 cache reaches 90 % of the memory bandwidth, into L1 70 %. Two threads share the bandwidth:
+# half the distance then reads at 98 %, all of it at 86 %. With 4 to 6 lines L1 is the better one; with 8 lines one line
+# of four is enough. For 8 tokens at once the distance is about a tile: 32 sequences decode 4 to 20 % faster. These are
+# figures of a Zen 5 and a Zen 4. A Zen 3, with AVX2, wants all lines, at a short distance: 35 % faster with 4 bits.
+Distance = tuple[int, int, int, int]
+NEAR, FARTHEST = (6144, 6144, 1, 64), (24576, 24576, 2, 64)
+AHEAD = {3: (12288, 6144, 2, 64), 3.5: (12288, 6144, 2, 64), 8: (8192, 8192, 2, 256)}
+WITH_AVX2 = (2048, 2048, 1, 64)
+# Strips of q2 have 48 bytes of headers for 256 of codes: prefetching headers too, at their own distance, saves 5 %.
+STRIP_AHEAD, HEADERS_AHEAD = (12288, 12288, 2, 64), 6144
 _LARGER = 2.0**100  # factor of activations for 8-bit floats, whose float32 are too small by about as much
 
 
-def _prefetch_distance(scheme: Scheme, m: int) -> tuple[int, int, int] | None:
-    """Distance, cache level and step of the prefetch of codes for m tokens, or None for no prefetch.
+def _prefetch_distance(scheme: Scheme, m: int) -> Distance | None:
+    """The prefetch of codes for m tokens, or None for no prefetch.
 
     Float weights with few tokens are faster without. 16-bit floats with AVX2 are the exception: one thread is 10 %
     faster with prefetch, and two threads are not slower.
@@ -77,14 +76,14 @@ def _prefetch_distance(scheme: Scheme, m: int) -> tuple[int, int, int] | None:
 
 
 @intrinsic
-def row_tile(typingctx, total, x, aux, codes, headers, columns, kind):
-    """`total` (a tile of zeros for M tokens) + 16 rows times M tokens."""
+def row_tile(typingctx, total, x, aux, codes, headers, columns, threads, kind):
+    """`total` (a tile of zeros for M tokens) + 16 rows times M tokens. threads: how many read the matrix."""
     def codegen(context, builder, signature, args):
-        vectors = _sums(kind, unpack(builder, args[0]), *(Value(builder, a) for a in args[1:6]))
+        vectors = _sums(kind, unpack(builder, args[0]), *(Value(builder, a) for a in args[1:7]))
         return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
 
     i64 = types.int64
-    return total(total, i64, i64, i64, i64, i64, kind), codegen
+    return total(total, i64, i64, i64, i64, i64, i64, kind), codegen
 
 
 @intrinsic
@@ -95,7 +94,7 @@ def panel_tile(typingctx, total, x, aux, panel, columns, kind):
         if kind.panel:
             x, aux, panel, columns = (Value(builder, a) for a in args[1:5])
             headers = panel + (columns >> 5) * kind.panel.scheme.unit_bytes
-            vectors = _sums(kind.panel, vectors, x, aux, panel, headers, columns)
+            vectors = _sums(kind.panel, vectors, x, aux, panel, headers, columns, None)
         return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
 
     i64 = types.int64
@@ -109,7 +108,7 @@ def fill_panel(typingctx, panel, codes, headers, columns, kind):
         if kind.panel:
             panel, codes, headers, columns = (Value(builder, a) for a in args[:4])
             distance = _prefetch_distance(kind.scheme, 4)
-            how = kind.scheme, repeat, lambda address, nbytes: _prefetch(address, nbytes, distance)
+            how = kind.scheme, repeat, lambda address, nbytes: _prefetch(address, nbytes, distance, None)
             if isinstance(kind.panel.scheme, Pairs):
                 unpack_pairs(panel, codes, columns, *how)
             else:
@@ -120,8 +119,8 @@ def fill_panel(typingctx, panel, codes, headers, columns, kind):
     return types.void(i64, i64, i64, i64, kind), codegen
 
 
-def _sums(kind, vectors: list[Value], x: Value, aux: Value, codes: Value, headers: Value,
-          columns: Value) -> list[Value]:
+def _sums(kind, vectors: list[Value], x: Value, aux: Value, codes: Value, headers: Value, columns: Value,
+          threads: Value | None) -> list[Value]:
     """vectors + 16 rows times the tokens, unit by unit."""
     floats = _unit_bf16 if kind.operand == BF16 else _unit_floats
     emit = floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
@@ -133,7 +132,8 @@ def _sums(kind, vectors: list[Value], x: Value, aux: Value, codes: Value, header
     def strip(i, vectors, count=size):
         strip_codes = codes + i * (size * unit_bytes)
         by_strip = kind.int8 and count == 2 and isinstance(opened, Grid16) and m <= opened.STRIP_TOKENS
-        _prefetch(strip_codes, count * unit_bytes, STRIP_AHEAD if by_strip else _prefetch_distance(kind.scheme, m))
+        distance = STRIP_AHEAD if by_strip else _prefetch_distance(kind.scheme, m)
+        _prefetch(strip_codes, count * unit_bytes, distance, threads)
         xs, auxs = x + i * (size * UNIT * m * x_bytes), aux + i * (size * AUX_BYTES * m)
         if by_strip:
             return _strip_int8(vectors, xs, auxs, strip_codes, opened, i, hold)
@@ -162,10 +162,12 @@ def _sums(kind, vectors: list[Value], x: Value, aux: Value, codes: Value, header
     return vectors
 
 
-def _prefetch(codes: Value, nbytes: int, distance: tuple[int, int, int] | None) -> None:
-    """Prefetch `nbytes` of codes as far ahead of `codes` as `_prefetch_distance` says."""
+def _prefetch(codes: Value, nbytes: int, distance: Distance | None, threads: Value | None) -> None:
+    """Prefetch `nbytes` of codes; `threads` is None for one."""
     if distance:
-        ahead, level, step = distance
+        ahead, of_several, level, step = distance
+        if threads and of_several != ahead:
+            codes = codes - threads.compare(">", 1).choose(Value(codes.builder, codes.like(ahead - of_several)), 0)
         for line in range(0, nbytes, step):
             prefetch(codes + ahead + line, level)
 
@@ -308,7 +310,7 @@ def _strip_int8(total, x, aux, codes, headers, strip, hold):
     2^shift, so no sum has to be shifted.
     """
     m, sums = len(total), total
-    prefetch(headers.blocks_at + strip * STRIP_HEADERS + HEADERS_AHEAD, STRIP_AHEAD[1])
+    prefetch(headers.blocks_at + strip * STRIP_HEADERS + HEADERS_AHEAD, STRIP_AHEAD[2])
     vectors, blocks = [load(codes + 64 * j, "u8", 64) for j in range(4)], headers.blocks_of_strip(strip)
     for b, (scales, zeros) in enumerate(blocks):
         shift, dot = headers.SHIFTS[b], Dot(_zeros(total, "i32"))

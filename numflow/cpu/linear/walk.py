@@ -35,12 +35,12 @@ def linear(args, thread, n_threads, kind):
     for first in range(0, rows, block):
         for tile in range(begin, end):
             rows_of_tile(args, tile, tile, 0, bias, first, min(first + block, rows), first, 0,
-                         addend + 64 * tile if addend else 0, stride, factor, panel, kind)
+                         addend + 64 * tile if addend else 0, stride, factor, panel, n_threads, kind)
 
 
 @merged
 def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, operand_row, routes, addend, addend_stride, factor,
-                 panel, kind):
+                 panel, threads, kind):
     """Multiply one row tile with operand rows first .. last - 1, in token tiles as activations.py cuts them.
 
     tile:        index of the tile in the output, whose columns begin at `column`.
@@ -51,6 +51,7 @@ def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, operand_row
     bias:        address of [matrix tiles][16], or 0.
     addend:      address of the tile's columns of token 0 (store_tile), or 0.
     panel:       memory for a panel (weights/panel.py), which is filled if enough rows use it.
+    threads:     number of threads that share the row tiles.
     Only slots that `linear` and `expert_linear` share are read.
     """
     pairs = i64(args, LINEAR.pairs)
@@ -72,17 +73,17 @@ def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, operand_row
             _store(panel_tile(_widest(), x, aux, panel, columns, kind), out, stride, index, left, lanes, bias, added,
                    addend_stride, factor, pairs)
         elif left > TOKEN_TILE // 2:
-            _store(row_tile(_widest(), x, aux, codes, headers, columns, kind), out, stride, index, left, lanes, bias,
-                   added, addend_stride, factor, pairs)
+            _store(row_tile(_widest(), x, aux, codes, headers, columns, threads, kind), out, stride, index, left,
+                   lanes, bias, added, addend_stride, factor, pairs)
         elif TOKEN_TILE == 8 and left > 2:
-            _store(row_tile(zeros_4(), x, aux, codes, headers, columns, kind), out, stride, index, left, lanes, bias,
-                   added, addend_stride, factor, pairs)
+            _store(row_tile(zeros_4(), x, aux, codes, headers, columns, threads, kind), out, stride, index, left,
+                   lanes, bias, added, addend_stride, factor, pairs)
         elif left == 2:
-            _store(row_tile(zeros_2(), x, aux, codes, headers, columns, kind), out, stride, index, left, lanes, bias,
-                   added, addend_stride, factor, pairs)
+            _store(row_tile(zeros_2(), x, aux, codes, headers, columns, threads, kind), out, stride, index, left,
+                   lanes, bias, added, addend_stride, factor, pairs)
         else:
-            store_tile(row_tile(zeros_1(), x, aux, codes, headers, columns, kind), out, stride, index, left, lanes,
-                       bias, added, addend_stride, factor)
+            store_tile(row_tile(zeros_1(), x, aux, codes, headers, columns, threads, kind), out, stride, index, left,
+                       lanes, bias, added, addend_stride, factor)
 
 
 @inline
@@ -111,4 +112,4 @@ def expert_linear(args, thread, n_threads, kind):
         for tile in range(low, high if count > 0 else low):
             rows_of_tile(args, tile, x * tiles + tile, head * i64(args, EXPERTS.rows), bias, 0,
                          count << i64(args, EXPERTS.pairs), first_row << i64(args, EXPERTS.pairs), routes, 0, 0,
-                         np.float32(0), panel, kind)
+                         np.float32(0), panel, n_threads, kind)

@@ -6,7 +6,7 @@ from numba.core import cgutils
 
 from numflow.cpu.simd.isa import ARM, isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
-from numflow.cpu.simd.value import Value, llvm_type, load
+from numflow.cpu.simd.value import Value, constant, llvm_type, load
 
 
 def lookup16(indices: Value, table: list[int]) -> Value:
@@ -35,6 +35,26 @@ def _selected(indices: Value, table: list[int]) -> Value:
         odd = builder.icmp_unsigned("!=", (indices & (1 << bit)).llvm, indices.like(0))
         entries = [builder.select(odd, high, low) for low, high in zip(entries[::2], entries[1::2])]
     return Value(builder, entries[0])
+
+
+def lookup_bits(vector: Value, begin: int, bits: int, table: list[int], hold: Keep = as_it_is) -> Value:
+    """AVX-512: table[field], u8x64, for the field of at most 6 bits from bit `begin` on; the other bits are ignored.
+
+    One VBMI instruction looks up the low 6 bits of each byte, so most fields need neither a shift nor a mask.
+    hold: function that keeps the table in registers.
+    """
+    low = max(0, begin + bits - 6)
+    if low:
+        vector = (vector.as_("u16", 32) >> low).as_("u8", 64)
+    entries = [table[index >> begin - low & (1 << bits) - 1] for index in range(64)]
+    whole = hold(Value(vector.builder, vector.like(entries)))
+    return whole.call("llvm.x86.avx512.permvar.qi.512", whole.llvm.type, vector)
+
+
+def lookup_floats(indices: Value, table: list[float]) -> Value:
+    """AVX-512: table[index & 15], f32x16, of i32x16; the table is a compile-time constant."""
+    whole = constant(indices, "f32", 0)
+    return Value(whole.builder, whole.like(table)).call("llvm.x86.avx512.permvar.sf.512", whole.llvm.type, indices)
 
 
 def lookup128(indices: Value, table: list[int], hold: Keep = as_it_is) -> Value:

@@ -72,6 +72,9 @@ class Value:
     def __or__(self, other):
         return self._do("or_", other)
 
+    def __invert__(self):
+        return Value(self.builder, self.builder.not_(self.llvm))
+
     def __lshift__(self, other):
         return self._do("shl", other)
 

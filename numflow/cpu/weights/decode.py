@@ -14,12 +14,12 @@ from llvmlite import ir
 from numflow.cpu.simd.bits import insert_bits, move_bits
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
-from numflow.cpu.simd.lookup import lookup16
+from numflow.cpu.simd.lookup import lookup16, lookup_bits
 from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.weights.decode_own import Grid, pair_codes, unpack_four, unpack_pair
 from numflow.cpu.weights.layout import PIECES, ROWS, UNIT, Panel, Scheme
-from numflow.cpu.weights.look_up import UnitCache, levels_of, looked_up, scale_integers
+from numflow.cpu.weights.look_up import UnitCache, levels_of, looked_up, step_scales
 from numflow.cpu.weights.tables import floats8, table_values
 from numflow.quant.hub_types import SIZES
 from numflow.quant.stored import (
@@ -70,10 +70,23 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     pieces = PIECES[scheme.bits][group]
     first, *high_vectors = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
+    if scheme.book and lanes == 64 and isa() == "avx512":
+        return _looked_up_in_place(first, high_vectors, pieces, scheme, hold)
     code = move_bits(first, *pieces[0][1:], hold)
     for vector, (_, begin, to, bits) in zip(high_vectors, pieces[1:]):
         code = insert_bits(code, vector, begin, to, bits, hold)
     return _book_entries(code, scheme.book, scheme.zero) if scheme.book else code
+
+
+def _looked_up_in_place(first: Value, high_vectors: list[Value], pieces: list[tuple[int, int, int, int]],
+                        scheme: Scheme, hold: Keep) -> Value:
+    """Entries of the codebook + zero by one look-up that ignores the bits of other codes."""
+    begin, bits = pieces[0][1], pieces[0][3]
+    for vector, (_, other, to, more) in zip(high_vectors, pieces[1:]):
+        low, high = ((v.as_("u16", 32) >> by).as_("u8", 64) for v, by in ((first, begin), (vector, other - to)))
+        keep = hold(Value(first.builder, first.like((1 << to) - 1)))
+        first, begin, bits = low & keep | high & ~keep, 0, to + more
+    return lookup_bits(first, begin, bits, [entry + scheme.zero for entry in _padded(scheme.book, 1 << bits)], hold)
 
 
 def _shifted(codes: Value, group: int, row: Value | None, hold: Keep) -> Value:
@@ -90,7 +103,11 @@ def _shifted(codes: Value, group: int, row: Value | None, hold: Keep) -> Value:
 
 def _book_entries(code: Value, book: tuple[int, ...], zero: int) -> Value:
     """Entries of the codebook + zero."""
-    return lookup16(code, [entry + zero for entry in (*book, *[0] * (16 - len(book)))])
+    return lookup16(code, [entry + zero for entry in _padded(book, 16)])
+
+
+def _padded(book: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return (*book, *[0] * (size - len(book)))
 
 
 def scale(headers: Headers, unit: Value, half: int, scheme: Scheme) -> Value:
@@ -114,7 +131,7 @@ def scale(headers: Headers, unit: Value, half: int, scheme: Scheme) -> Value:
     if header == BYTES16:
         return load(block + 16 * half, "u8", 16).widen().to_f32() / 1000.0
     if scheme.grid:
-        return load_f16(block) * (scale_integers(block + 32, scheme, unit, half).to_f32() * scheme.factor)
+        return load_f16(block) * step_scales(block + 32, scheme, unit, half)
     if header in (SIGNED, SIGNED16):
         sub_block = block + 32 + (_by_32(unit) if header == SIGNED else _by_16(unit, half))
         sub_scales = load(sub_block, "u8", 16).widen_signed().to_f32()

@@ -24,7 +24,7 @@ from numba.core import cgutils
 from numflow.cpu.simd.bits import move_bits
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is, in_order
-from numflow.cpu.simd.lookup import lookup128, lookup_words
+from numflow.cpu.simd.lookup import lookup128, lookup_floats, lookup_words
 from numflow.cpu.simd.value import Value, load, save
 from numflow.cpu.weights.layout import ROWS, Scheme
 from numflow.quant.grids import GridType, table
@@ -210,24 +210,35 @@ def _bits_at(address: Value, positions: list[int]) -> Value:
     return bytes_.widen() >> [position % 8 for position in positions] & 1
 
 
-def scale_integers(scales: Value, scheme: Scheme, unit: Value, half: int) -> Value:
-    """Integer scales of a unit or of its half, i32x16: 2 * s + 1 of the 4-bit (or 3-bit) fields s at `scales`.
+def step_scales(steps: Value, scheme: Scheme, unit: Value, half: int) -> Value:
+    """Scales of a unit or of its half by d, f32x16: factor * (2 * s + 1) of the 4-bit (or 3-bit) fields s at `steps`.
 
     The top bit of a 3-bit field's 4 bits is the sign of the scale for codes; for indices it is the 1/8 bit, which they
     have too.
     """
     grid = scheme.grid
     assert grid is not None
-    mask = 7 if grid.either and scheme.indexed else 15
     if grid.scales == 16:
-        fields = load(scales + ((unit & 7) << 4), "u8", ROWS).widen() >> 4 * half & mask
+        fields = load(steps + ((unit & 7) << 4), "u8", ROWS).widen() >> 4 * half
     else:
-        shift = ((unit & 1) << 2).narrow("i32").splat(ROWS)
-        fields = load(scales + ((unit & 7) >> 1 << 4), "u8", ROWS).widen() >> shift & mask
+        fields = load(steps + ((unit & 7) >> 1 << 4), "u8", ROWS).widen() >> (
+            (unit & 1) << 2).narrow("i32").splat(ROWS)
+    if isa() == "avx512":
+        return lookup_floats(fields, [scheme.factor * _step(scheme, field) for field in range(16)])
+    fields = fields & (7 if grid.either and scheme.indexed else 15)
     if not grid.either or scheme.indexed:
-        return (fields << 1) + 1
-    steps = ((fields & 7) << 1) + 1
-    return (fields & 8).compare("!=", 0).choose(-steps, steps)
+        return ((fields << 1) + 1).to_f32() * scheme.factor
+    sizes = ((fields & 7) << 1) + 1
+    return (fields & 8).compare("!=", 0).choose(-sizes, sizes).to_f32() * scheme.factor
+
+
+def _step(scheme: Scheme, field: int) -> int:
+    """The integer scale of a 4-bit field."""
+    grid = scheme.grid
+    assert grid is not None
+    if not grid.either:
+        return 2 * field + 1
+    return (2 * (field & 7) + 1) * (-1 if field & 8 and not scheme.indexed else 1)
 
 
 # Writing.
