@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -26,7 +27,8 @@ from .speed import _random, _read_seconds
 TYPES_OF_FILES = ("Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "NVFP4", "IQ4_NL", "IQ4_XS", "IQ3_S",
                   "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ2_0", "TQ1_0", "Q1_0", "Q2_0")
 WIDTH, FFN, HEADS, VOCABULARY = 2048, 8192, 16, 258
-BYTES, TOKENS, ROUNDS = 1 << 30, 16, 3
+BYTES, TOKENS, ROUNDS = 1 << 30, 16, 5
+STEADY = 1.15  # largest ratio of the plain reads before and after a round that counts
 
 
 def files_part(lab, places):
@@ -35,7 +37,10 @@ def files_part(lab, places):
     wanted = [kind for kind in lab.options["types"].split(",") if kind in TYPES_OF_FILES] or list(TYPES_OF_FILES)
     peer = LlamaCpp(places["llama_cpp"])
     before = (lab.before().get("results") or {}).get("files", []) if lab.options["merge"] else []
-    rows = {(row["type"], row.get("iq", "compact")): row for row in before if row["type"] in TYPES_OF_FILES}
+    # Older results have one plain read for each round, before numflow's turn.
+    rows = {(row["type"], row.get("iq", "compact")): row | {"read_gb_s": [
+        read if isinstance(read, list) else [read, read] for read in row["read_gb_s"]]}
+        for row in before if row["type"] in TYPES_OF_FILES}
     memory = _random((8 if lab.quick else 512) << 20)
     for kind, iq in forms(wanted[:1] if lab.quick else wanted):
         lab.say(f"a file of {kind}")
@@ -50,7 +55,8 @@ def forms(kinds: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def measure(kind: str, iq: str, threads: int, peer: LlamaCpp, memory: np.ndarray, quick: bool = False) -> dict:
-    """Bytes in the file and in memory, and tokens/s: best of some rounds in which both take turns."""
+    """Bytes in the file and in memory, and tokens/s of some rounds in which both take turns. read_gb_s: plain reads
+    right before and after numflow's turn."""
     import numflow
 
     with tempfile.TemporaryDirectory() as folder:
@@ -61,8 +67,9 @@ def measure(kind: str, iq: str, threads: int, peer: LlamaCpp, memory: np.ndarray
                 ours, theirs, reads = [], [], []
                 tokens_per_second(model, 2)
                 for _ in range(1 if quick else ROUNDS):
-                    reads.append(memory.nbytes / _read_seconds(memory, threads) / 1e9)
+                    before = memory.nbytes / _read_seconds(memory, threads) / 1e9
                     ours.append(tokens_per_second(model, TOKENS))
+                    reads.append([before, memory.nbytes / _read_seconds(memory, threads) / 1e9])
                     if peer:
                         theirs.append(peer.decode(path, threads, 0, TOKENS))
                 size = model.program.weights_bytes
@@ -116,11 +123,13 @@ def report(lab, rows: list[dict], threads: int, only: list[str]) -> None:
     only: what was measured now, where it is not all.
     """
     lab.heading("Whole models of GGUF's types on the CPU")
-    reads = [read for row in rows for read in row["read_gb_s"]]
+    reads = [read for row in rows for pair in row["read_gb_s"] for read in pair]
     loads, them = [row["load"] for row in rows], any(row["llama_cpp_tokens_s"] for row in rows)
     lab.text(f"Decoders of {WIDTH} columns with as many layers as make a file of about 1 GB, all matrices of one type; "
              f"{TOKENS} tokens with {threads} threads, the best of {ROUNDS} rounds. A token reads the whole file once; "
-             f"GB/s counts its bytes. The share is relative to plain reads, {min(reads):.1f} to {max(reads):.1f} GB/s. "
+             f"GB/s counts its bytes. The share is the median over rounds, each relative to plain reads right before and "
+             f"after, {min(reads):.1f} to {max(reads):.1f} GB/s; rounds between reads that differ by a factor of over "
+             f"{STEADY} are left out, unless all are. "
              f"The load average before was {min(loads):.1f} to {max(loads):.1f}."
              + (" llama-bench took turns on the same file." if them else " llama.cpp was not available.")
              + " IQ1 to IQ3 run with --iq fast, where compact is not said."
@@ -131,14 +140,21 @@ def report(lab, rows: list[dict], threads: int, only: list[str]) -> None:
 
 
 def _row(row: dict, them: bool) -> list[str]:
-    best, read = max(row["tokens_s"]), max(row["read_gb_s"])
-    speed, peer = best * row["file_bytes"] / 1e9, max(row["llama_cpp_tokens_s"], default=0.0)
+    best, peer = max(row["tokens_s"]), max(row["llama_cpp_tokens_s"], default=0.0)
+    speed = best * row["file_bytes"] / 1e9
     kind = TYPES[row["type"]]
     compact = row["type"] in GRIDS and row.get("iq", "compact") == "compact"
     name = row["type"] + (", compact" if compact else "")
     cells = [name, f"{8 * kind.size / kind.block:.2f}", f"{row['memory_bytes'] / row['file_bytes']:.2f}",
-             f"{best:.1f}", f"{speed:.1f}", f"{speed / read:.0%}"]
+             f"{best:.1f}", f"{speed:.1f}", f"{_share(row, row['tokens_s']):.0%}"]
     if not them:
         return cells
-    return cells + ([f"{peer:.1f}", f"{peer * row['file_bytes'] / 1e9 / read:.0%}", f"{best / peer:.2f}"] if peer else
+    return cells + ([f"{peer:.1f}", f"{_share(row, row['llama_cpp_tokens_s']):.0%}", f"{best / peer:.2f}"] if peer else
                     ["", "", ""])
+
+
+def _share(row: dict, tokens_s: list[float]) -> float:
+    """Bytes of the file that tokens read in a second, relative to plain reads: the median over steady rounds."""
+    rounds = list(zip(tokens_s, row["read_gb_s"]))
+    steady = [(rate, pair) for rate, pair in rounds if max(pair) <= STEADY * min(pair)] or rounds
+    return median(rate * row["file_bytes"] / 1e9 / (sum(pair) / 2) for rate, pair in steady)
