@@ -38,9 +38,9 @@ def files_part(lab, places):
     peer = LlamaCpp(places["llama_cpp"])
     before = (lab.before().get("results") or {}).get("files", []) if lab.options["merge"] else []
     # Older results have one plain read for each round, before numflow's turn.
-    rows = {(row["type"], row.get("iq", "compact")): row | {"read_gb_s": [
-        read if isinstance(read, list) else [read, read] for read in row["read_gb_s"]]}
-        for row in before if row["type"] in TYPES_OF_FILES}
+    rows = {(row["type"], row.get("iq", "compact")): row for row in before if row["type"] in TYPES_OF_FILES}
+    for row in rows.values():
+        row["read_gb_s"] = [read if isinstance(read, list) else [read, read] for read in row["read_gb_s"]]
     memory = _random((8 if lab.quick else 512) << 20)
     for kind, iq in forms(wanted[:1] if lab.quick else wanted):
         lab.say(f"a file of {kind}")
@@ -127,8 +127,8 @@ def report(lab, rows: list[dict], threads: int, only: list[str]) -> None:
     loads, them = [row["load"] for row in rows], any(row["llama_cpp_tokens_s"] for row in rows)
     lab.text(f"Decoders of {WIDTH} columns with as many layers as make a file of about 1 GB, all matrices of one type; "
              f"{TOKENS} tokens with {threads} threads, the best of {ROUNDS} rounds. A token reads the whole file once; "
-             f"GB/s counts its bytes. The share is the median over rounds, each relative to plain reads right before and "
-             f"after, {min(reads):.1f} to {max(reads):.1f} GB/s; rounds between reads that differ by a factor of over "
+             "GB/s counts its bytes. The share is the median over rounds, each relative to plain reads right before and "
+             f"after, {min(reads):.1f} to {max(reads):.1f} GB/s. Rounds between reads that differ by a factor of over "
              f"{STEADY} are left out, unless all are. "
              f"The load average before was {min(loads):.1f} to {max(loads):.1f}."
              + (" llama-bench took turns on the same file." if them else " llama.cpp was not available.")
