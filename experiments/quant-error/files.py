@@ -127,7 +127,7 @@ def report(lab, rows: list[dict], threads: int, only: list[str]) -> None:
     loads, them = [row["load"] for row in rows], any(row["llama_cpp_tokens_s"] for row in rows)
     lab.text(f"Decoders of {WIDTH} columns with as many layers as make a file of about 1 GB, all matrices of one type; "
              f"{TOKENS} tokens with {threads} threads, the best of {ROUNDS} rounds. A token reads the whole file once; "
-             "GB/s counts its bytes. The share is the median over rounds, each relative to plain reads right before and "
+             "GB/s counts its bytes. The share is the median of rounds, each relative to plain reads right before and "
              f"after, {min(reads):.1f} to {max(reads):.1f} GB/s. Rounds between reads that differ by a factor of over "
              f"{STEADY} are left out, unless all are. "
              f"The load average before was {min(loads):.1f} to {max(loads):.1f}."

@@ -37,18 +37,25 @@ def _selected(indices: Value, table: list[int]) -> Value:
     return Value(builder, entries[0])
 
 
+def lookup64(indices: Value, table: list[int], hold: Keep = as_it_is) -> Value:
+    """AVX-512: table[index & 63], u8x64, by one VBMI instruction. hold: function that keeps the table in registers."""
+    whole = hold(Value(indices.builder, indices.like(table)))
+    return whole.call("llvm.x86.avx512.permvar.qi.512", whole.llvm.type, indices)
+
+
 def lookup_bits(vector: Value, begin: int, bits: int, table: list[int], hold: Keep = as_it_is) -> Value:
     """AVX-512: table[field], u8x64, for the field of at most 6 bits from bit `begin` on; the other bits are ignored.
 
-    One VBMI instruction looks up the low 6 bits of each byte, so most fields need neither a shift nor a mask.
-    hold: function that keeps the table in registers.
+    Most fields need neither a shift nor a mask.
     """
-    low = max(0, begin + bits - 6)
-    if low:
-        vector = (vector.as_("u16", 32) >> low).as_("u8", 64)
-    entries = [table[index >> begin - low & (1 << bits) - 1] for index in range(64)]
-    whole = hold(Value(vector.builder, vector.like(entries)))
-    return whole.call("llvm.x86.avx512.permvar.qi.512", whole.llvm.type, vector)
+    vector, begin = within_6_bits(vector, begin, bits)
+    return lookup64(vector, [table[index >> begin & (1 << bits) - 1] for index in range(64)], hold)
+
+
+def within_6_bits(vector: Value, begin: int, bits: int) -> tuple[Value, int]:
+    """u8x64 with a field moved to the low 6 bits, which `lookup64` takes, and the field's first bit there."""
+    down = max(0, begin + bits - 6)
+    return (vector.as_("u16", 32) >> down).as_("u8", 64) if down else vector, begin - down
 
 
 def lookup_floats(indices: Value, table: list[float]) -> Value:

@@ -9,16 +9,14 @@ scheme, its `header`, `group` and `half` are constants of a compiled kernel.
 
 from collections.abc import Callable
 
-from llvmlite import ir
-
 from numflow.cpu.simd.bits import insert_bits, move_bits
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
-from numflow.cpu.simd.lookup import lookup16, lookup_bits
+from numflow.cpu.simd.lookup import lookup16, lookup64, lookup_bits, within_6_bits
 from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.weights.decode_own import Grid, pair_codes, unpack_four, unpack_pair
-from numflow.cpu.weights.layout import PIECES, ROWS, UNIT, Panel, Scheme
+from numflow.cpu.weights.layout import PIECES, ROWS, SHIFT_BITS, UNIT, Panel, Scheme
 from numflow.cpu.weights.look_up import UnitCache, levels_of, looked_up, step_scales
 from numflow.cpu.weights.tables import floats8, table_values
 from numflow.quant.hub_types import SIZES
@@ -39,7 +37,6 @@ from numflow.quant.stored import (
 )
 
 Headers = Value | Grid
-_ONES = 0x01010101
 
 
 def open_headers(headers: Value, scheme: Scheme, hold: Keep = as_it_is) -> Headers:
@@ -66,7 +63,7 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
         grid_codes = looked_up(codes, scheme, group, row, hold, {} if cache is None else cache)
         return _book_entries(grid_codes, levels_of(scheme), scheme.zero)
     if scheme.shifted:
-        return _book_entries(_shifted(codes, group, row, hold), scheme.book, scheme.zero)
+        return _shifted(codes, group, row, scheme, hold)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     pieces = PIECES[scheme.bits][group]
     first, *high_vectors = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
@@ -89,16 +86,24 @@ def _looked_up_in_place(first: Value, high_vectors: list[Value], pieces: list[tu
     return lookup_bits(first, begin, bits, [entry + scheme.zero for entry in _padded(scheme.book, 1 << bits)], hold)
 
 
-def _shifted(codes: Value, group: int, row: Value | None, hold: Keep) -> Value:
-    """Codes of a shifted scheme: 2 bits, then in bit 0 the bit of these 8 columns, u8x64, or u8x4 of one row."""
+def _shifted(codes: Value, group: int, row: Value | None, scheme: Scheme, hold: Keep) -> Value:
+    """Entries of a shifted scheme's codebook + zero, u8x64, or u8x4 of one row, by codes of 2 bits and the shift bit of
+    these 8 columns."""
     (vector, begin, _, bits), = PIECES[2][group]
-    shifts, vector = load(codes + 4 * 64 + 2 * (group // 2), "u16"), codes + 64 * vector
-    if row is None:
-        words = move_bits(load(vector, "u8", 64), begin, 1, bits, hold).as_("i32", ROWS)
-        ups = Value(codes.builder, codes.builder.bitcast(shifts.llvm, ir.VectorType(ir.IntType(1), ROWS)))
-        return (words | ups.choose(Value(codes.builder, words.like(_ONES)), 0)).as_("u8", 64)
-    up = (shifts.widen() >> row.narrow("i32") & 1) * _ONES
-    return move_bits(load(vector + (row << 2), "u8", 4), begin, 1, bits, hold) | up.as_("u8", 4)
+    at, address, shifts = SHIFT_BITS[group // 2], codes + 64 * vector, codes + 4 * 64
+    if row is not None:
+        word, shift = load(address + (row << 2), "u8", 4), load(shifts + row, "u8").splat(4)
+    else:
+        word, shift = load(address, "u8", 64), load(shifts, "u8", ROWS).permute([i // 4 for i in range(64)])
+    if row is not None or isa() != "avx512":
+        code = move_bits(word, begin, 1, bits, hold) | move_bits(shift, at, 0, 1, hold)
+        return _book_entries(code, scheme.book, scheme.zero)
+    word, begin = within_6_bits(word, begin, bits)
+    if at > 5:
+        shift, at = (shift.as_("u16", 32) >> 4).as_("u8", 64), at - 4
+    keep = hold(Value(word.builder, word.like(255 - (1 << at))))
+    table = [_padded(scheme.book, 8)[(i >> begin & 3) << 1 | i >> at & 1] + scheme.zero for i in range(64)]
+    return lookup64(word & keep | shift & ~keep, table, hold)
 
 
 def _book_entries(code: Value, book: tuple[int, ...], zero: int) -> Value:

@@ -15,8 +15,8 @@ codes    8 column groups of 4 columns. A group is a 64-byte vector [16 rows][4 c
            7 bits  low bits of vector g = group g; group 7 in the top bits of the 7 vectors
            1 bit   bit g of one vector = group g, as bit 1 of a code: 0 or 2
            grids   grid indices instead of codes (look_up.py); a table has the codes of each index. With the suffix
-                   _spread: codes. IQ1_M then has codes of 2 bits, -1, 0 and 1, and behind the 4 vectors of a strip, for
-                   each two groups, a bit of each row: 0 subtracts 1/8, 1 adds 1/8
+                   _spread: codes. IQ1_M then has codes of 2 bits, -1, 0 and 1, and behind the 4 vectors of a strip a
+                   byte of each row with a bit for each two groups (SHIFT_BITS): 0 subtracts 1/8, 1 adds 1/8
            3.5     two codes of 11 levels in 7 bits, x + 11 * y for groups 2p and 2p + 1: 3 vectors, whose low 7 bits
                    are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of pair 3;
                    the 3 high bits of pair 3 are the top bits of the 3 vectors
@@ -93,6 +93,7 @@ PIECES: dict[float, list[list[tuple[int, int, int, int]]]] = {
     2: [[(g % 4, 2 * (g // 4), 0, 2)] for g in range(16)],
     1: [[(0, g, 1, 1)] for g in range(8)],
 }
+SHIFT_BITS = (2, 3, 4, 5, 0, 1, 6, 7)  # the bit for each two groups of a strip; the codes beside it have other bits
 
 
 @dataclass(frozen=True)

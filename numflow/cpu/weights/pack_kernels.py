@@ -1,5 +1,7 @@
 """Kernels that pack a stored matrix into the packed layout: one kernel per tensor type, run once at load."""
 
+import functools
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
@@ -8,7 +10,7 @@ from numflow.cpu.runtime.access import i32_ptr, i64, share, u8_ptr, u16_ptr
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.value import Value, load, save
 from numflow.cpu.simd.vector import inline, merged
-from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SPREAD, UNIT, scheme_of
+from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SHIFT_BITS, SPREAD, UNIT, scheme_of
 from numflow.cpu.weights.look_up import put_units
 from numflow.cpu.weights.pack_blocks import BLOCKS
 from numflow.cpu.weights.pack_hub import HUB_BLOCKS, row_header
@@ -97,8 +99,7 @@ def put_planes(typingctx, groups, codes, kind):
             return context.get_dummy_value()
         vectors = [load(groups + 64 * g, "u8", 64) for g in range(8 * kind.scheme.strip)]
         if kind.scheme.shifted:
-            for run in range(8):
-                save(codes + 4 * 64 + 2 * run, _row_bits(vectors[2 * run]), 2)
+            save(codes + 4 * 64, _shift_bits(vectors), 16)
             vectors = [vector >> 1 for vector in vectors]
         for i, plane in enumerate(four_planes(vectors) if kind.scheme.in_fours else planes(vectors, kind.scheme.bits)):
             save(codes + 64 * i, plane)
@@ -106,10 +107,10 @@ def put_planes(typingctx, groups, codes, kind):
     return types.void(types.int64, types.int64, kind), codegen
 
 
-def _row_bits(group: Value) -> Value:
-    """Bit 0 of the first column of each row, as the bits of a u16."""
-    ones = (group.as_("i32", 16) & 1).compare("!=", 0)
-    return Value(group.builder, group.builder.bitcast(ones.llvm, ir.IntType(16)))
+def _shift_bits(groups: list[Value]) -> Value:
+    """For each row the byte of bits 0 of its codes, one for each two groups, u8x16."""
+    runs = [(groups[2 * run].as_("i32", 16) & 1) << bit for run, bit in enumerate(SHIFT_BITS)]
+    return functools.reduce(Value.__or__, runs).narrow("u8")
 
 
 @inline
