@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from numflow.formats.checkpoint import Checkpoint
+from numflow.formats.types import TYPES
 from numflow.lab.shapes import random_tensor
 
 # Tensors that stay float32.
@@ -24,9 +25,12 @@ class Made:
     shapes: dict[str, tuple[int, ...]]
 
     def checkpoint(self, kind: str = "Q4_0") -> Checkpoint:
-        """Its weights, made when they are read: matrices in a type, vectors of ones; rates are negative."""
-        tensors = {name: random_tensor(name, shape, "F32" if name.endswith(PLAIN) else kind,
-                                       value=RATE if name.endswith("ssm_a") else 1.0)
+        """Its weights, made when they are read: matrices in a type, or where their rows are too short for it in Q5_0, as
+        llama.cpp does with Q4_K; vectors of ones; rates are negative."""
+        def type_of(name: str, shape: tuple[int, ...]) -> str:
+            return "F32" if name.endswith(PLAIN) else kind if shape[-1] % TYPES[kind].block == 0 else "Q5_0"
+
+        tensors = {name: random_tensor(name, shape, type_of(name, shape), value=RATE if name.endswith("ssm_a") else 1.0)
                    for name, shape in self.shapes.items()}
         return Checkpoint(Path(self.name), "gguf", "gguf", tensors, self.metadata)
 

@@ -13,7 +13,7 @@ from numflow.cpu.elementwise import act, norm, rope, select
 from numflow.cpu.exchange import exchange
 from numflow.cpu.linear import embed, linear
 from numflow.cpu.moe import moe
-from numflow.cpu.runtime.kernel import Call
+from numflow.cpu.runtime.kernel import Call, Kernel
 from numflow.cpu.state import cache, convolution, ngrams
 from numflow.network.passes.grouping import Group, done_by
 from numflow.ops import Step, View, caches_of, states_of
@@ -75,11 +75,11 @@ class Bound:
                         if exchange.is_remote(step, ctx)]
         self._barriers, self.table = barriers, np.zeros((0, 3), np.int64)
 
-    def compile(self, done: Callable[[], None]) -> None:
-        """Compile or load every kernel (`done` is called after each) and fill the table."""
+    def compile(self, done: Callable[[Kernel], None]) -> None:
+        """Compile or load every kernel (`done` is called with each) and fill the table."""
         for kernel in dict.fromkeys(call.kernel for call in self.calls):
             kernel.prepare()
-            done()
+            done(kernel)
         self.table = np.array([(call.kernel.address, call.args.ctypes.data, barrier)
                                for call, barrier in zip(self.calls, self._barriers, strict=True)], np.int64)
 

@@ -16,7 +16,7 @@ from numflow.cpu.linear.linear import operand_of
 from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.patterns import groups
 from numflow.cpu.runtime.cores import default_threads
-from numflow.cpu.runtime.kernel import ROW_FIELD, compile_seconds
+from numflow.cpu.runtime.kernel import ROW_FIELD, Kernel, compile_seconds
 from numflow.cpu.runtime.processes import compile_missing
 from numflow.cpu.runtime.threads import Threads, shared_threads
 from numflow.cpu.sample.sample import picking
@@ -232,20 +232,20 @@ class Program(OneDevice):
         self._several: dict[str, SeveralSteps] = {}
         self._bound = {entry: Bound(steps, self._ctx, self._groups[entry])
                        for entry, steps in self.network.entries.items()}
-        total, done = len(self.kernels), 0
-
-        def one_more():
-            nonlocal done
-            done += 1
-            self._progress("kernels", min(done, total), total)
-
         picked = [picking()] if "logits" in self.network.outputs else []
-        compile_missing([*(call.kernel for bound in self._bound.values() for call in bound.calls), *picked],
-                        self.pool.n_threads, one_more)
+        wanted = dict.fromkeys([*(call.kernel for bound in self._bound.values() for call in bound.calls), *picked])
+        ready: set[Kernel] = set()
+
+        def is_ready(kernel: Kernel) -> None:
+            ready.add(kernel)
+            self._progress("kernels", len(ready), len(wanted))
+
+        compile_missing(wanted, self.pool.n_threads, is_ready)
         for bound in self._bound.values():
-            bound.compile(one_more)
+            bound.compile(is_ready)
         for kernel in picked:
             kernel.prepare()
+            is_ready(kernel)
 
     def _table_rows(self, entry: str, output: str | None) -> int:
         """Table rows to walk."""

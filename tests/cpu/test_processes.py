@@ -18,7 +18,7 @@ kernel.on_compile.append(lambda name, seconds, loaded: heard.append((name, loade
 chosen = [kernels[name] for name in ("clamp", "signed_sqrt", "xielu", "swiglu_clamp", "softcap", "clamp")]
 starts, popen = [], processes.subprocess.Popen
 processes.subprocess.Popen = lambda *args, **more: starts.append(args) or popen(*args, **more)
-processes.compile_missing(chosen, int(sys.argv[1]), lambda: done.append(1))
+processes.compile_missing(chosen, int(sys.argv[1]), done.append)
 there = [code_files.exists(each.module, each.file) for each in chosen]
 compiled = [name for name, loaded in heard if not loaded]
 for each in chosen:

@@ -25,10 +25,11 @@ _LONGEST = ("numflow.cpu.attention.", "numflow.cpu.sample.")  # modules whose ke
 _one = threading.Lock()  # devices are threads, with the same kernels
 
 
-def compile_missing(kernels: Iterable[Kernel], processes: int, done: Callable[[], None] = lambda: None) -> None:
+def compile_missing(kernels: Iterable[Kernel], processes: int,
+                    done: Callable[[Kernel], None] = lambda kernel: None) -> None:
     """Compile the kernels that are not on disk, in at most `processes` processes with this one.
 
-    A kernel that another process does not compile is left to `Kernel.prepare`. done: called after each kernel.
+    A kernel that another process does not compile is left to `Kernel.prepare`. done: called with each compiled kernel.
     """
     with _one:
         missing = [kernel for kernel in dict.fromkeys(kernels)
@@ -45,9 +46,9 @@ def _most() -> int:
     return int(given) if given.isdecimal() else MOST_PROCESSES
 
 
-def _compile(missing: deque[Kernel], others: int, done: Callable[[], None]) -> None:
+def _compile(missing: deque[Kernel], others: int, done: Callable[[Kernel], None]) -> None:
     begin, before = time.perf_counter(), compile_seconds["compiled"]
-    made: deque[tuple[str, float]] = deque()  # kernels of other processes, and their seconds
+    made: deque[tuple[Kernel, float]] = deque()  # kernels of other processes, and their seconds
     compilers = [compiler for compiler in (_start() for _ in range(others)) if compiler is not None]
     feeders = [threading.Thread(target=_feed, args=(compiler, missing, made), daemon=True) for compiler in compilers]
     try:
@@ -55,15 +56,16 @@ def _compile(missing: deque[Kernel], others: int, done: Callable[[], None]) -> N
             feeder.start()
         while missing or any(feeder.is_alive() for feeder in feeders):
             try:
-                missing.popleft().prepare()
-                done()
+                kernel = missing.popleft()
+                kernel.prepare()
+                done(kernel)
             except IndexError:  # the last ones are with other processes
                 time.sleep(0.02)
             while made:
-                name, seconds = made.popleft()
+                kernel, seconds = made.popleft()
                 for listener in on_compile:
-                    listener(name, seconds, False)
-                done()
+                    listener(kernel.name, seconds, False)
+                done(kernel)
     finally:
         for compiler, feeder in zip(compilers, feeders, strict=True):
             compiler.kill()
@@ -85,7 +87,7 @@ def _start() -> subprocess.Popen | None:
         return None
 
 
-def _feed(compiler: subprocess.Popen, missing: deque[Kernel], made: deque[tuple[str, float]]) -> None:
+def _feed(compiler: subprocess.Popen, missing: deque[Kernel], made: deque[tuple[Kernel, float]]) -> None:
     """Have a process compile kernels, one after the other, until none is missing or the process ends."""
     assert compiler.stdin is not None and compiler.stdout is not None
     while missing:
@@ -93,7 +95,7 @@ def _feed(compiler: subprocess.Popen, missing: deque[Kernel], made: deque[tuple[
             kernel = missing.popleft()
             compiler.stdin.write(json.dumps(kernel.origin) + "\n")
             compiler.stdin.flush()
-            made.append((kernel.name, float(compiler.stdout.readline())))
+            made.append((kernel, float(compiler.stdout.readline())))
         except (IndexError, OSError, ValueError):  # nothing is missing any more; the process has ended or was killed
             return
 
