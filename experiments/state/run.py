@@ -48,7 +48,8 @@ def run(lab):
                 path = one.write(Path(folder) / "model.gguf", kind)
                 for count in threads:
                     lab.say(f"{one.name}, {kind}, {count} threads")
-                    found["models"][f"{one.name}, {kind}|{count}"] = speed.beside(
+                    name = one.name if kind == "Q4_0" else f"{one.name}, {kind}"
+                    found["models"][f"{name}|{count}"] = speed.beside(
                         peer, path, count, prompts, positions[0], options["tokens"], options["texts"], rounds) | {
                             "read_bytes": one.read_bytes(kind), "operations": one.operations()}
                 path.unlink()
