@@ -25,8 +25,8 @@ class Made:
     shapes: dict[str, tuple[int, ...]]
 
     def checkpoint(self, kind: str = "Q4_0") -> Checkpoint:
-        """Its weights, made when they are read: matrices in a type, or in Q5_0 where their rows are too short for it, as
-        llama.cpp does with Q4_K; vectors of ones; rates are negative."""
+        """Its weights, made when they are read: matrices in a type, or in Q5_0 if their rows are too short for the
+        type, as llama.cpp does with Q4_K; vectors of ones; rates are negative."""
         def type_of(name: str, shape: tuple[int, ...]) -> str:
             return "F32" if name.endswith(PLAIN) else kind if shape[-1] % TYPES[kind].block == 0 else "Q5_0"
 
