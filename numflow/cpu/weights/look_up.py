@@ -211,7 +211,7 @@ def _bits_at(address: Value, positions: list[int]) -> Value:
 
 
 def step_scales(steps: Value, scheme: Scheme, unit: Value, half: int) -> Value:
-    """Scales of a unit or of its half by d, f32x16: factor * (2 * s + 1) of the 4-bit (or 3-bit) fields s at `steps`.
+    """Scales of a unit or of its half, without d, f32x16: factor * (2 * s + 1) of the 4-bit (or 3-bit) fields s.
 
     The top bit of a 3-bit field's 4 bits is the sign of the scale for codes; for indices it is the 1/8 bit, which they
     have too.
