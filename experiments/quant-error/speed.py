@@ -138,7 +138,7 @@ class _Walk:
         self._ctx.buffers.arrays["x"][:] = np.random.default_rng(2).standard_normal((tokens, columns))
         self._ctx.header_fields[N_TOKENS] = tokens
         self._bound, self._threads = Bound(steps, self._ctx), shared_threads(threads)
-        self._bound.compile(lambda: None)
+        self._bound.compile(lambda kernel: None)
 
     def seconds(self) -> float:
         """Time of one pass."""
