@@ -61,6 +61,7 @@ def measure(kind: str, iq: str, threads: int, peer: LlamaCpp, memory: np.ndarray
 
     with tempfile.TemporaryDirectory() as folder:
         path = write_model(Path(folder) / "model.gguf", kind, 1 << 20 if quick else BYTES, quick)
+        getattr(os, "sync", lambda: None)()  # else the system writes the file to disk during the rounds
         os.environ["NUMFLOW_PREPARED"], kept = "0", os.environ.get("NUMFLOW_PREPARED")
         try:
             with numflow.load(path, threads=threads, iq=iq, progress=False) as model:
