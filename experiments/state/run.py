@@ -53,7 +53,6 @@ def run(lab):
                         peer, path, count, prompts, positions[0], options["tokens"], options["texts"], rounds) | {
                             "read_bytes": one.read_bytes(kind), "operations": one.operations()}
                 path.unlink()
-                lab.write()  # an interrupted run leaves what it has
         if "positions" in parts:
             found["positions"] = {}
             for one in (models.qwen35(quick, pure=True), models.qwen35(quick)):

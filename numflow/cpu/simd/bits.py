@@ -21,6 +21,11 @@ def move_bits(vector: Value, begin: int, to: int, bits: int, hold: Keep = as_it_
     return vector if mask == 255 else vector & hold(Value(vector.builder, vector.like(mask)))
 
 
+def shift_down(vector: Value, by: int) -> Value:
+    """u8x64 shifted right as 16-bit lanes: the top bits of a byte are then any."""
+    return (vector.as_("u16", 32) >> by).as_("u8", 64) if by else vector
+
+
 def insert_bits(vector: Value, other: Value, begin: int, to: int, bits: int, hold: Keep = as_it_is) -> Value:
     """u8 lanes with `bits` bits of another vector, from bit `begin` on, inserted at bit `to`, where they must be 0."""
     if isa() != "neon" or begin + bits < 8 or vector.lanes < 16:

@@ -4,6 +4,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
+from numflow.cpu.simd.bits import shift_down
 from numflow.cpu.simd.isa import ARM, isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
 from numflow.cpu.simd.value import Value, constant, llvm_type, load
@@ -55,7 +56,7 @@ def lookup_bits(vector: Value, begin: int, bits: int, table: list[int], hold: Ke
 def within_6_bits(vector: Value, begin: int, bits: int) -> tuple[Value, int]:
     """u8x64 with a field moved to the low 6 bits, which `lookup64` takes, and the field's first bit there."""
     down = max(0, begin + bits - 6)
-    return (vector.as_("u16", 32) >> down).as_("u8", 64) if down else vector, begin - down
+    return shift_down(vector, down), begin - down
 
 
 def lookup_floats(indices: Value, table: list[float]) -> Value:

@@ -9,7 +9,7 @@ scheme, its `header`, `group` and `half` are constants of a compiled kernel.
 
 from collections.abc import Callable
 
-from numflow.cpu.simd.bits import insert_bits, move_bits
+from numflow.cpu.simd.bits import insert_bits, move_bits, shift_down
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
 from numflow.cpu.simd.lookup import lookup16, lookup64, lookup_bits, within_6_bits
@@ -80,7 +80,7 @@ def _looked_up_in_place(first: Value, high_vectors: list[Value], pieces: list[tu
     """Entries of the codebook + zero by one look-up that ignores the bits of other codes."""
     begin, bits = pieces[0][1], pieces[0][3]
     for vector, (_, other, to, more) in zip(high_vectors, pieces[1:]):
-        low, high = ((v.as_("u16", 32) >> by).as_("u8", 64) for v, by in ((first, begin), (vector, other - to)))
+        low, high = shift_down(first, begin), shift_down(vector, other - to)
         keep = hold(Value(first.builder, first.like((1 << to) - 1)))
         first, begin, bits = low & keep | high & ~keep, 0, to + more
     return lookup_bits(first, begin, bits, [entry + scheme.zero for entry in _padded(scheme.book, 1 << bits)], hold)
@@ -100,7 +100,7 @@ def _shifted(codes: Value, group: int, row: Value | None, scheme: Scheme, hold: 
         return _book_entries(code, scheme.book, scheme.zero)
     word, begin = within_6_bits(word, begin, bits)
     if at > 5:
-        shift, at = (shift.as_("u16", 32) >> 4).as_("u8", 64), at - 4
+        shift, at = shift_down(shift, 4), at - 4
     keep = hold(Value(word.builder, word.like(255 - (1 << at))))
     table = [_padded(scheme.book, 8)[(i >> begin & 3) << 1 | i >> at & 1] + scheme.zero for i in range(64)]
     return lookup64(word & keep | shift & ~keep, table, hold)
